@@ -1,0 +1,1 @@
+"""memonger plans the memory of a neural network before it runs."""

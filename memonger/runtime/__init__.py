@@ -1,0 +1,1 @@
+"""Runs plans on onnxruntime."""
