@@ -1,1 +1,40 @@
 """memonger plans the memory of a neural network before it runs."""
+
+from typing import TYPE_CHECKING, Any
+
+from memonger.allocate import Buffer, Layout
+from memonger.allocate import allocate as pack
+from memonger.errors import (
+    LayoutError,
+    LoadError,
+    MemongerError,
+    PlanError,
+    PlanFileError,
+    RuntimeUnavailableError,
+    SessionError,
+    VerificationError,
+)
+from memonger.liveness import Sharing
+from memonger.load import Model, load
+from memonger.plan import Plan, search_plan
+from memonger.units import GiB, KiB, MiB
+
+if TYPE_CHECKING:
+    from memonger.runtime.session import Session
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Session":  # needs onnxruntime's module only when used
+        from memonger.runtime.session import Session
+
+        return Session
+    raise AttributeError(f"module 'memonger' has no attribute {name!r}")
+
+
+__all__ = [
+    "Buffer", "GiB", "KiB", "Layout", "LayoutError", "LoadError", "MemongerError", "MiB", "Model", "Plan", "PlanError",
+    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "VerificationError", "load",
+    "pack", "search_plan",
+]  # fmt: skip

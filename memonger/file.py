@@ -1,0 +1,257 @@
+"""file: a planned model on disk. An ordinary ONNX file, its node order the schedule, its layout one metadata string.
+
+A plan file is untrusted input. What is read here is checked for form; `memonger.verify` checks what it means.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from memonger import shapes
+from memonger.errors import LoadError, PlanFileError
+from memonger.load import check_external_data, external_tensors, load_as_is
+from memonger.lower import Stamp
+
+KEY = "memonger.plan"
+FORMAT = 1
+INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a planned file says beside its model. Sizes are bytes; ``offsets`` are by value name."""
+
+    mode: str
+    device: str
+    alignment: int
+    arena_bytes: int
+    offsets: Mapping[str, int]
+    stamp: Stamp | None
+    threads: int
+    workspace: Mapping[str, int] | None
+    batch: int | None
+
+
+def graph_digest(model: ir.Model) -> str:
+    """A digest of the graph: operators, attributes, names, types and shapes, the weights' included but not their data."""
+    digest = hashlib.sha256()
+    for graph in model.graphs():
+        for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
+            digest.update(f"{value.name}:{_described(value)};".encode())
+        for node in graph:
+            digest.update(f"{node.op_identifier()}{node.name}".encode())
+            digest.update(",".join(str(v.name) if v is not None else "" for v in node.inputs).encode())
+            digest.update(",".join(f"{v.name}:{_described(v)}" for v in node.outputs).encode())
+            for name in sorted(node.attributes):
+                digest.update(_attribute_bytes(node.attributes[name]))
+    return digest.hexdigest()[:32]
+
+
+def _described(value: ir.Value) -> str:
+    tensor = value.const_value
+    if tensor is not None:
+        return f"{tensor.dtype.name}{list(tensor.shape)}"
+    return f"{value.dtype.name if value.dtype is not None else value.type}{shapes.static_shape(value)}"
+
+
+def _attribute_bytes(attribute: ir.Attr) -> bytes:
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return attribute.name.encode()  # its graphs are walked on their own
+    return ir.to_proto(attribute).SerializeToString(deterministic=True)
+
+
+def _to_json(model: ir.Model, header: Header) -> str:
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "mode": header.mode,
+        "device": header.device,
+        "alignment": header.alignment,
+        "arena_bytes": header.arena_bytes,
+        "batch": header.batch,
+        "threads": header.threads,
+        "graph_digest": graph_digest(model),
+        "offsets": dict(header.offsets),
+        "workspace": None if header.workspace is None else dict(header.workspace),
+        "stamp": None,
+    }
+    if header.stamp is not None:
+        stamp = header.stamp
+        content["stamp"] = {
+            "runtime": stamp.runtime, "provider": stamp.provider, "machine": stamp.machine, "level": stamp.level
+        }  # fmt: skip
+    return json.dumps(content, separators=(",", ":"))
+
+
+def load(path: Path) -> tuple[ir.Model, Header]:
+    """Read a planned file.
+
+    Raises:
+        PlanFileError: no plan in it, a malformed one, a newer format, or a model that isn't the one planned.
+    """
+    try:
+        model, name = load_as_is(path)
+    except LoadError as error:
+        raise PlanFileError(str(error)) from error
+    text = model.metadata_props.get(KEY)
+    if text is None:
+        raise PlanFileError(f"{path} has no plan in it: make one with `memonger-plan {path} -o PLANNED.onnx`.")
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise PlanFileError(f"{name}: its plan is not valid JSON: {error}.") from error
+    header = _parse_header(content, name)
+    if content["graph_digest"] != graph_digest(model):
+        raise PlanFileError(
+            f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
+            "Plan it again."
+        )
+    return model, header
+
+
+def _parse_header(content: Any, name: str) -> Header:
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+        raise PlanFileError(f"{name}: its plan is malformed: it has no format number.")
+    if content["format"] != FORMAT:
+        newer = "newer" if content["format"] > FORMAT else "unknown"
+        raise PlanFileError(
+            f"{name}: its plan is in format {content['format']}, {newer} than this memonger's {FORMAT}. "
+            "Upgrade memonger, or plan the model again."
+        )
+    fields = _Fields(content, name)
+    stamp = content.get("stamp")
+    offsets = fields.sizes("offsets")
+    fields.text("graph_digest")
+    return Header(
+        mode=fields.text("mode"),
+        device=fields.text("device"),
+        alignment=fields.integer("alignment", 1),
+        arena_bytes=fields.integer("arena_bytes", 0),
+        offsets=offsets if offsets is not None else {},
+        stamp=None if stamp is None else _parse_stamp(_Fields(stamp, name)),
+        threads=fields.integer("threads", 0),
+        workspace=fields.sizes("workspace"),
+        batch=None if content.get("batch") is None else fields.integer("batch", 1),
+    )
+
+
+def _parse_stamp(fields: "_Fields") -> Stamp:
+    return Stamp(fields.text("runtime"), fields.text("provider"), fields.text("machine"), fields.text("level"))
+
+
+def _malformed(name: str, key: str) -> Any:
+    raise PlanFileError(f"{name}: its plan is malformed: '{key}' is missing or of the wrong type.")
+
+
+class _Fields:
+    """Typed reading of untrusted JSON."""
+
+    def __init__(self, content: Any, name: str) -> None:
+        self.content: dict[str, Any] = content if isinstance(content, dict) else _malformed(name, "stamp")
+        self.name = name
+
+    def text(self, key: str) -> str:
+        value = self.content.get(key)
+        return value if isinstance(value, str) else _malformed(self.name, key)
+
+    def integer(self, key: str, least: int) -> int:
+        value = self.content.get(key)
+        if type(value) is not int or not least <= value < 2**62:
+            return int(_malformed(self.name, key))
+        return value
+
+    def sizes(self, key: str) -> dict[str, int] | None:
+        value = self.content.get(key)
+        if value is None and key != "offsets":
+            return None
+        if not isinstance(value, dict) or any(type(v) is not int or not 0 <= v < 2**62 for v in value.values()):
+            return dict(_malformed(self.name, key))
+        return value
+
+
+def save(model: ir.Model, header: Header, path: Path) -> None:
+    """Write a planned file, and where the weights are large a data file beside it. Whole or not at all.
+
+    Raises:
+        PlanFileError: the folder isn't there or can't be written, or the disk is full.
+    """
+    planned = model.clone()
+    planned.metadata_props[KEY] = _to_json(model, header)
+    planned.producer_name = planned.producer_name or "memonger"
+    try:
+        if path.exists() and not path.is_file():
+            _write_through(planned, path)
+        else:
+            _write_whole(planned, path)
+    except OSError as error:
+        raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+    except ValueError as error:  # protobuf's own word for a message over 2 GiB
+        raise PlanFileError(f"{path} can't be written: {error}.") from error
+
+
+def _write_through(model: ir.Model, path: Path) -> None:
+    """A device or pipe can't be replaced: write into it."""
+    if path.is_dir():
+        raise IsADirectoryError(21, "Is a directory")
+    with path.open("wb") as target:
+        target.write(ir.to_proto(model).SerializeToString())
+
+
+def _write_whole(model: ir.Model, path: Path) -> None:
+    with _scratch_folder(path.parent) as folder:
+        produced = folder / path.name
+        if _keeps_data_in_place(model, path.parent) or _weights(model) < INLINE_LIMIT:
+            with produced.open("wb") as target:
+                target.write(_serialized(model, path.parent))
+                target.flush()
+                os.fsync(target.fileno())
+        else:
+            ir.save(model, produced, external_data=path.name + ".data")
+            os.replace(folder / (path.name + ".data"), path.parent / (path.name + ".data"))
+        os.replace(produced, path)
+
+
+def _serialized(model: ir.Model, folder: Path) -> bytes:
+    if not _keeps_data_in_place(model, folder):
+        model = _with_data_inside(model)
+    return ir.to_proto(model).SerializeToString()
+
+
+def _with_data_inside(model: ir.Model) -> ir.Model:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                tensor = value.const_value
+                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+    return model
+
+
+def _keeps_data_in_place(model: ir.Model, folder: Path) -> bool:
+    """Whether all external data lies in the folder the model is written to, so that it can be referred to."""
+    tensors = list(external_tensors(model))
+    return bool(tensors) and all(Path(tensor.base_dir).resolve() == folder.resolve() for tensor in tensors)
+
+
+def _weights(model: ir.Model) -> int:
+    return sum(v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None)
+
+
+@contextlib.contextmanager
+def _scratch_folder(parent: Path) -> Iterator[Path]:
+    """A folder on the target's own file system, gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix=".memonger-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "check_external_data", "graph_digest", "load", "save"]

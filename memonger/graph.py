@@ -1,0 +1,173 @@
+"""graph: the planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from memonger import aliasing, shapes
+from memonger.errors import PlanError
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes, values, sizes and costs of a model with static shapes, as dense integers.
+
+    Values are numbered: first what is there before the run (inputs, initializers), then the outputs of the nodes
+    in file order. Nodes are numbered in file order, which is a topological order.
+
+    Attributes:
+        nodes: A unique name for every node.
+        ops: The operator of every node, as ``domain::op`` or ``op``.
+        values: A unique name for every value.
+        sizes: Bytes of every value; 0 where only the runtime knows.
+        planned: Whether the value gets an address in the arena. What the runtime holds itself isn't planned:
+            inputs, initializers, strings, sequences, empty tensors, sizes only the run can tell, and shapes.
+        reads: Values each node reads, those its subgraphs capture included, without repeats.
+        writes: Values each node writes.
+        outputs: Values that have to be there when the run ends.
+        views: (input, output) pairs of each node that are the same bytes when they have one address.
+        inplace: (input, output) pairs of each node where the output may overwrite an input that dies.
+        ties: (input, output) pairs of each node where the output isn't planned and the runtime may make it the
+            input's bytes: the input stays alive as long as the output.
+        costs: Cost of one run of each node: seconds where measured, else bytes read and written.
+        workspace: Bytes of scratch each node's kernel takes beside the arena; 0 where not measured.
+    """
+
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    values: tuple[str, ...]
+    sizes: tuple[int, ...]
+    planned: tuple[bool, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]
+    views: tuple[tuple[Pair, ...], ...]
+    inplace: tuple[tuple[Pair, ...], ...]
+    ties: tuple[tuple[Pair, ...], ...]
+    costs: tuple[float, ...]
+    workspace: tuple[int, ...]
+
+
+def from_model(
+    model: ir.Model,
+    *,
+    seconds: Mapping[str, float] | None = None,
+    workspace: Mapping[str, int] | None = None,
+) -> Graph:
+    """The graph of a lowered model.
+
+    Args:
+        model: Every node and value named, every size known but those only the run can tell.
+        seconds: Measured time of each node, by name.
+        workspace: Measured scratch of each node in bytes, by name.
+
+    Raises:
+        PlanError: a size is unknown that should be known; it names the value.
+    """
+    values = [v for v in shapes.all_values(model.graph) if v.name]
+    values = list(dict.fromkeys(values))
+    number = {value: index for index, value in enumerate(values)}
+    nodes = list(model.graph)
+    planned = _planned(model, values)
+    reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
+    writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
+    sizes = tuple((shapes.nbytes(v) or 0) for v in values)
+    rules = _PairFinder(number, sizes, planned, values)
+    return Graph(
+        nodes=tuple(str(node.name) for node in nodes),
+        ops=tuple(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes),
+        values=tuple(str(v.name) for v in values),
+        sizes=sizes,
+        planned=planned,
+        reads=reads,
+        writes=writes,
+        outputs=_unique(number[v] for v in model.graph.outputs),
+        views=tuple(rules.pairs(node, aliasing.view_pairs) for node in nodes),
+        inplace=tuple(rules.pairs(node, aliasing.inplace_pairs) for node in nodes),
+        ties=tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
+        costs=_costs(nodes, seconds, sizes, reads, writes),
+        workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
+    )
+
+
+def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(numbers))
+
+
+def read_values(node: ir.Node) -> list[ir.Value]:
+    """What the node reads: its inputs, then what its subgraphs capture from outside, in a fixed order."""
+    found = [v for v in node.inputs if v is not None]
+    pending = [(node, graph) for graph in shapes.subgraphs(node)]
+    while pending:
+        _, graph = pending.pop()
+        for inner in graph:
+            found.extend(v for v in inner.inputs if v is not None)
+            pending.extend((inner, g) for g in shapes.subgraphs(inner))
+        found.extend(graph.outputs)
+    return found
+
+
+def _planned(model: ir.Model, values: list[ir.Value]) -> tuple[bool, ...]:
+    dynamic = shapes.run_time_sized(model)
+    result = []
+    for value in values:
+        node = value.producer()
+        if node is None or not shapes.dense(value) or aliasing.held_by_runtime(node):
+            result.append(False)
+        elif value in dynamic:
+            result.append(False)
+        else:
+            size = shapes.nbytes(value)
+            if size is None:
+                raise PlanError(
+                    f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "
+                    "inference can't tell it. Plan for a device (--device cpu), where one run measures it, or write "
+                    "its shape into the model's value_info."
+                )
+            result.append(size > 0)
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _PairFinder:
+    number: Mapping[ir.Value, int]
+    sizes: tuple[int, ...]
+    planned: tuple[bool, ...]
+    values: list[ir.Value]
+
+    def pairs(self, node: ir.Node, rule: Callable[[ir.Node], tuple[Pair, ...]]) -> tuple[Pair, ...]:
+        """The rule's (input, output) pairs as value numbers: both planned, of one size and one element type's width."""
+        found = []
+        for source, target in rule(node):
+            before, after = node.inputs[source], node.outputs[target]
+            if before is None or not after.name or before not in self.number:
+                continue
+            pair = (self.number[before], self.number[after])
+            if all(self.planned[v] for v in pair) and self._same_layout(before, after):
+                found.append(pair)
+        return tuple(dict.fromkeys(found))
+
+    def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
+        widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
+        return widths[0] == widths[1] and self.sizes[self.number[before]] == self.sizes[self.number[after]]
+
+    def ties(self, node: ir.Node, reads: tuple[int, ...]) -> tuple[Pair, ...]:
+        held = [self.number[v] for v in node.outputs if v.name and not self.planned[self.number[v]]]
+        if not held or not aliasing.may_alias_unbound(node):
+            return ()
+        return tuple((source, target) for source in reads for target in held)
+
+
+def _costs(
+    nodes: list[ir.Node],
+    seconds: Mapping[str, float] | None,
+    sizes: tuple[int, ...],
+    reads: tuple[tuple[int, ...], ...],
+    writes: tuple[tuple[int, ...], ...],
+) -> tuple[float, ...]:
+    if seconds is not None:
+        return tuple(seconds.get(str(node.name), 0.0) for node in nodes)
+    return tuple(float(sum(sizes[v] for v in (*r, *w))) for r, w in zip(reads, writes, strict=True))

@@ -1,0 +1,101 @@
+"""lower: a loaded model → the model that will run, every node named and every size known.
+
+The portable form, here, holds standard operators only and is bound to no machine. The device form is made by
+`memonger.runtime.optimize`: it is what onnxruntime's own optimizer makes of the model for one machine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from memonger.errors import LoadError
+from memonger.load import Model
+
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a device-form plan is bound to. A session refuses any other.
+
+    Attributes:
+        runtime: Name and version, as ``onnxruntime 1.31.1``.
+        provider: onnxruntime's execution provider.
+        machine: Digest of the processor's architecture and features.
+        level: The optimization level the model was lowered at.
+    """
+
+    runtime: str
+    provider: str
+    machine: str
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What one run showed: seconds and scratch bytes of each node by name (scratch where above zero)."""
+
+    seconds: Mapping[str, float]
+    workspace: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A model as it will run.
+
+    Attributes:
+        model: Named through, with sizes. Not to be edited.
+        stamp: What it is bound to; None for the portable form.
+        calibration: What was measured; None without a device.
+        files: Keeps temporary files alive that the model's tensors lie in.
+    """
+
+    model: ir.Model
+    stamp: Stamp | None = None
+    calibration: Calibration | None = None
+    files: object = None
+
+
+def portable(model: Model) -> Lowered:
+    """The portable form: sorted, without nodes or outputs nobody uses.
+
+    Raises:
+        LoadError: the graph has a cycle.
+    """
+    copy = model.ir.clone()
+    passes.RemoveUnusedNodesPass()(copy)
+    if not is_sorted(copy.graph):
+        try:
+            copy.graph.sort()
+        except ValueError as error:
+            raise LoadError(f"{model.name}: its graph has a cycle, so no order can run it ({error}).") from error
+    name_nodes(copy)
+    return Lowered(copy)
+
+
+def is_sorted(graph: ir.Graph) -> bool:
+    """Whether every node stands after the nodes it reads from."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        if any(producer not in seen for producer in node.predecessors() if producer.graph is graph):
+            return False
+        seen.add(node)
+    return True
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Give every node, those of subgraphs included, a name no other node has."""
+    used: set[str] = set()
+    for graph in model.graphs():
+        for node in graph:
+            base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else len(used)}"
+            name, count = base, 1
+            while name in used:
+                count += 1
+                name = f"{base}#{count}"
+            used.add(name)
+            node.name = name

@@ -1,0 +1,141 @@
+"""Inputs for a session: random ones where the user gives none, and checks of those the user gives."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from memonger import shapes
+from memonger.device import CPU
+from memonger.errors import SessionError
+from memonger.runtime import ort
+
+Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), or OrtValue
+Feeds = Mapping[str, Feed]
+
+
+def required_inputs(graph: ir.Graph) -> list[ir.Value]:
+    """Inputs without a default."""
+    return [value for value in graph.inputs if value.name not in graph.initializers]
+
+
+def random_feeds(graph: ir.Graph, seed: int = 0) -> dict[str, np.ndarray]:
+    """An array for every input: normal numbers for floats, zeros for integers (a valid index always), no text.
+
+    Raises:
+        SessionError: an input is no tensor of a static shape; it has to be given.
+    """
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for value in required_inputs(graph):
+        dims = shapes.static_shape(value)
+        if dims is None or not isinstance(value.type, ir.TensorType) or value.dtype is None:
+            raise SessionError(f"input '{value.name}' is {value.type}: no random value can be made, give one (--inputs).")
+        feeds[str(value.name)] = _random_array(rng, value.dtype, dims)
+    return feeds
+
+
+def _random_array(rng: np.random.Generator, dtype: ir.DataType, dims: tuple[int, ...]) -> np.ndarray:
+    if dtype == ir.DataType.STRING:
+        return np.full(dims, "", dtype=object)
+    if dtype.is_floating_point():
+        return np.asarray(rng.standard_normal(dims)).astype(dtype.numpy())
+    return np.zeros(dims, dtype.numpy())
+
+
+def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
+    """An OrtValue of anything onnxruntime can hold; tensors of numbers share the array's memory.
+
+    Strings, sequences and optionals have no constructor in onnxruntime's Python interface, so a model of constants
+    makes them.
+    """
+    module = ort.onnxruntime()
+    if isinstance(value, module.OrtValue):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":
+        if kind is not None and isinstance(kind, ir.TensorType):
+            return module.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(value), int(kind.dtype))
+        return module.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
+    if kind is None:
+        raise SessionError("a value without a type can't be fed.")
+    return _constant(value, kind)
+
+
+def _constant(value: Feed, kind: ir.TypeProtocol) -> Any:
+    graph = ir.Graph([], [], nodes=[], name="constant", opset_imports={"": 21})
+    result = _constant_value(graph, value, kind)
+    result.name, result.type = "result", kind
+    graph.outputs.append(result)
+    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.Options())
+    binding = session.io_binding()
+    binding.bind_output("result")
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0]
+
+
+def _constant_value(graph: ir.Graph, value: Feed, kind: ir.TypeProtocol) -> ir.Value:
+    if isinstance(kind, ir.OptionalType):
+        inner = [] if value is None else [_constant_value(graph, value, kind.elem_type)]
+        attributes = [] if inner else [ir.AttrTypeProto("type", ir.TypeAndShape(kind.elem_type, None))]
+        return _append(graph, ir.Node("", "Optional", inner, attributes))
+    if isinstance(kind, ir.SequenceType):
+        items = [_constant_value(graph, item, kind.elem_type) for item in value]
+        if not items:
+            return _append(graph, ir.Node("", "SequenceEmpty", [], [ir.AttrInt64("dtype", int(kind.dtype))]))
+        return _append(graph, ir.Node("", "SequenceConstruct", items))
+    array = np.asarray(value)
+    proto = onnx.numpy_helper.from_array(array.astype(object) if array.dtype.kind in "OUS" else array)
+    tensor = ir.from_proto(proto)
+    name = f"constant{len(graph.initializers)}"
+    constant = ir.Value(name=name, shape=ir.Shape(list(array.shape)), type=ir.TensorType(tensor.dtype))
+    constant.const_value = tensor
+    tensor.name = name
+    graph.register_initializer(constant)
+    return _append(graph, ir.Node("", "Identity", [constant]))
+
+
+def _append(graph: ir.Graph, node: ir.Node) -> ir.Value:
+    graph.append(node)
+    node.name = f"node{graph.num_nodes()}"
+    node.outputs[0].name = f"value{graph.num_nodes()}"
+    return node.outputs[0]
+
+
+def check_feeds(graph: ir.Graph, feeds: Feeds, where: str) -> None:
+    """Every required input is there, none is unknown, and tensors have the type and shape planned for.
+
+    Raises:
+        SessionError: it names the input, what it is and what it should be.
+    """
+    known = {str(value.name): value for value in graph.inputs}
+    missing = [str(v.name) for v in required_inputs(graph) if v.name not in feeds]
+    if missing:
+        raise SessionError(f"{where}: input {_quoted(missing)} is missing; the inputs are {_quoted(known)}.")
+    unknown = [name for name in feeds if name not in known]
+    if unknown:
+        raise SessionError(f"{where} has no input {_quoted(unknown)}; the inputs are {_quoted(known)}.")
+    for name, feed in feeds.items():
+        if isinstance(feed, np.ndarray):
+            _check_array(known[name], feed, where)
+
+
+def _check_array(value: ir.Value, feed: np.ndarray, where: str) -> None:
+    dims = shapes.static_shape(value)
+    if dims is not None and tuple(feed.shape) != dims:
+        raise SessionError(
+            f"input '{value.name}' has shape {list(feed.shape)}; {where} was planned for {list(dims)}. Plan the model "
+            "for that shape as well (--batch, --dim)."
+        )
+    if value.dtype is None or value.dtype == ir.DataType.STRING:
+        return
+    wanted = value.dtype.numpy()
+    if feed.dtype != wanted and feed.dtype.kind in "biufcOUSV" and feed.dtype.itemsize != wanted.itemsize or (
+        feed.dtype.kind in "biuf" and wanted.kind in "biuf" and feed.dtype != wanted
+    ):
+        raise SessionError(f"input '{value.name}' has type {feed.dtype}; {where} takes {wanted}.")
+
+
+def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,65 @@
+"""What onnxruntime's profiler and memory statistics say of one run."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+# Element types as the profiler writes them.
+DTYPES = {
+    "float": ir.DataType.FLOAT, "double": ir.DataType.DOUBLE, "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16, "bool": ir.DataType.BOOL, "string": ir.DataType.STRING,
+    "int8": ir.DataType.INT8, "int16": ir.DataType.INT16, "int32": ir.DataType.INT32, "int64": ir.DataType.INT64,
+    "uint8": ir.DataType.UINT8, "uint16": ir.DataType.UINT16, "uint32": ir.DataType.UINT32,
+    "uint64": ir.DataType.UINT64,
+}  # fmt: skip
+
+SUFFIX = "_kernel_time"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """One execution of a node: seconds, and type and shape of each tensor it wrote."""
+
+    name: str
+    op: str
+    seconds: float
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def read_profile(path: Path) -> tuple[NodeRun, ...]:
+    """The node executions of a profile, in the order they began; those in subgraphs included."""
+    events = json.loads(path.read_text())
+    runs = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(SUFFIX)]
+    runs.sort(key=lambda event: event["ts"])  # stable: equal stamps stay in the order they were written
+    return tuple(_node_run(event) for event in runs)
+
+
+def _node_run(event: dict[str, Any]) -> NodeRun:
+    arguments = event["args"]
+    outputs = tuple(
+        (kind, tuple(int(dim) for dim in dims))
+        for tensor in arguments.get("output_type_shape", ())
+        for kind, dims in tensor.items()
+    )
+    return NodeRun(event["name"][: -len(SUFFIX)], arguments.get("op_name", ""), event["dur"] / 1e6, outputs)
+
+
+def read_workspace(path: Path) -> dict[str, int]:
+    """Bytes of scratch each node's kernel took, by node name, from a node memory statistics file."""
+    rows = [line.rsplit(",", 4) for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return {row[0].rsplit("_", 1)[0]: int(row[-1]) for row in sorted(rows) if int(row[-1]) > 0}
+
+
+def executed_order(runs: Iterable[NodeRun], names: Iterable[str]) -> tuple[str, ...]:
+    """Names of the executed nodes of the main graph, in order; foreign nodes are included, subgraphs' are not.
+
+    Args:
+        runs: One profiled run.
+        names: Names of the nodes in subgraphs, to be left out.
+    """
+    inner = set(names)
+    return tuple(run.name for run in runs if run.name not in inner)

@@ -1,0 +1,279 @@
+"""Static shapes: inference, folding of shape arithmetic, and which sizes only the run can tell."""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from memonger.errors import LoadError
+
+logger = logging.getLogger(__name__)
+
+SMALL = 1024  # elements; larger tensors are never part of shape arithmetic
+
+# The size of the output depends on the values of every input, whatever is done.
+ALWAYS_DYNAMIC = {
+    "NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit", "Loop", "Scan", "If", "SequenceAt",
+    "ConcatFromSequence", "SplitToSequence", "OptionalGetElement", "ImageDecoder", "SequenceMap", "Optional",
+}  # fmt: skip
+
+# Inputs whose values (not only shapes) decide the size of an output.
+SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
+    "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,),
+    "DFT": (1, 2), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,),
+    "Resize": (1, 2, 3), "STFT": (1, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
+    "TopK": (1,), "Unsqueeze": (1,), "Upsample": (1,),
+    "ReduceL1": (1,), "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceMax": (1,),
+    "ReduceMean": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceSum": (1,), "ReduceSumSquare": (1,),
+}  # fmt: skip
+
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+
+
+def dense(value: ir.Value) -> bool:
+    """Whether the value is an ordinary tensor of numbers, whose bytes can be planned."""
+    return isinstance(value.type, ir.TensorType) and value.dtype not in (
+        None,
+        ir.DataType.UNDEFINED,
+        ir.DataType.STRING,
+    )
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """The value's shape where every dimension is a number, else None."""
+    if value.shape is None:
+        return None
+    dims = tuple(dim for dim in value.shape if isinstance(dim, int))
+    return dims if len(dims) == len(value.shape) else None
+
+
+def nbytes(value: ir.Value) -> int | None:
+    """Bytes of a dense tensor with a static shape, else None. Sub-byte types are packed."""
+    dims = static_shape(value)
+    if dims is None or value.dtype is None or not dense(value):
+        return None
+    count = 1
+    for dim in dims:
+        count *= dim
+    return (count * value.dtype.bitwidth + 7) // 8
+
+
+def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Inputs, initializers and node outputs of one graph, subgraphs left out."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def symbols(model: ir.Model) -> set[str]:
+    """Names of the symbolic dimensions of the graph inputs."""
+    return {
+        dim.value
+        for value in model.graph.inputs
+        for dim in (value.shape or ())
+        if isinstance(dim, ir.SymbolicDim) and dim.value
+    }
+
+
+def forget_symbolic(model: ir.Model) -> None:
+    """Drop every shape with a symbolic dimension: inference fills it in anew from the inputs' sizes."""
+    for graph in model.graphs():
+        for node in graph:
+            for value in node.outputs:
+                if value.shape is not None and static_shape(value) is None:
+                    value.shape = None
+
+
+def infer(model: ir.Model, name: str) -> None:
+    """Infer every type and shape ONNX's own inference can, folding shape arithmetic where that helps.
+
+    Raises:
+        LoadError: shapes that contradict each other, with the node that shows it.
+    """
+    infer_once(model, name)
+    while _has_unknown(model) and fold_shape_arithmetic(model):
+        infer_once(model, name)
+
+
+def _has_unknown(model: ir.Model) -> bool:
+    return any(dense(v) and static_shape(v) is None for v in all_values(model.graph)) or any(
+        v.type is None for v in all_values(model.graph) if v.name
+    )
+
+
+def infer_once(model: ir.Model, name: str) -> None:
+    """ONNX's own inference alone: types and shapes are filled in, nodes stay as they are.
+
+    Raises:
+        LoadError: shapes that contradict each other.
+    """
+    try:
+        inferred = onnx.shape_inference.infer_shapes(_skeleton(model), strict_mode=True, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        raise LoadError(f"{name}: its shapes contradict each other: {str(error).strip()}") from error
+    known = {info.name: info for info in (*inferred.graph.value_info, *inferred.graph.output)}
+    for node in model.graph:
+        for value in node.outputs:
+            info = known.get(value.name or "")
+            if info is not None:
+                _merge(value, info)
+
+
+def _merge(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    fresh = ir.serde.deserialize_value_info_proto(info, None)
+    if fresh.type is not None:
+        value.type = fresh.type
+    if static_shape(value) is None and fresh.shape is not None:
+        value.shape = fresh.shape
+
+
+def _skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model as a proto, with its big initializers as inputs: their data is never touched."""
+    graph = model.graph
+    big = [v for v in graph.initializers.values() if v.const_value is None or v.const_value.size > SMALL]
+    inputs = len(graph.inputs)
+    tensors = [value.const_value for value in big]
+    order = list(graph.initializers.values())
+    try:
+        for value, tensor in zip(big, tensors, strict=True):
+            if tensor is not None:
+                value.shape, value.dtype = ir.Shape(list(tensor.shape)), tensor.dtype
+            del graph.initializers[str(value.name)]
+            if not value.is_graph_input():
+                graph.inputs.append(value)
+        return ir.to_proto(model)
+    finally:
+        del graph.inputs[inputs:]
+        graph.initializers.clear()
+        for value in order:
+            graph.initializers[str(value.name)] = value
+
+
+def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
+    """Small initializers that no caller may override, with their data."""
+    return {
+        value: value.const_value.numpy()
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and value.const_value.size <= SMALL and not value.is_graph_input()
+    }
+
+
+def input_independent(model: ir.Model) -> set[ir.Value]:
+    """Values that are the same whatever the inputs hold: constants, static shapes, and what is computed from them."""
+    known = {v for v in model.graph.initializers.values() if not v.is_graph_input()}
+    for node in model.graph:
+        if node.op_type in RANDOM or subgraphs(node):
+            continue
+        is_shape = node.op_type in ("Shape", "Size") and node.inputs[0] is not None
+        if (is_shape and static_shape(node.inputs[0]) is not None) or all(v is None or v in known for v in node.inputs):
+            known.update(node.outputs)
+    return known
+
+
+def fold_shape_arithmetic(model: ir.Model) -> bool:
+    """Turn small values computed from constants and static shapes alone into initializers.
+
+    Returns: whether anything was folded. Only integers and booleans are: their arithmetic is exact.
+    """
+    values = constants(model)
+    outputs = set(model.graph.outputs)
+    folded = []
+    for node in model.graph:
+        result = None if any(v in outputs for v in node.outputs) else _evaluate(model, node, values)
+        if result is None:
+            continue
+        for value, array in zip(node.outputs, result, strict=True):
+            values[value] = array
+        folded.append(node)
+    for node in folded:
+        _replace_by_constants(model.graph, node, values)
+    return bool(folded)
+
+
+def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> list[np.ndarray] | None:
+    if node.op_type == "Shape" and node.domain == "" and node.inputs[0] is not None:
+        dims = static_shape(node.inputs[0])
+        if dims is None:
+            return None
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
+        return [np.array(dims[slice(start, end)], np.int64)]
+    if node.domain != "" or node.op_type in RANDOM or subgraphs(node) or not node.inputs:
+        return None
+    if any(v is not None and v not in values for v in node.inputs):
+        return None
+    if any(v.dtype is not None and not _exact(v.dtype) for v in node.outputs):
+        return None
+    arrays = {str(v.name): values[v] for v in node.inputs if v is not None}
+    return _run_reference(model, node, arrays)
+
+
+def _exact(dtype: ir.DataType) -> bool:
+    return dtype.is_integer() or dtype == ir.DataType.BOOL
+
+
+def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+    proto = ir.to_proto(node)
+    assert isinstance(proto, onnx.NodeProto)
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output]
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in arrays.items()
+    ]
+    graph = onnx.helper.make_graph([proto], "fold", inputs, outputs)
+    opset = onnx.helper.make_opsetid("", model.opset_imports[""])
+    try:
+        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=[opset]))
+        results = [np.asarray(array) for array in evaluator.run(None, arrays)]
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        logger.debug("node %s isn't folded: %s", node.name, error)
+        return None
+    if any(array.size > SMALL or array.dtype.kind not in "iub" for array in results):
+        return None
+    return results
+
+
+def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> None:
+    for value in node.outputs:
+        tensor = ir.tensor(values[value], name=value.name)
+        constant = ir.Value(name=value.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value.replace_all_uses_with(constant)
+        if constant.uses():
+            graph.register_initializer(constant)
+    graph.remove(node, safe=True)
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """Bodies of If, Loop, Scan and their like."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def run_time_sized(model: ir.Model) -> set[ir.Value]:
+    """Values whose size only a run can tell: it hangs on what the inputs hold, or on an operator nobody knows."""
+    independent = input_independent(model)
+    dynamic: set[ir.Value] = set()
+    for node in model.graph:
+        if all(static_shape(v) is not None for v in node.outputs if v.name):
+            continue
+        if _decides_at_run_time(node, independent) or any(v in dynamic for v in node.inputs if v is not None):
+            dynamic.update(v for v in node.outputs if static_shape(v) is None)
+    return dynamic
+
+
+def _decides_at_run_time(node: ir.Node, independent: set[ir.Value]) -> bool:
+    if node.op_type in ALWAYS_DYNAMIC or subgraphs(node):
+        return True
+    if any(v is not None and not dense(v) and v.type is not None for v in (*node.inputs, *node.outputs)):
+        return True
+    deciding = (node.inputs[i] for i in SHAPE_INPUTS.get(node.op_type, ()) if i < len(node.inputs))
+    return any(v is not None and v not in independent for v in deciding)
