@@ -112,6 +112,8 @@ def build_ir(
         raise ValueError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(known)}")
     if batch is not None and batch < 1:
         raise ValueError(f"a batch of {batch}; give a positive number, or None for a symbolic dimension")
+    if seed < 0:
+        raise ValueError(f"a seed of {seed}; give 0 or more")
     net = Builder(name, batch=batch, training=training, seed=seed)
     _NETWORKS[name].write(net, **{**known, **settings})
     return net.model()

@@ -157,11 +157,12 @@ class Builder:
     def _infer(self, node: ir.Node) -> list[onnx.TypeProto]:
         """Return the types of a node's outputs, by ONNX's own inference of that one node."""
         inputs = [value for value in node.inputs if value is not None]
+        contents = {value.name or "": _small_constant(value) for value in inputs}
         inferred = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, OPSET, ""),
-            ir.to_proto(node),
+            ir.serde.serialize_node(node),
             {value.name or "": self._types[value] for value in inputs},
-            {value.name or "": ir.to_proto(tensor) for value in inputs if (tensor := _small_constant(value))},
+            {name: ir.serde.serialize_tensor(content) for name, content in contents.items() if content is not None},
             opset_imports=[onnx.helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
         )

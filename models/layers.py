@@ -43,8 +43,18 @@ def conv(
     if bias:
         inputs.append(net.parameter(f"{name}.bias", (channels,), normal(_BIAS_STD)))
     pads = [kernel // 2 if pad is None else pad] * 4
-    strides, kernel_shape = [stride] * 2, [kernel] * 2
-    return net.op("Conv", inputs, name, kernel_shape=kernel_shape, strides=strides, pads=pads, group=group)
+    return net.op("Conv", inputs, name, group=group, **_window(net, x, name, kernel, stride, pads))
+
+
+def _window(
+    net: Builder, x: ir.Value, name: str, kernel: int, stride: int, pads: Sequence[int]
+) -> dict[str, Sequence[int]]:
+    """Return the attributes of a square sliding window. Raises ValueError where ONNX would infer a size that isn't."""
+    for axis in (2, 3):
+        size = static_dim(x, axis)
+        if size + pads[axis - 2] + pads[axis] < kernel:
+            raise ValueError(f"{net.path(name)} slides {kernel} over {size}: the image is too small")
+    return {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": list(pads)}
 
 
 def conv_transpose(net: Builder, x: ir.Value, name: str, channels: int, kernel: int) -> ir.Value:
@@ -98,12 +108,12 @@ def max_pool(
     net: Builder, x: ir.Value, name: str, kernel: int, stride: int, pads: Sequence[int] = (0,) * 4
 ) -> ir.Value:
     """Maximum over windows; `pads` are top, left, bottom, right."""
-    return net.op("MaxPool", [x], name, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=list(pads))
+    return net.op("MaxPool", [x], name, **_window(net, x, name, kernel, stride, pads))
 
 
 def average_pool(net: Builder, x: ir.Value, name: str, kernel: int) -> ir.Value:
     """Mean over windows that touch and don't overlap."""
-    return net.op("AveragePool", [x], name, kernel_shape=[kernel] * 2, strides=[kernel] * 2)
+    return net.op("AveragePool", [x], name, **_window(net, x, name, kernel, kernel, (0,) * 4))
 
 
 def add(net: Builder, a: ir.Value, b: ir.Value, name: str) -> ir.Value:

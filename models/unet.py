@@ -1,7 +1,7 @@
 """U-Net (Ronneberger et al. 2015, "U-Net: Convolutional Networks for Biomedical Image Segmentation"): 31,030,658
 parameters with the paper's one input channel and two classes. (The 31,031,685 often given for Keras versions has one
-more 3×3 convolution to two channels before a single class.) Convolutions are padded, so that the logits have the image's
-size and skips are joined without cropping; the paper's are not."""
+more 3×3 convolution to two channels before a single class.) Convolutions are padded, so that the logits have the
+image's size and skips are joined without cropping; the paper's are not."""
 
 import onnx_ir as ir
 
