@@ -241,7 +241,9 @@ def _keeps_data_in_place(model: ir.Model, folder: Path) -> bool:
 
 
 def _weights(model: ir.Model) -> int:
-    return sum(v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None)
+    return sum(
+        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
+    )
 
 
 @contextlib.contextmanager

@@ -115,9 +115,7 @@ def _planned(model: ir.Model, values: list[ir.Value]) -> tuple[bool, ...]:
     result = []
     for value in values:
         node = value.producer()
-        if node is None or not shapes.dense(value) or aliasing.held_by_runtime(node):
-            result.append(False)
-        elif value in dynamic:
+        if node is None or not shapes.dense(value) or aliasing.held_by_runtime(node) or value in dynamic:
             result.append(False)
         else:
             size = shapes.nbytes(value)

@@ -188,7 +188,7 @@ def _remove_input(graph: ir.Graph, value: ir.Value) -> None:
 
 def check_operators(model: ir.Model, name: str) -> None:
     """Every operator is one that ONNX defines, or lies in a domain of onnxruntime's own."""
-    known = {domain for domain in (schema.domain for schema in onnx.defs.get_all_schemas())}
+    known = {schema.domain for schema in onnx.defs.get_all_schemas()}
     for node in model.graph.all_nodes():
         if node.domain in RUNTIME_DOMAINS:
             continue
@@ -221,7 +221,7 @@ def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:
     if tensor is None:
         return
     old = node.outputs[0]
-    new = ir.Value(name=old.name, shape=ir.Shape(list(tensor.shape)), type=ir.TensorType(tensor.dtype))
+    new = ir.Value(name=old.name, shape=shapes.tensor_shape(tensor), type=ir.TensorType(tensor.dtype))
     new.const_value = tensor
     graph.outputs[:] = [new if value is old else value for value in graph.outputs]
     old.replace_all_uses_with(new)

@@ -129,7 +129,9 @@ class Plan:
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in header.offsets if name not in number]
         if unknown:
-            raise file.PlanFileError(f"{path}: the plan gives '{unknown[0]}' an offset, but the model has no such value.")
+            raise file.PlanFileError(
+                f"{path}: the plan gives '{unknown[0]}' an offset, but the model has no such value."
+            )
         plan = Plan(
             model=model,
             graph=graph,
@@ -254,7 +256,7 @@ def _arrange(graph: Graph, options: Choices) -> tuple[tuple[int, ...], dict[int,
         raise PlanError(f"{options.order!r} is not an order: there are best, {', '.join(ORDERS)}.")
     names = [options.order] if options.order != "best" else list(ORDERS)
     schedules = dict.fromkeys(ORDERS[name](graph) for name in names)
-    candidates = []
+    candidates: list[tuple[int, int, tuple[int, ...], Storage]] = []
     for schedule in schedules:
         storage = assign_storage(rewrite.reorder_graph(graph, schedule), options.sharing)
         candidates.append((lower_bound(storage.buffers), len(candidates), schedule, storage))

@@ -51,6 +51,11 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     return dims if len(dims) == len(value.shape) else None
 
 
+def tensor_shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    """The shape of a concrete tensor, to put on a value."""
+    return ir.Shape([int(dim) for dim in tensor.shape.numpy()])
+
+
 def nbytes(value: ir.Value) -> int | None:
     """Bytes of a dense tensor with a static shape, else None. Sub-byte types are packed."""
     dims = static_shape(value)
@@ -142,7 +147,7 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
     try:
         for value, tensor in zip(big, tensors, strict=True):
             if tensor is not None:
-                value.shape, value.dtype = ir.Shape(list(tensor.shape)), tensor.dtype
+                value.shape, value.dtype = tensor_shape(tensor), tensor.dtype
             del graph.initializers[str(value.name)]
             if not value.is_graph_input():
                 graph.inputs.append(value)
@@ -169,8 +174,8 @@ def input_independent(model: ir.Model) -> set[ir.Value]:
     for node in model.graph:
         if node.op_type in RANDOM or subgraphs(node):
             continue
-        is_shape = node.op_type in ("Shape", "Size") and node.inputs[0] is not None
-        if (is_shape and static_shape(node.inputs[0]) is not None) or all(v is None or v in known for v in node.inputs):
+        first = node.inputs[0] if node.op_type in ("Shape", "Size") else None
+        if (first is not None and static_shape(first) is not None) or all(v is None or v in known for v in node.inputs):
             known.update(node.outputs)
     return known
 
@@ -240,7 +245,9 @@ def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]
 def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> None:
     for value in node.outputs:
         tensor = ir.tensor(values[value], name=value.name)
-        constant = ir.Value(name=value.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        constant = ir.Value(
+            name=value.name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
         value.replace_all_uses_with(constant)
         if constant.uses():
             graph.register_initializer(constant)

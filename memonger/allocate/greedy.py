@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from memonger.allocate.columns import Ints
 from memonger.allocate.orders import ORDERS
-from memonger.allocate.rows import Ints, Rows
+from memonger.allocate.rows import Rows
 from memonger.allocate.types import Buffer, Layout
 
 Fit = Literal["best", "first"]
@@ -30,46 +31,44 @@ def greedy(buffers: Sequence[Buffer], order: str = "size", fit: Fit = "best") ->
     if not buffers:
         return Layout((), 0)
     rows = Rows.of(buffers)
-    return rows.layout(place_in_order(rows, ORDERS[order](rows), fit))
+    return rows.layout(_place(rows, ORDERS[order](rows), fit))
 
 
-def place_in_order(rows: Rows, order: NDArray[np.intp], fit: Fit) -> Ints:
-    """Offsets in bytes for each row, taken in this order."""
-    offsets, ends = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
-    size, alignment, occupied = rows.size.tolist(), rows.alignment.tolist(), rows.occupied()
+def _place(rows: Rows, order: NDArray[np.intp], fit: Fit) -> Ints:
+    """Depths by row, taken in this order."""
+    depths, ends = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+    floor, alignment, occupied = rows.floor.tolist(), rows.alignment.tolist(), rows.occupied.tolist()
     for row in order.tolist():
-        below, above = _neighbours(rows, row, offsets, ends)
-        if alignment[row] > rows.unit:
-            above = (above + alignment[row] - 1) & -alignment[row]
-        offset = _choose_gap(above, below, size[row], fit)
-        offsets[row], ends[row] = offset, offset + occupied[row]
-    return offsets
+        below, above = _neighbours(rows, row, depths, ends)
+        floors = np.maximum(np.concatenate((np.zeros(1, dtype=np.int64), above)), floor[row])
+        if not rows.uniform:
+            floors = (floors + alignment[row] - 1) & -alignment[row]
+        depths[row] = _choose_gap(floors, below, occupied[row], fit)
+        ends[row] = depths[row] + occupied[row]
+    return depths
 
 
-def _neighbours(rows: Rows, row: int, offsets: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Offsets, and ends, of the placed buffers alive together with this one, each sorted by itself."""
+def _neighbours(rows: Rows, row: int, depths: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Depths, and ends, of the placed buffers alive together with this one, each sorted by itself."""
     begin = rows.start[row]
     windows = [slice(first[row], last[row]) for first, last in rows.windows]
     chosen = [(rows.stop[window] > begin) & (ends[window] > 0) for window in windows]
-    below = np.concatenate([offsets[window][mask] for window, mask in zip(windows, chosen, strict=True)])
+    below = np.concatenate([depths[window][mask] for window, mask in zip(windows, chosen, strict=True)])
     above = np.concatenate([ends[window][mask] for window, mask in zip(windows, chosen, strict=True)])
     below.sort()
     above.sort()
     return below, above
 
 
-def _choose_gap(above: Ints, below: Ints, size: int, fit: Fit) -> int:
-    """Where the smallest (best) or lowest (first) gap of at least ``size`` bytes begins; else the top.
+def _choose_gap(floors: Ints, below: Ints, occupied: int, fit: Fit) -> int:
+    """Where the smallest (best) or lowest (first) gap of at least ``occupied`` bytes begins; else the top.
 
-    The gap below the (k+1)-th offset begins at the k-th end, where both are sorted independently: there is a gap
-    exactly if the k buffers that begin lower have all ended, and if there is none the k-th end lies above the (k+1)-th
-    offset, which gives a negative width.
+    ``floors`` are the ground and the sorted ends. The gap below the k-th depth begins at the k-th floor, although depths
+    and ends are sorted independently: there is a gap exactly if the buffers that begin lower have all ended, and if
+    there is none the k-th floor lies above the k-th depth, which gives a negative width.
     """
-    if not len(below):
-        return 0
-    floor = np.concatenate((np.zeros(1, dtype=np.int64), above))
-    width = below - floor[:-1]
-    fits = np.flatnonzero(width >= size)
+    width = below - floors[:-1]
+    fits = np.flatnonzero(width >= occupied)
     if not len(fits):
-        return int(floor[-1])
-    return int(floor[fits[0] if fit == "first" else fits[width[fits].argmin()]])
+        return int(floors[-1])
+    return int(floors[fits[0] if fit == "first" else fits[width[fits].argmin()]])

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memonger.allocate.rows import Ints, columns
+from memonger.allocate.columns import Columns, Ints
 from memonger.allocate.types import Buffer
-from memonger.allocate.validation import validate
 
 
 def lower_bound(buffers: Sequence[Buffer]) -> int:
@@ -25,60 +24,45 @@ def lower_bound(buffers: Sequence[Buffer]) -> int:
     """
     if not buffers:
         return 0
-    alive, slack, _, _ = _by_step(buffers)
-    return int((alive - slack).max())
+    columns = Columns.of(buffers)
+    return int((_alive(columns) - _most_slack(columns)).max())
 
 
-def may_be_topmost(buffers: Sequence[Buffer]) -> NDArray[np.bool_]:
-    """Which of at least one buffers may end at the top of an arena that is no larger than the lower bound.
+def may_be_topmost(columns: Columns) -> NDArray[np.bool_]:
+    """Which buffers may end at the top of an arena that is no larger than the lower bound.
 
     All of them, if the bound is a multiple of the smallest alignment. Else what is topmost at a step with the most
     bytes alive has to leave enough slack, and what isn't alive at such a step can stay below.
-
-    Raises:
-        LayoutError: The problem is malformed (see ``validate``).
     """
-    alive, slack, start, stop = _by_step(buffers)
-    saved = alive.max() - (alive - slack).max()
+    alive = _alive(columns)
+    saved = alive.max() - (alive - _most_slack(columns)).max()
     if not saved:
-        return np.ones(len(buffers), dtype=np.bool_)
+        return np.ones(len(columns.size), dtype=np.bool_)
     peaks = np.concatenate(([0], np.cumsum(alive == alive.max())))
-    size, _, _, alignment = columns(buffers)
-    topmost: NDArray[np.bool_] = (-size % alignment.min() >= saved) & (peaks[stop] > peaks[start])
+    topmost: NDArray[np.bool_] = (columns.slack >= saved) & (peaks[columns.stop] > peaks[columns.start])
     return topmost
 
 
-def _by_step(buffers: Sequence[Buffer]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Rounded bytes alive and the most slack of one buffer, at each step that occurs; starts and stops among these."""
-    validate(buffers)
-    size, begin, end, alignment = columns(buffers)
-    slack = -size % alignment.min()
-    steps = np.unique(np.concatenate((begin, end)))
-    start, stop = np.searchsorted(steps, begin), np.searchsorted(steps, end)
-    alive = _sum_alive(start, stop, size + slack, len(steps))
-    return alive, _largest_alive(start, stop, slack, len(steps)), start, stop
-
-
-def _sum_alive(start: Ints, stop: Ints, value: Ints, steps: int) -> Ints:
-    """The sum of ``value`` over the intervals ``[start, stop)`` that hold each step."""
-    change = np.zeros(steps, dtype=np.int64)
-    np.add.at(change, start, value)
-    np.subtract.at(change, stop, value)
+def _alive(columns: Columns) -> Ints:
+    """The bytes alive at each step, every size rounded up to a multiple of the smallest alignment."""
+    change = np.zeros(columns.steps, dtype=np.int64)
+    np.add.at(change, columns.start, columns.size + columns.slack)
+    np.subtract.at(change, columns.stop, columns.size + columns.slack)
     return np.cumsum(change)
 
 
-def _largest_alive(start: Ints, stop: Ints, value: Ints, steps: int) -> Ints:
-    """The largest ``value`` (0 or more) over the intervals that hold each step; 0 where there is none.
+def _most_slack(columns: Columns) -> Ints:
+    """The most slack of one buffer alive at each step; 0 where none is.
 
-    A sparse table used backwards: an interval is the union of two spans of the largest power of two that fits, which
+    A sparse table used backwards: a lifetime is the union of two spans of the largest power of two that fits, which
     overlap, as a maximum may. Then each level's spans are handed down to their halves.
     """
-    level = np.frexp(stop - start)[1] - 1
-    table = np.zeros(steps, dtype=np.int64)
+    level = np.frexp(columns.stop - columns.start)[1] - 1
+    table = np.zeros(columns.steps, dtype=np.int64)
     for power in range(int(level.max()), -1, -1):
         mine, span = level == power, 1 << power
-        np.maximum.at(table, start[mine], value[mine])
-        np.maximum.at(table, stop[mine] - span, value[mine])
+        np.maximum.at(table, columns.start[mine], columns.slack[mine])
+        np.maximum.at(table, columns.stop[mine] - span, columns.slack[mine])
         half = span // 2
         if half:
             table[half:] = np.maximum(table[half:], table[:-half])

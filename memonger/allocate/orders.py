@@ -1,6 +1,7 @@
 """The orders in which allocators consider buffers. Each is a permutation of rows, first considered first.
 
-Ties are broken by size, alignment and duration (large first), then start and the caller's order: never by id.
+A duration is counted in steps at which some buffer starts or stops, so the scale of time doesn't matter. Ties are broken
+by size, alignment and duration (large first), then start and the caller's order: never by id.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ Order = Callable[[Rows], NDArray[np.intp]]
 
 def _sorted_by(rows: Rows, *keys: NDArray[np.generic]) -> NDArray[np.intp]:
     """Rows sorted by these keys, the most significant first, and then by the common tie-breaks."""
-    return np.lexsort((rows.source, rows.start, -rows.duration, -rows.alignment, -rows.size, *reversed(keys)))
+    return np.lexsort((rows.source, rows.start, rows.start - rows.stop, -rows.alignment, -rows.size, *reversed(keys)))
 
 
 def by_size(rows: Rows) -> NDArray[np.intp]:
@@ -25,13 +26,13 @@ def by_size(rows: Rows) -> NDArray[np.intp]:
 
 
 def by_area(rows: Rows) -> NDArray[np.intp]:
-    """Largest product of bytes and steps first."""
-    return _sorted_by(rows, -(rows.size.astype(np.float64) * rows.duration))
+    """Largest product of bytes and duration first."""
+    return _sorted_by(rows, rows.size.astype(np.float64) * (rows.start - rows.stop))
 
 
 def by_duration(rows: Rows) -> NDArray[np.intp]:
     """Longest-lived first."""
-    return _sorted_by(rows, -rows.duration)
+    return _sorted_by(rows, rows.start - rows.stop)
 
 
 def by_start(rows: Rows) -> NDArray[np.intp]:
@@ -43,7 +44,7 @@ def by_conflict(rows: Rows) -> NDArray[np.intp]:
     """Buffers that overlap the most others first."""
     begun = np.searchsorted(np.sort(rows.start), rows.stop, side="left")
     ended = np.searchsorted(np.sort(rows.stop), rows.start, side="right")
-    return _sorted_by(rows, -(begun - ended))
+    return _sorted_by(rows, ended - begun)
 
 
 ORDERS: Mapping[str, Order] = MappingProxyType(

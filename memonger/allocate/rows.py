@@ -1,4 +1,4 @@
-"""Buffers as numpy columns, sorted so that every buffer's overlapping neighbours lie in one or two short windows."""
+"""Buffers sorted so that all that overlap one of them lie in one or two short windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,15 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from memonger.allocate.columns import Columns, Ints
+from memonger.allocate.lower_bound import may_be_topmost
 from memonger.allocate.types import Buffer, Layout
-from memonger.allocate.validation import validate
 
-Ints = NDArray[np.int64]
+Steps = NDArray[np.int32]
 Window = tuple[list[int], list[int]]
 
 _PINNED_CHOICES = (0, 64, 1024)
-"""How many of the longest-lived buffers may form a part of their own. More parts cost a fixed time per placement."""
+"""How many of the longest-lived buffers may form a part of their own."""
 
 _PART_COST = 2048
 """Rows that could be compared in the time one more window costs."""
@@ -27,14 +28,19 @@ class Rows:
     A few buffers that live nearly throughout would stretch every window to the beginning, so the longest-lived ones may
     form a first part of their own: two windows for each row instead of one.
 
+    Allocators compute *depths*. With one alignment for all, ``layout`` turns them upside down: what has depth 0 ends at
+    the arena's last byte, where a size that is no multiple of the alignment saves its slack; ``floor`` keeps rows
+    without enough slack from there. With several alignments a depth is an offset.
+
     Attributes:
         source: Position of each row's buffer in the caller's sequence.
         size: Bytes.
+        occupied: Bytes each row keeps others from using: its size, up to the next multiple of ``unit``.
+        floor: The least depth, in bytes.
         start: First step, as the rank among all steps that occur.
         stop: Step at which the bytes are free again, likewise.
-        duration: Steps alive, in the caller's own steps.
         alignment: Bytes.
-        unit: The smallest alignment, in bytes: every offset is a multiple of it.
+        unit: The smallest alignment, in bytes: every depth is a multiple of it.
         uniform: Whether all alignments are equal.
         windows: For each part, the first row and the row after the last that can overlap row ``i``, as two lists.
             Within a window every row starts before row ``i`` stops, so it overlaps it exactly if it stops after row
@@ -43,9 +49,10 @@ class Rows:
 
     source: NDArray[np.intp]
     size: Ints
-    start: NDArray[np.int32]
-    stop: NDArray[np.int32]
-    duration: Ints
+    occupied: Ints
+    floor: Ints
+    start: Steps
+    stop: Steps
     alignment: Ints
     unit: int
     uniform: bool
@@ -58,54 +65,37 @@ class Rows:
         Raises:
             LayoutError: The problem is malformed (see ``validate``).
         """
-        validate(buffers)
-        size, begin, end, alignment = columns(buffers)
-        steps = np.unique(np.concatenate((begin, end)))
-        start = np.searchsorted(steps, begin).astype(np.int32)
-        stop = np.searchsorted(steps, end).astype(np.int32)
-        source, pinned = _arrange(start, stop)
-        start, stop, alignment = start[source], stop[source], alignment[source]
+        columns = Columns.of(buffers)
+        source, pinned = _arrange(columns.start.astype(np.int32), columns.stop.astype(np.int32))
+        start, stop = columns.start[source].astype(np.int32), columns.stop[source].astype(np.int32)
+        uniform = bool((columns.alignment == columns.unit).all())
+        kept_below = ~may_be_topmost(columns) if uniform else np.zeros(len(source), dtype=np.bool_)
         return cls(
             source=source,
-            size=size[source],
+            size=columns.size[source],
+            occupied=(columns.size + columns.slack)[source],
+            floor=np.where(kept_below[source], columns.unit, 0),
             start=start,
             stop=stop,
-            duration=(end - begin)[source],
-            alignment=alignment,
-            unit=int(alignment.min()),
-            uniform=bool((alignment == alignment[0]).all()),
-            windows=tuple(_window(start, stop, *part) for part in _parts(pinned, len(start))),
+            alignment=columns.alignment[source],
+            unit=columns.unit,
+            uniform=uniform,
+            windows=tuple(_window(start, stop, *part) for part in _parts(pinned, len(source))),
         )
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def layout(self, offsets: Ints) -> Layout:
-        """The layout with these offsets, given by row in bytes."""
+    def layout(self, depths: Ints) -> Layout:
+        """The layout with these depths, in bytes by row."""
+        ends = depths + self.occupied
+        offsets = ends.max() - ends if self.uniform else depths
         placed = np.empty_like(offsets)
         placed[self.source] = offsets
         return Layout(tuple(placed.tolist()), int((offsets + self.size).max()))
 
-    def raised(self, rows: slice | NDArray[np.intp], offset: int) -> Ints | int:
-        """The lowest offset from ``offset`` on (bytes, a multiple of ``unit``) that suits each row's alignment."""
-        if self.uniform:
-            return offset
-        alignment = self.alignment[rows]
-        return (offset + alignment - 1) & -alignment
 
-    def occupied(self) -> list[int]:
-        """Bytes each row keeps others from using: its size, up to the next multiple of ``unit``."""
-        occupied: list[int] = (-(-self.size // self.unit) * self.unit).tolist()
-        return occupied
-
-
-def columns(buffers: Sequence[Buffer]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Sizes, starts, stops and alignments of at least one buffer."""
-    table = np.array([(b.size, b.start, b.stop, b.alignment) for b in buffers], dtype=np.int64)
-    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
-
-
-def _arrange(start: NDArray[np.int32], stop: NDArray[np.int32]) -> tuple[NDArray[np.intp], int]:
+def _arrange(start: Steps, stop: Steps) -> tuple[NDArray[np.intp], int]:
     """The order of the rows and how many of them are in the first part: the choice with the smallest windows."""
     by_start = np.lexsort((stop, start))
     rank = np.empty(len(start), dtype=np.intp)
@@ -122,7 +112,7 @@ def _arrange(start: NDArray[np.int32], stop: NDArray[np.int32]) -> tuple[NDArray
     return best
 
 
-def _comparisons(start: NDArray[np.int32], stop: NDArray[np.int32], pinned: int) -> int:
+def _comparisons(start: Steps, stop: Steps, pinned: int) -> int:
     """Rows in all windows together, and what the windows themselves cost, in rows."""
     cost = 0
     for part in _parts(pinned, len(start)):
@@ -135,13 +125,13 @@ def _parts(pinned: int, count: int) -> tuple[tuple[int, int], ...]:
     return ((0, pinned), (pinned, count)) if pinned else ((0, count),)
 
 
-def _bounds(start: NDArray[np.int32], stop: NDArray[np.int32], low: int, high: int) -> tuple[Ints, Ints]:
+def _bounds(start: Steps, stop: Steps, low: int, high: int) -> tuple[Ints, Ints]:
     latest_stop = np.maximum.accumulate(stop[low:high])
     first = low + np.searchsorted(latest_stop, start, side="right")
     last = low + np.searchsorted(start[low:high], stop, side="left")
     return first, np.maximum(first, last)
 
 
-def _window(start: NDArray[np.int32], stop: NDArray[np.int32], low: int, high: int) -> Window:
+def _window(start: Steps, stop: Steps, low: int, high: int) -> Window:
     first, last = _bounds(start, stop, low, high)
     return first.tolist(), last.tolist()

@@ -1,6 +1,7 @@
 """Inputs for a session: random ones where the user gives none, and checks of those the user gives."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,29 @@ Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional)
 Feeds = Mapping[str, Feed]
 
 
-def required_inputs(graph: ir.Graph) -> list[ir.Value]:
-    """Inputs without a default."""
-    return [value for value in graph.inputs if value.name not in graph.initializers]
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A model's input, apart from the model: ``shape`` is None where nothing is known, ``kind`` its ONNX type."""
+
+    name: str
+    kind: ir.TypeProtocol | None
+    shape: tuple[int, ...] | None
+    required: bool
+
+    @property
+    def dtype(self) -> ir.DataType | None:
+        """Element type of a tensor, else None."""
+        return self.kind.dtype if isinstance(self.kind, ir.TensorType) else None
 
 
-def random_feeds(graph: ir.Graph, seed: int = 0) -> dict[str, np.ndarray]:
+def inputs_of(graph: ir.Graph) -> tuple[Input, ...]:
+    """The inputs of a graph. Those with an initializer are not required: that is their default."""
+    return tuple(
+        Input(str(v.name), v.type, shapes.static_shape(v), v.name not in graph.initializers) for v in graph.inputs
+    )
+
+
+def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray]:
     """An array for every input: normal numbers for floats, zeros for integers (a valid index always), no text.
 
     Raises:
@@ -29,11 +47,14 @@ def random_feeds(graph: ir.Graph, seed: int = 0) -> dict[str, np.ndarray]:
     """
     rng = np.random.default_rng(seed)
     feeds = {}
-    for value in required_inputs(graph):
-        dims = shapes.static_shape(value)
-        if dims is None or not isinstance(value.type, ir.TensorType) or value.dtype is None:
-            raise SessionError(f"input '{value.name}' is {value.type}: no random value can be made, give one (--inputs).")
-        feeds[str(value.name)] = _random_array(rng, value.dtype, dims)
+    for value in inputs:
+        if not value.required:
+            continue
+        if value.shape is None or value.dtype is None:
+            raise SessionError(
+                f"input '{value.name}' is {value.kind}: no random value can be made, give one (--inputs)."
+            )
+        feeds[value.name] = _random_array(rng, value.dtype, value.shape)
     return feeds
 
 
@@ -103,14 +124,14 @@ def _append(graph: ir.Graph, node: ir.Node) -> ir.Value:
     return node.outputs[0]
 
 
-def check_feeds(graph: ir.Graph, feeds: Feeds, where: str) -> None:
+def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
     """Every required input is there, none is unknown, and tensors have the type and shape planned for.
 
     Raises:
         SessionError: it names the input, what it is and what it should be.
     """
-    known = {str(value.name): value for value in graph.inputs}
-    missing = [str(v.name) for v in required_inputs(graph) if v.name not in feeds]
+    known = {value.name: value for value in inputs}
+    missing = [value.name for value in inputs if value.required and value.name not in feeds]
     if missing:
         raise SessionError(f"{where}: input {_quoted(missing)} is missing; the inputs are {_quoted(known)}.")
     unknown = [name for name in feeds if name not in known]
@@ -121,19 +142,16 @@ def check_feeds(graph: ir.Graph, feeds: Feeds, where: str) -> None:
             _check_array(known[name], feed, where)
 
 
-def _check_array(value: ir.Value, feed: np.ndarray, where: str) -> None:
-    dims = shapes.static_shape(value)
-    if dims is not None and tuple(feed.shape) != dims:
+def _check_array(value: Input, feed: np.ndarray, where: str) -> None:
+    if value.shape is not None and tuple(feed.shape) != value.shape:
         raise SessionError(
-            f"input '{value.name}' has shape {list(feed.shape)}; {where} was planned for {list(dims)}. Plan the model "
-            "for that shape as well (--batch, --dim)."
+            f"input '{value.name}' has shape {list(feed.shape)}; {where} was planned for {list(value.shape)}. Plan the "
+            "model for that shape as well (--batch, --dim)."
         )
     if value.dtype is None or value.dtype == ir.DataType.STRING:
         return
     wanted = value.dtype.numpy()
-    if feed.dtype != wanted and feed.dtype.kind in "biufcOUSV" and feed.dtype.itemsize != wanted.itemsize or (
-        feed.dtype.kind in "biuf" and wanted.kind in "biuf" and feed.dtype != wanted
-    ):
+    if feed.dtype != wanted:
         raise SessionError(f"input '{value.name}' has type {feed.dtype}; {where} takes {wanted}.")
 
 

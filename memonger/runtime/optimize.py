@@ -14,14 +14,18 @@ import onnx_ir as ir
 from memonger import aliasing, shapes
 from memonger.device import Device
 from memonger.errors import LoadError, MemongerError, PlanError, SessionError
-from memonger.load import Model, external_tensors
+from memonger.load import Model
 from memonger.lower import Calibration, Lowered, Stamp, name_nodes
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
 
-LEVELS = {"disable": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED", "all": "ORT_ENABLE_ALL"}
+LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
 ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen
-EXTERNAL_ABOVE = 1 << 30  # bytes of weights from which the optimized model is written with external data
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
     source, level = model.ir, LEVELS[settings.level]
     for number in range(ROUNDS):
         path = folder / f"optimized{number}.onnx"
-        ort.make_session(source, device, ort.Options(level=level, optimized=path, entries=_entries(source, path)))
+        ort.make_session(source, device, ort.Options(level=level, optimized=path, entries=_entries(path)))
         lowered = _reload(path, model)
         run = _run(lowered, device, settings, folder)
         if _as_written(lowered, run.executed):
@@ -74,11 +78,10 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
     raise PlanError(f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned.")
 
 
-def _entries(model: ir.Model, path: Path) -> dict[str, str]:
-    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-    if size < EXTERNAL_ABOVE and not any(external_tensors(model)):
-        return {}
+def _entries(path: Path) -> dict[str, str]:
+    """Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed."""
     return {
+        "session.disable_prepacking": "1",  # this session never runs
         "session.optimized_model_external_initializers_file_name": path.name + ".data",
         "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     }
@@ -117,8 +120,9 @@ def _run(model: ir.Model, device: Device, settings: Settings, folder: Path) -> _
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
     )
     session = ort.make_session(model, device, options)
-    given = settings.inputs if settings.inputs is not None else feeding.random_feeds(model.graph)
-    feeding.check_feeds(model.graph, given, "the model")
+    inputs = feeding.inputs_of(model.graph)
+    given = settings.inputs if settings.inputs is not None else feeding.random_feeds(inputs)
+    feeding.check_feeds(inputs, given, "the model")
     _run_once(session, model, given, settings.inputs is None)
     runs = profile.read_profile(Path(session.end_profiling()))
     inner = inner_names(model)
@@ -160,9 +164,14 @@ def _outputs_of(node: ir.Node, run: profile.NodeRun) -> dict[str, tuple[str, tup
     return {str(value.name): output for value, output in zip(tensors, run.outputs, strict=True)}
 
 
+def floating_names(model: ir.Model) -> set[str]:
+    """Names of the nodes that the runtime runs as soon as it can, wherever they stand."""
+    return {str(node.name) for node in model.graph if aliasing.held_by_runtime(node)}
+
+
 def _as_written(model: ir.Model, executed: tuple[str, ...]) -> bool:
     """Whether the runtime ran exactly the file's nodes, in the file's order."""
-    floating = {str(node.name) for node in model.graph if aliasing.held_by_runtime(node)}
+    floating = floating_names(model)
     written = [str(node.name) for node in model.graph]
     if sorted(written) != sorted(executed):
         return False

@@ -1,9 +1,9 @@
 """The one place that imports onnxruntime, and what it is asked to do with a model."""
 
 import hashlib
+import importlib
 import logging
 import platform
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,8 +11,10 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
+from memonger import shapes
 from memonger.device import Device
 from memonger.errors import RuntimeUnavailableError, SessionError
 from memonger.load import external_tensors
@@ -20,7 +22,7 @@ from memonger.load import external_tensors
 logger = logging.getLogger(__name__)
 
 OLDEST = (1, 23)  # the first release seen to honour everything a plan needs
-MAX_PROTO = 1_900_000_000  # bytes; a serialized model ends at 2 GiB
+SHARED_ABOVE = 1024  # bytes from which a weight is handed over as memory and not as part of the model's message
 _NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -32,11 +34,11 @@ def onnxruntime() -> ModuleType:
         RuntimeUnavailableError: it isn't installed, or is too old; the message has the command that installs it.
     """
     try:
-        import onnxruntime as module
+        module = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise RuntimeUnavailableError(
-            f"onnxruntime isn't installed ({error}). Install it with `pip install 'memonger[cpu]'`, or on a machine with "
-            "an NVIDIA GPU with `pip install 'memonger[gpu]'` (one of the two, never both). "
+            f"onnxruntime isn't installed ({error}). Install it with `pip install 'memonger[cpu]'`, or on a machine "
+            "with an NVIDIA GPU with `pip install 'memonger[gpu]'` (one of the two, never both). "
             "Planning alone works without: --device none."
         ) from error
     version = tuple(int(part) for part in module.__version__.split(".")[:2])
@@ -121,20 +123,37 @@ def make_session(model: ir.Model | Path, device: Device, options: Options) -> An
     """
     check_device(device)
     settings = session_options(options)
-    try:
-        if isinstance(model, Path):
-            return _create(str(model), settings, device)
-        if _too_large(model):
-            with tempfile.TemporaryDirectory(prefix="memonger-") as folder:
-                path = Path(folder) / "model.onnx"
-                ir.save(model, path, external_data="model.onnx.data")
-                return _create(str(path), settings, device)
-        folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
-        for folder in folders:  # one at most: a model's external data lies in its own folder
-            settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-        return _create(ir.to_proto(model).SerializeToString(), settings, device)
-    except OSError as error:
-        raise SessionError(f"onnxruntime's session can't be made: {error}.") from error
+    if isinstance(model, Path):
+        return _create(str(model), settings, device)
+    folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
+    for folder in folders:  # one at most: a model's external data lies in its own folder
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    light, names, values = _without_weights(model)
+    if names:
+        settings.add_external_initializers(names, values)
+    return _create(ir.to_proto(light).SerializeToString(), settings, device)
+
+
+def _without_weights(model: ir.Model) -> tuple[ir.Model, list[str], list[Any]]:
+    """The model with its large weights taken out, their names, and OrtValues over the same memory.
+
+    Serializing weights would copy them twice, and no message can hold over 2 GiB.
+    """
+    copy = model.clone()
+    names, values = [], []
+    for value in copy.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < SHARED_ABOVE:
+            continue
+        if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
+            continue
+        names.append(str(value.name))
+        make = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
+        values.append(make(np.ascontiguousarray(tensor.numpy()), int(tensor.dtype)))
+        value.const_value = ir.ExternalTensor(
+            "given", 0, tensor.nbytes, tensor.dtype, shape=shapes.tensor_shape(tensor), name=str(value.name)
+        )
+    return copy, names, values
 
 
 def _create(model: str | bytes, settings: Any, device: Device) -> Any:
@@ -144,12 +163,6 @@ def _create(model: str | bytes, settings: Any, device: Device) -> Any:
         return module.InferenceSession(model, settings, providers=[*providers, "CPUExecutionProvider"])
     except Exception as error:  # pybind exceptions share no base class
         raise SessionError(f"onnxruntime refuses the model: {str(error).strip()}") from error
-
-
-def _too_large(model: ir.Model) -> bool:
-    tensors = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
-    size = sum(t.nbytes for t in tensors if t is not None and not isinstance(t, ir.ExternalTensor))
-    return size > MAX_PROTO
 
 
 def session_options(options: Options) -> Any:

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from memonger import aliasing, shapes
+from memonger import shapes
 from memonger.device import Device, parse_device
 from memonger.errors import PlanFileError, RuntimeUnavailableError, SessionError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
 from memonger.runtime.arena import HostArena
-from memonger.runtime.optimize import inner_names
+from memonger.runtime.optimize import floating_names, inner_names
 
 Threads = Literal["lock", "arena"]
 
@@ -30,6 +30,18 @@ class _Planned:
     dtype: ir.DataType
     shape: tuple[int, ...]
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """All a session keeps of a plan: not the model, whose weights onnxruntime holds by then."""
+
+    inputs: tuple[feeding.Input, ...]
+    outputs: tuple[str, ...]
+    planned: tuple[_Planned, ...]
+    order: tuple[str, ...]
+    unordered: frozenset[str]
+    arena_bytes: int
 
 
 class Session:
@@ -62,34 +74,32 @@ class Session:
     ) -> None:
         if threads not in ("lock", "arena"):
             raise SessionError(f"threads={threads!r} can't be: 'lock' or 'arena'.")
-        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-        self.plan.verify()
-        self.device = _device(self.plan, device)
-        check_stamp(self.plan, self.device)
-        self._planned = _planned_values(self.plan)
-        self._outputs = list(dict.fromkeys(str(value.name) for value in self.plan.model.graph.outputs))
-        self._types = {str(value.name): value.type for value in self.plan.model.graph.inputs}
+        plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        plan.verify()
+        self.device = _device(plan, device)
+        check_stamp(plan, self.device)
+        self._program = _program(plan)
         self._profile: tempfile.TemporaryDirectory[str] | None = tempfile.TemporaryDirectory(prefix="memonger-")
         self._refused: str | None = None
         options = ort.Options(
             in_order=True,
-            threads=intra_op_threads or self.plan.threads,
+            threads=intra_op_threads or plan.threads,
             profile=Path(self._profile.name) / "first_run",
         )
-        self._session = ort.make_session(_exposed(self.plan.model, self._planned), self.device, options)
+        self._session = ort.make_session(_exposed(plan.model, self._program.planned), self.device, options)
         self._lock = threading.Lock()
         self._lanes = threading.local()
-        self._shared = _Lane(self) if threads == "lock" else None
+        self._shared = _Lane(self._session, self._program) if threads == "lock" else None
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the model's inputs."""
-        return tuple(self._types)
+        return tuple(value.name for value in self._program.inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the model's outputs, each once."""
-        return tuple(self._outputs)
+        return self._program.outputs
 
     @property
     def arena(self) -> HostArena:
@@ -111,7 +121,7 @@ class Session:
         Raises:
             SessionError: a wrong name, shape or type; the runtime failed; or it didn't follow the planned order.
         """
-        feeding.check_feeds(self.plan.model.graph, inputs, "the model")
+        feeding.check_feeds(self._program.inputs, inputs, "the model")
         self._check_targets(outputs or {})
         if self._refused is not None:
             raise SessionError(self._refused)
@@ -136,7 +146,7 @@ class Session:
             return self._shared
         lane: _Lane | None = getattr(self._lanes, "lane", None)
         if lane is None:
-            lane = self._lanes.lane = _Lane(self)
+            lane = self._lanes.lane = _Lane(self._session, self._program)
         return lane
 
     def _check_order(self) -> None:
@@ -145,19 +155,18 @@ class Session:
         runs = profile.read_profile(Path(self._session.end_profiling()))
         self._profile.cleanup()
         self._profile = None
-        model = self.plan.model
-        floating = {str(node.name) for node in model.graph if aliasing.held_by_runtime(node)}
-        planned = [str(node.name) for node in model.graph if node.name not in floating]
-        executed = [name for name in profile.executed_order(runs, inner_names(model)) if name not in floating]
+        left_out = self._program.unordered
+        planned = [name for name in self._program.order if name not in left_out]
+        executed = list(profile.executed_order(runs, left_out))
         if planned != executed:
             self._refused = _order_message(planned, executed)
             raise SessionError(self._refused)
 
     def _check_targets(self, outputs: Mapping[str, np.ndarray]) -> None:
-        planned = {value.name: value for value in self._planned}
+        planned = {value.name: value for value in self._program.planned}
         for name, array in outputs.items():
-            if name not in self._outputs:
-                raise SessionError(f"the model has no output '{name}'; it has {', '.join(self._outputs)}.")
+            if name not in self._program.outputs:
+                raise SessionError(f"the model has no output '{name}'; it has {', '.join(self._program.outputs)}.")
             value = planned.get(name)
             if value is None:
                 raise SessionError(f"output '{name}' has no planned size, so it can't be written to a given array.")
@@ -173,18 +182,19 @@ class Session:
 class _Lane:
     """One arena and the bindings into it: what one run at a time needs."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.arena = HostArena(session.plan.arena_bytes)
-        self.binding = session._session.io_binding()
-        self.places = {value.name: value for value in session._planned}
-        self.held = [name for name in session._outputs if name not in self.places]
+    def __init__(self, session: Any, program: _Program) -> None:
+        self.program = program
+        self.arena = HostArena(program.arena_bytes)
+        self.binding = session.io_binding()
+        self.kinds = {value.name: value.kind for value in program.inputs}
+        self.places = {value.name: value for value in program.planned}
+        self.held = [name for name in program.outputs if name not in self.places]
         self.elsewhere: set[str] = set()
         self.fed: set[str] = set()
         # Held outputs first: their place among the bound ones is where the results are read from.
         for name in self.held:
             self.binding.bind_output(name)
-        for value in session._planned:
+        for value in program.planned:
             self._bind_to_arena(value)
 
     def _bind_to_arena(self, value: _Planned) -> None:
@@ -198,7 +208,7 @@ class _Lane:
             self.binding.clear_binding_inputs()
         self.fed = set(inputs)
         for name, feed in inputs.items():
-            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self.session._types[name]))
+            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self.kinds[name]))
         for name in self.held:
             self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
         for name in self.elsewhere - set(outputs):
@@ -210,7 +220,7 @@ class _Lane:
     def results(self, outputs: Mapping[str, np.ndarray], copy: bool) -> dict[str, Any]:
         values = self.binding.get_outputs_as_ortvaluevector() if self.held else ()
         found: dict[str, Any] = {name: _to_python(values, index) for index, name in enumerate(self.held)}
-        for name in self.session._outputs:
+        for name in self.program.outputs:
             if name in found:
                 continue
             if name in outputs:
@@ -219,7 +229,7 @@ class _Lane:
             place = self.places[name]
             array = _array(self.arena, place)
             found[name] = array.copy() if copy else array
-        return {name: found[name] for name in self.session._outputs}
+        return {name: found[name] for name in self.program.outputs}
 
 
 def _array(arena: HostArena, place: _Planned) -> np.ndarray:
@@ -264,6 +274,18 @@ def check_stamp(plan: Plan, device: Device) -> None:
                 f"the plan is bound to another {key}: it was made for {planned}, this is {found}. Plan the model again "
                 "here, or make a portable plan (--device none)."
             )
+
+
+def _program(plan: Plan) -> _Program:
+    graph = plan.model.graph
+    return _Program(
+        inputs=feeding.inputs_of(graph),
+        outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs)),
+        planned=_planned_values(plan),
+        order=plan.graph.nodes,
+        unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
+        arena_bytes=plan.arena_bytes,
+    )
 
 
 def _planned_values(plan: Plan) -> tuple[_Planned, ...]:

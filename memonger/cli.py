@@ -1,0 +1,308 @@
+"""The command line: the one place that prints. Results go to standard output, progress and errors to standard error."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from memonger import __version__
+from memonger.allocate import allocate, check_layout, lower_bound
+from memonger.allocate.minimalloc_csv import read_problem, write_solution
+from memonger.errors import MemongerError
+from memonger.file import KEY
+from memonger.liveness import Sharing
+from memonger.load import load_as_is
+from memonger.plan import Plan, search_plan
+from memonger.report import text
+from memonger.report.summary import plan_record
+from memonger.search import ORDERS
+
+STAGES = 5
+
+Command = Callable[..., None]
+
+
+class _Group(click.Group):
+    """Turns memonger's own errors into one line and exit status 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MemongerError as error:
+            _fail(error)
+
+
+class _Command(click.Command):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MemongerError as error:
+            _fail(error)
+
+
+def _fail(error: MemongerError) -> NoReturn:
+    click.echo(f"memonger: {error}", err=True)
+    sys.exit(1)
+
+
+def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    sizes = {}
+    for value in values:
+        name, _, size = value.rpartition("=")
+        if not name or not size.isdecimal():
+            raise click.BadParameter(f"{value!r} is not NAME=N, such as seq=128.")
+        sizes[name] = int(size)
+    return sizes
+
+
+MODEL = click.argument("model", type=click.Path(path_type=Path))
+DIMS = (
+    click.option("--batch", type=click.IntRange(1), metavar="N", help="First dimension of every input."),
+    click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N", help="Size of a dimension."),
+)
+DEVICE = click.option(
+    "--device", metavar="DEVICE", help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+QUIET = click.option("--quiet", is_flag=True, help="No progress.")
+PLANNING = (
+    *DIMS,
+    DEVICE,
+    click.option("--level", default="all", type=click.Choice(["disable", "basic", "extended", "all"]),
+                 help="onnxruntime's optimization level, for device plans.", show_default=True),
+    click.option("--threads", type=click.IntRange(0), default=0, help="Threads within a node; 0: onnxruntime's default."),
+    click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
+                 help="Order of the nodes; best tries all."),
+    click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+                 help="An .npz with inputs for the calibrating run."),
+    click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
+    click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
+    click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
+)  # fmt: skip
+
+
+def _options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def apply(function: Command) -> Command:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+@contextmanager
+def _progress(quiet: bool, title: str) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error that a stage's name moves on; nothing where standard error is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task(title, total=STAGES)
+
+        def tell(stage: str) -> None:
+            progress.update(task, description=f"{title}: {stage}", advance=1)
+
+        yield tell
+
+
+def _read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
+    if path is None:
+        return None
+    try:
+        with np.load(path) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, OSError) as error:
+        raise MemongerError(f"{path} is not an .npz of input arrays: {error}.") from error
+
+
+def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
+    sharing = Sharing(
+        inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
+    )
+    with _progress(quiet, f"Planning {model.name}") as tell:
+        inputs = _read_inputs(flags.pop("inputs"))
+        return search_plan(model, sharing=sharing, progress=tell, inputs=inputs, **flags)
+
+
+def _print_json(record: Any) -> None:
+    click.echo(json.dumps(record))
+
+
+def _plan(model: Path, output: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+    plan = _search(model, quiet, **flags)
+    if output is not None:
+        plan.save(output)
+    record = plan_record(plan, str(model), None if output is None else str(output))
+    if as_json:
+        _print_json(record)
+        return
+    console = Console()
+    console.print(text.plan_table(record))
+    console.print(f"{record['nodes']} steps, live bytes up to the arena: [{text.memory_curve(plan)}]", markup=False)
+    held = record["unplanned_values"]
+    if held:
+        console.print(f"{len(held)} values stay with the runtime (their size or type can't be planned).", markup=False)
+    console.print(f"Planned in {plan.planning_seconds:.2f} s.", markup=False)
+    if output is not None:
+        console.print(f"Wrote {output}. Run it: memonger run {output} --compare", markup=False, soft_wrap=True)
+
+
+_PLAN_OPTIONS = _options(
+    MODEL,
+    click.option("--mode", type=click.Choice(["inference", "training"]), default="inference", show_default=True),
+    click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the planned model here."),
+    *PLANNING,
+    AS_JSON,
+    QUIET,
+)
+
+
+@click.command(cls=_Command, name="memonger-plan")
+@click.version_option(__version__)
+@_PLAN_OPTIONS
+def plan(**arguments: Any) -> None:
+    """Plan MODEL's memory: the order its nodes run in, and the byte of one arena where every value lies."""
+    _plan(**arguments)
+
+
+@click.group(cls=_Group)
+@click.version_option(__version__)
+def main() -> None:
+    """Plans the memory of a neural network before it runs."""
+
+
+@main.command(name="plan")
+@_PLAN_OPTIONS
+def plan_command(**arguments: Any) -> None:
+    """Plan MODEL's memory: the order its nodes run in, and the byte of one arena where every value lies."""
+    _plan(**arguments)
+
+
+@main.command()
+@MODEL
+@AS_JSON
+def inspect(model: Path, as_json: bool) -> None:
+    """Show what a MODEL holds, and its plan if it has one."""
+    loaded, name = load_as_is(model)
+    planned = Plan.load(model) if KEY in loaded.metadata_props else None
+    if as_json:
+        record: dict[str, Any] = text.model_record(loaded, name)
+        record["plan"] = None if planned is None else plan_record(planned, name, str(model))
+        _print_json(record)
+        return
+    console = Console()
+    console.print(text.model_table(loaded, name))
+    console.print(text.operator_table(loaded))
+    if planned is None:
+        console.print(f"It has no plan: make one with memonger-plan {model} -o PLANNED.onnx", markup=False)
+        return
+    console.print(text.plan_table(plan_record(planned, name, str(model))))
+    console.print(f"Live bytes up to the arena: [{text.memory_curve(planned)}]", markup=False)
+    console.print(text.largest_table(planned))
+
+
+@main.command()
+@MODEL
+@AS_JSON
+def verify(model: Path, as_json: bool) -> None:
+    """Check the plan in MODEL with the independent checker: exit status 0 if it holds."""
+    planned = Plan.load(model)
+    record = {
+        "model": str(model), "verified": True, "values": len(planned.offsets), "steps": len(planned.graph.nodes),
+        "arena_bytes": planned.arena_bytes, "lower_bound_bytes": planned.lower_bound_bytes,
+    }  # fmt: skip
+    if as_json:
+        _print_json(record)
+    else:
+        click.echo(
+            f"{model}: the plan holds. {record['values']} values over {record['steps']} steps in {record['arena_bytes']} "
+            f"bytes (lower bound {record['lower_bound_bytes']})."
+        )
+
+
+@main.command()
+@_options(
+    MODEL,
+    *PLANNING,
+    click.option("--outputs", type=click.Path(path_type=Path), help="Write the outputs to this .npz."),
+    click.option("--compare", is_flag=True, help="Compare outputs, latency and memory with stock onnxruntime."),
+    click.option("--against", type=click.Path(path_type=Path), help="Model for the stock sessions; MODEL if left out."),
+    click.option("--runs", type=click.IntRange(1), default=30, show_default=True, help="Timed runs of each session."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs."),
+    AS_JSON,
+    QUIET,
+)
+def run(
+    model: Path, outputs: Path | None, compare: bool, against: Path | None, runs: int, seed: int, as_json: bool,
+    quiet: bool, **flags: Any,
+) -> None:  # fmt: skip
+    """Run MODEL as planned; a model without a plan is planned first.
+
+    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own.
+    """
+    from memonger.runtime import compare as comparing
+
+    loaded, _ = load_as_is(model)
+    feeds = _read_inputs(flags["inputs"])
+    with tempfile.TemporaryDirectory(prefix="memonger-") as scratch:
+        planned = model
+        if KEY not in loaded.metadata_props:
+            planned = Path(scratch) / "planned.onnx"
+            _search(model, quiet, **flags).save(planned)
+        del loaded
+        settings = comparing.Settings(runs=runs, seed=seed, threads=flags["threads"], device=flags["device"])
+        with _progress(quiet, f"Running {model.name}") as tell:
+            if compare:
+                stock = against if against is not None else model
+                result = comparing.compare(planned, stock, feeds, settings, Path(scratch), tell)
+            else:
+                result = comparing.run_alone(planned, feeds, settings)
+        if outputs is not None:
+            comparing.save_outputs(result.outputs, outputs)
+    if as_json:
+        _print_json(result.record)
+        return
+    console = Console()
+    console.print(text.outputs_table(result.outputs))
+    if result.rows:
+        console.print(text.comparison_table(result.rows))
+        console.print(result.verdict, markup=False)
+
+
+@main.command()
+@click.argument("problem", type=click.Path(path_type=Path))
+@click.option("--capacity", type=click.IntRange(1), metavar="BYTES", help="Fail if more is needed.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the offsets here.")
+@AS_JSON
+def pack(problem: Path, capacity: int | None, output: Path | None, as_json: bool) -> None:
+    """Lay out the buffers of PROBLEM, in MiniMalloc's format: id,lower,upper,size."""
+    buffers = read_problem(problem)
+    layout = allocate(buffers.buffers)
+    check_layout(buffers.buffers, layout)
+    bound = lower_bound(buffers.buffers)
+    if capacity is not None and layout.size > capacity:
+        raise MemongerError(
+            f"{problem} was packed into {layout.size} bytes, {layout.size - capacity} over the capacity of {capacity} "
+            f"(lower bound {bound})."
+        )
+    if output is not None:
+        write_solution(output, buffers, layout)
+    record = {
+        "problem": str(problem), "buffers": len(layout.offsets), "arena_bytes": layout.size,
+        "lower_bound_bytes": bound, "output": None if output is None else str(output),
+    }  # fmt: skip
+    if as_json:
+        _print_json(record)
+    else:
+        click.echo(f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}).")
+
+
+if __name__ == "__main__":
+    main()

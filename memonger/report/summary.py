@@ -1,0 +1,41 @@
+"""The figures of a plan, as one flat record: what ``--json`` prints and tables are made from."""
+
+from typing import Any
+
+from memonger.plan import Plan
+
+
+def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
+    """Every figure of a plan; sizes are bytes.
+
+    Args:
+        plan: The plan.
+        model: Where the model came from.
+        output: Where the planned model was written, if it was.
+    """
+    return {
+        "model": model,
+        "mode": plan.mode,
+        "device": plan.device,
+        "batch": plan.batch,
+        "nodes": len(plan.graph.nodes),
+        "parameter_bytes": plan.parameter_bytes,
+        "activation_bytes": plan.activation_bytes,
+        "peak_before_bytes": plan.peak_before_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "arena_bytes": plan.arena_bytes,
+        "workspace_bytes": plan.workspace_bytes,
+        "overhead": plan.overhead,
+        "segments": 1,
+        "recomputed_nodes": 0,
+        "unplanned_values": unplanned_values(plan),
+        "planning_seconds": plan.planning_seconds,
+        "output": output,
+    }
+
+
+def unplanned_values(plan: Plan) -> list[str]:
+    """Values a node writes that the runtime keeps itself: of a size only the run can tell, or nothing to plan."""
+    graph = plan.graph
+    return [graph.values[value] for writes in graph.writes for value in writes if not graph.planned[value]]

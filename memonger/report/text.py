@@ -1,0 +1,145 @@
+"""Tables for the terminal, made with rich."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from memonger.load import Model
+from memonger.liveness import live_bytes
+from memonger.plan import Plan
+from memonger.units import format_size
+
+WIDTH = 60  # columns of the memory curve
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def plan_table(record: Mapping[str, Any]) -> Table:
+    """A plan's figures, one a row, each with what it means."""
+    table = Table(title=f"{record['model']}: {record['mode']} on {record['device']}", title_justify="left")
+    table.add_column("figure")
+    table.add_column("size", justify="right")
+    table.add_column("", style="dim")
+    for key, meaning in _ROWS:
+        if record.get(key) is not None:
+            table.add_row(key.removesuffix("_bytes").replace("_", " "), format_size(record[key]), meaning)
+    if record["workspace_bytes"] is None:
+        table.add_row("workspace", "not measured", "scratch of the kernels: plan for a device to measure it")
+    return table
+
+
+_ROWS = (
+    ("parameter_bytes", "weights, beside the arena"),
+    ("activation_bytes", "every intermediate value at once"),
+    ("peak_before_bytes", "most alive at one step, in the file's own order"),
+    ("peak_bytes", "most alive at one step, in the planned order"),
+    ("lower_bound_bytes", "no layout of this order is smaller"),
+    ("arena_bytes", "what the plan allocates"),
+    ("workspace_bytes", "most scratch a kernel takes beside it, measured"),
+)
+
+
+def memory_curve(plan: Plan) -> str:
+    """Live bytes over the steps, as one line of block characters whose full height is the arena."""
+    live = live_bytes(plan.storage.buffers, len(plan.graph.nodes))
+    if not len(live) or not plan.arena_bytes:
+        return ""
+    bins = np.array_split(live, min(WIDTH, len(live)))
+    heights = [int(np.ceil(part.max() / plan.arena_bytes * (len(LEVELS) - 1))) for part in bins]
+    return "".join(LEVELS[min(height, len(LEVELS) - 1)] for height in heights)
+
+
+def largest_table(plan: Plan, count: int = 8) -> Table:
+    """The values alive at the worst step, largest first: what there is to gain, and from what."""
+    graph, storage = plan.graph, plan.storage
+    live = live_bytes(storage.buffers, len(graph.nodes))
+    worst = int(live.argmax()) if len(live) else 0
+    table = Table(title=f"Alive at the worst step {worst} ({graph.nodes[worst]})" if graph.nodes else "No steps")
+    for name in ("value", "bytes", "offset", "steps"):
+        table.add_column(name, justify="left" if name == "value" else "right")
+    first = {number: value for value, number in reversed(list(enumerate(storage.of_value))) if number >= 0}
+    alive = [buffer for buffer in storage.buffers if buffer.start <= worst < buffer.stop]
+    for buffer in sorted(alive, key=lambda b: (-b.size, b.id))[:count]:
+        value = first[buffer.id]
+        steps = f"{buffer.start}–{buffer.stop - 1}"
+        table.add_row(graph.values[value], format_size(buffer.size), str(plan.offsets[value]), steps)
+    return table
+
+
+def model_table(model: Any, name: str) -> Table:
+    """Inputs and outputs of a model with their types and shapes."""
+    table = Table(title=name, title_justify="left")
+    for column in ("", "name", "type", "shape"):
+        table.add_column(column)
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            dims = "?" if value.shape is None else "[" + ", ".join(str(dim) for dim in value.shape) + "]"
+            table.add_row(kind, value.name, value.dtype.name if value.dtype is not None else str(value.type), dims)
+    return table
+
+
+def operator_table(model: Model | Any, count: int = 10) -> Table:
+    """How often each operator occurs, the commonest first."""
+    graph = model.ir.graph if isinstance(model, Model) else model.graph
+    counts: dict[str, int] = {}
+    for node in graph:
+        key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        counts[key] = counts.get(key, 0) + 1
+    table = Table(title="Operators", title_justify="left")
+    table.add_column("operator")
+    table.add_column("nodes", justify="right")
+    for key, number in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:count]:
+        table.add_row(key, str(number))
+    return table
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Latency and memory of the planned run beside stock runs; ratios below 1 are in the plan's favour."""
+    table = Table(title="Planned against stock onnxruntime", title_justify="left")
+    table.add_column("session")
+    for name in ("latency", "planned ÷ stock", "memory over the model", "planned ÷ stock", "outputs"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        memory = "not measured" if row["peak_bytes"] is None else format_size(row["peak_bytes"])
+        table.add_row(
+            row["session"], f"{row['latency_seconds'] * 1e3:.2f} ms", _ratio(row.get("latency_ratio")), memory,
+            _ratio(row.get("peak_ratio")), row.get("outputs", ""),
+        )  # fmt: skip
+    return table
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def model_record(model: Any, name: str) -> dict[str, Any]:
+    """Inputs, outputs and node count of a model, for ``--json``."""
+
+    def described(value: Any) -> dict[str, Any]:
+        dims = None if value.shape is None else [d if isinstance(d, int) else str(d) for d in value.shape]
+        return {"name": value.name, "type": None if value.dtype is None else value.dtype.name, "shape": dims}
+
+    return {
+        "model": name,
+        "nodes": model.graph.num_nodes(),
+        "inputs": [described(value) for value in model.graph.inputs],
+        "outputs": [described(value) for value in model.graph.outputs],
+    }
+
+
+def outputs_table(outputs: Mapping[str, Any]) -> Table:
+    """Name, type, shape, mean and spread of each output."""
+    table = Table(title="Outputs", title_justify="left")
+    for column in ("name", "type", "shape", "mean", "standard deviation"):
+        table.add_column(column)
+    for name, value in outputs.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.size:
+            numbers = value.astype(np.float64)
+            row = (str(value.dtype), str(list(value.shape)), f"{numbers.mean():.5g}", f"{numbers.std():.5g}")
+        elif isinstance(value, np.ndarray):
+            row = (str(value.dtype), str(list(value.shape)), "", "")
+        else:
+            row = (type(value).__name__, "", "", "")
+        table.add_row(name, *row)
+    return table

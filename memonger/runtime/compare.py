@@ -1,0 +1,210 @@
+"""A planned model beside stock onnxruntime: outputs, latency and peak memory, each session in a process of its own."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memonger.device import parse_device
+from memonger.errors import MemongerError
+from memonger.load import load_as_is
+from memonger.plan import Plan
+from memonger.runtime import feeds as feeding
+from memonger.runtime.measure import Job, Measured, Worker, take_turns
+from memonger.runtime.optimize import LEVELS
+from memonger.runtime.session import Session
+
+ROUNDS = 5  # turns each session takes
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to run: timed runs of each session, seed of random inputs, threads within a node (0: the default), device."""
+
+    runs: int = 30
+    seed: int = 0
+    threads: int = 0
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Outputs by name, the JSON record, and rows for a table where there was a comparison."""
+
+    outputs: Mapping[str, Any]
+    record: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...] = ()
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    bitwise_equal: bool
+    max_abs_diff: float | None
+    notes: tuple[str, ...] = field(default=())
+
+
+def run_alone(planned: Path, feeds: feeding.Feeds | None, settings: Settings) -> Result:
+    """Run a planned model once."""
+    plan = Plan.load(planned)
+    given = feeds if feeds is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph), settings.seed)
+    session = Session(plan, device=settings.device, intra_op_threads=settings.threads)
+    outputs = session.run(given)
+    record = {
+        "model": str(planned), "device": str(session.device), "arena_bytes": plan.arena_bytes,
+        "workspace_bytes": plan.workspace_bytes, "outputs": {name: _described(v) for name, v in outputs.items()},
+    }  # fmt: skip
+    return Result(outputs, record)
+
+
+def _described(value: Any) -> Any:
+    return {"type": str(value.dtype), "shape": list(value.shape)} if isinstance(value, np.ndarray) else str(type(value))
+
+
+def compare(
+    planned: Path,
+    stock: Path,
+    feeds: feeding.Feeds | None,
+    settings: Settings,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> Result:
+    """Run a planned model, and a model on stock onnxruntime at the plan's own level and with default options.
+
+    Args:
+        planned: A planned model.
+        stock: The model stock onnxruntime runs; the planned file itself is run as a plain ONNX file.
+        feeds: Inputs; random numbers if None.
+        settings: See `Settings`.
+        folder: For what the processes exchange.
+        tell: Called with each stage's name.
+    """
+    plan = Plan.load(planned)
+    given = feeds if feeds is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph), settings.seed)
+    if not all(isinstance(feed, np.ndarray) and feed.dtype.kind != "O" for feed in given.values()):
+        raise MemongerError("--compare takes inputs that are arrays of numbers.")
+    np.savez(folder / "inputs.npz", **given)
+    level = _level(plan, stock)
+    threads, device = settings.threads or plan.threads, str(parse_device(settings.device or "cpu"))
+    kinds = {
+        "planned": (planned, True, ""),
+        "stock": (stock, False, level),
+        "default": (stock, False, "ORT_ENABLE_ALL"),
+    }
+    with ExitStack() as stack:
+        workers = {}
+        for name, (path, is_planned, stock_level) in kinds.items():
+            tell(f"loading {name}")
+            job = Job(
+                str(path),
+                str(folder / "inputs.npz"),
+                str(folder / f"{name}.npz"),
+                is_planned,
+                stock_level,
+                threads,
+                device,
+            )
+            workers[name] = stack.enter_context(Worker(job, folder, name))
+        tell("timing")
+        take_turns(list(workers.values()), ROUNDS, -(-settings.runs // ROUNDS))
+        measured = {name: worker.result() for name, worker in workers.items()}
+    outputs = {name: _read(folder / f"{name}.npz") for name in kinds}
+    return _result(plan, planned, level, measured, outputs)
+
+
+def _level(plan: Plan, stock: Path) -> str:
+    """The level at which stock onnxruntime runs the same kernels: a planned file is lowered already."""
+    loaded, _ = load_as_is(stock)
+    if plan.stamp is None or any(key.startswith("memonger") for key in loaded.metadata_props):
+        return LEVELS["disable"]
+    return LEVELS[plan.stamp.level]
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def difference(mine: Mapping[str, np.ndarray], stock: Mapping[str, np.ndarray]) -> _Difference:
+    """Whether two sets of outputs are equal bit for bit (NaNs with the same bits are), and the largest difference."""
+    equal, largest, notes = True, 0.0, []
+    for name, theirs in stock.items():
+        ours = mine[name]
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return _Difference(
+                False, None, (f"'{name}' is {ours.dtype}{ours.shape}, stock has {theirs.dtype}{theirs.shape}",)
+            )
+        if ours.tobytes() != theirs.tobytes():
+            equal = False
+            notes.append(name)
+            gap = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+            largest = max(largest, float(np.nanmax(gap, initial=0.0)))
+    return _Difference(equal, largest, tuple(notes))
+
+
+def _result(
+    plan: Plan,
+    planned: Path,
+    level: str,
+    measured: Mapping[str, Measured],
+    outputs: Mapping[str, Mapping[str, np.ndarray]],
+) -> Result:
+    ours = measured["planned"]
+    predicted = plan.arena_bytes + (plan.workspace_bytes or 0)
+    rows = [{"session": "planned", "latency_seconds": ours.latency_seconds, "peak_bytes": ours.peak_bytes}]
+    sections = {}
+    for name, title in (("stock", f"stock, {level}"), ("default", "stock, default options")):
+        sections[name] = _section(ours, measured[name], difference(outputs["planned"], outputs[name]))
+        rows.append({"session": title, **sections[name], "outputs": _outcome(sections[name])})
+    record = {
+        "model": str(planned), "device": plan.device, "level": level, "arena_bytes": plan.arena_bytes,
+        "workspace_bytes": plan.workspace_bytes, "predicted_bytes": predicted, "peak_bytes": ours.peak_bytes,
+        "latency_seconds": ours.latency_seconds, **sections["stock"], "default_session": sections["default"],
+    }  # fmt: skip
+    record["latency_seconds"], record["peak_bytes"] = ours.latency_seconds, ours.peak_bytes
+    return Result(outputs["planned"], record, tuple(rows), _verdict(plan, sections["stock"]))
+
+
+def _section(ours: Measured, theirs: Measured, gap: _Difference) -> dict[str, Any]:
+    ratio = ours.peak_bytes / theirs.peak_bytes if ours.peak_bytes is not None and theirs.peak_bytes else None
+    return {
+        "bitwise_equal": gap.bitwise_equal,
+        "max_abs_diff": gap.max_abs_diff,
+        "latency_seconds": theirs.latency_seconds,
+        "latency_ratio": ours.latency_seconds / theirs.latency_seconds,
+        "peak_bytes": theirs.peak_bytes,
+        "peak_ratio": ratio,
+    }
+
+
+def _outcome(section: Mapping[str, Any]) -> str:
+    if section["bitwise_equal"]:
+        return "equal bit for bit"
+    return "other shapes" if section["max_abs_diff"] is None else f"differ by {section['max_abs_diff']:.2g}"
+
+
+def _verdict(plan: Plan, section: Mapping[str, Any]) -> str:
+    workspace = plan.workspace_bytes or 0
+    return (
+        f"Predicted: {plan.arena_bytes} bytes of arena and {workspace} of scratch. Outputs "
+        f"{_outcome(section)} with stock onnxruntime at the plan's level."
+    )
+
+
+def save_outputs(outputs: Mapping[str, Any], path: Path) -> None:
+    """Write outputs as an .npz.
+
+    Raises:
+        MemongerError: an output is no array, or the file can't be written.
+    """
+    strange = [name for name, value in outputs.items() if not isinstance(value, np.ndarray)]
+    if strange:
+        raise MemongerError(f"output '{strange[0]}' is no array and can't go into an .npz.")
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **outputs)
+    except OSError as error:
+        raise MemongerError(f"{path} can't be written: {error.strerror or error}.") from error
