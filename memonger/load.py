@@ -4,7 +4,7 @@ Tensors stay where they are: external data is memory-mapped and never read here.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,20 +43,27 @@ class Model:
     batch: int | None = None
 
 
-def load(source: Source | Model, *, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
+def load(
+    source: Source | Model,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Model:
     """Read a model and make its shapes static.
 
     Args:
         source: A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. None is changed.
         batch: The first dimension of every input where that is symbolic.
         dims: Sizes of the other symbolic dimensions, by name, or by place: ``{"x[1]": 128}``.
+        input_shapes: Whole shapes of inputs, by name, for what ``batch`` and ``dims`` leave open.
 
     Raises:
         LoadError: not an ONNX model; external data missing, cut short or outside the model's folder; an
             operator nobody knows; a dimension without a size; shapes that contradict each other.
     """
     if isinstance(source, Model):
-        if batch is None and not dims:
+        if batch is None and not dims and not input_shapes:
             return source
         source = source.ir
     model, name = _read(source)
@@ -65,7 +72,7 @@ def load(source: Source | Model, *, batch: int | None = None, dims: Mapping[str,
     model = _raise_versions(model, name)
     check_operators(model, name)
     lift_constants(model, name)
-    _bind(model, name, batch, dims or {})
+    _bind(model, name, batch, _with_given(model, name, dims or {}, input_shapes or {}))
     shapes.infer(model, name)
     return Model(model, name, batch)
 
@@ -240,8 +247,8 @@ def _symbol(dim: int | ir.SymbolicDim) -> str | None:
 def _bind(model: ir.Model, name: str, batch: int | None, dims: Mapping[str, int]) -> None:
     """Give every symbolic dimension of the inputs its size, and forget the symbolic shapes of all else."""
     for key, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
-        if size < 1:
-            raise LoadError(f"dimension '{key}' can't be {size}: sizes are 1 or more.")
+        if size < 0:
+            raise LoadError(f"dimension '{key}' can't be {size}.")
     sizes, unused = dict(dims), set(dims)
     if batch is not None:
         sizes = {**_batch_symbols(model, name, batch), **sizes}
@@ -269,6 +276,25 @@ def _bind(model: ir.Model, name: str, batch: int | None, dims: Mapping[str, int]
             + (f"it has {', '.join(known)}." if known else "all of its dimensions are fixed.")
         )
     shapes.forget_symbolic(model)
+
+
+def _with_given(
+    model: ir.Model, name: str, dims: Mapping[str, int], given: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """The sizes in ``dims`` and those that whole input shapes give besides, by place."""
+    sizes = dict(dims)
+    for value in model.graph.inputs:
+        shape = given.get(str(value.name))
+        if shape is None or not isinstance(value.type, ir.TensorType):
+            continue
+        if value.shape is None:
+            value.shape = ir.Shape(list(shape))
+        if len(value.shape) != len(shape):
+            raise LoadError(f"{name}: input '{value.name}' has {len(value.shape)} dimensions; {list(shape)} was given.")
+        for axis, (dim, size) in enumerate(zip(value.shape, shape, strict=True)):
+            if not isinstance(dim, int) and _symbol(dim) not in dims:
+                sizes.setdefault(_dim_key(value, axis), size)
+    return sizes
 
 
 def _batch_symbols(model: ir.Model, name: str, batch: int) -> dict[str, int]:

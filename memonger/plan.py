@@ -160,7 +160,8 @@ class Choices:
         order: One of `memonger.search.ORDERS`, or ``best``: all of them, the smallest arena kept.
         level: onnxruntime's optimization level for device plans: disable, basic, extended or all.
         threads: Threads within a node; 0 leaves it to onnxruntime.
-        inputs: Input arrays for the calibrating run; random numbers if None.
+        inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
+            dimensions that are still open.
     """
 
     mode: str = "inference"
@@ -200,7 +201,7 @@ def search_plan(
     if options.mode != "inference":
         raise PlanError(f"mode {options.mode!r} can't be planned yet: only inference can.")
     tell("load")
-    model = load(source, batch=batch, dims=dims)
+    model = load(source, batch=batch, dims=dims, input_shapes=_shapes_of(options.inputs))
     tell("lower")
     lowered = _lower(model, device, options)
     calibration = lowered.calibration
@@ -232,6 +233,10 @@ def search_plan(
     tell("verify")
     plan.verify()
     return plan
+
+
+def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(feed.shape) for name, feed in (inputs or {}).items() if hasattr(feed, "shape")}
 
 
 def _device(device: str | Device | None) -> Device:

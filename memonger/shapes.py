@@ -114,13 +114,25 @@ def _has_unknown(model: ir.Model) -> bool:
 def infer_once(model: ir.Model, name: str) -> None:
     """ONNX's own inference alone: types and shapes are filled in, nodes stay as they are.
 
+    A complaint of its strict mode counts only where it leaves a size unknown: it also complains of old operators whose
+    function bodies it can't read.
+
     Raises:
         LoadError: shapes that contradict each other.
     """
+    skeleton = _skeleton(model)
+    complaint = None
     try:
-        inferred = onnx.shape_inference.infer_shapes(_skeleton(model), strict_mode=True, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        raise LoadError(f"{name}: its shapes contradict each other: {str(error).strip()}") from error
+        complaint = error
+        inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
+    _merge_all(model, inferred)
+    if complaint is not None and _has_unknown(model):
+        raise LoadError(f"{name}: its shapes contradict each other: {str(complaint).strip()}") from complaint
+
+
+def _merge_all(model: ir.Model, inferred: onnx.ModelProto) -> None:
     known = {info.name: info for info in (*inferred.graph.value_info, *inferred.graph.output)}
     for node in model.graph:
         for value in node.outputs:

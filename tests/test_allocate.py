@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memonger.allocate import ALLOCATORS, Buffer, Layout, allocate, check_layout, lower_bound
+from memonger.allocate import ALLOCATORS, Buffer, Layout, SearchOptions, allocate, check_layout, lower_bound
 from memonger.allocate.minimalloc_csv import read_problem
+from memonger.allocate.search import search
 from memonger.errors import LayoutError
 
 PACKING = sorted((Path(__file__).parent / "data" / "packing").glob("*.csv"))
@@ -110,11 +111,31 @@ def test_many_short_lived_buffers_and_a_few_that_stay_are_packed_closely() -> No
 
 
 @pytest.mark.parametrize("path", PACKING, ids=lambda path: path.name[0])
-def test_hard_instances_end_well_below_greedy_by_size(path: Path) -> None:
+def test_hard_instances_end_within_15_percent_of_the_bound(path: Path) -> None:
     buffers = read_problem(path).buffers
     layout = allocate(buffers)
     check_layout(buffers, layout)
-    assert layout.size < 0.95 * ALLOCATORS["greedy-size"](buffers).size
+    assert layout.size <= 1.15 * lower_bound(buffers)
+
+
+def test_more_effort_never_gives_a_larger_arena() -> None:
+    buffers = read_problem(PACKING[0]).buffers
+    efforts = (0, 2_000_000, 8_000_000)
+    sizes = [search(buffers, SearchOptions(effort=effort)).size for effort in efforts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0] == ALLOCATORS["lowest-offset-start"](buffers).size
+
+
+def test_search_depends_on_nothing_but_its_arguments() -> None:
+    buffers = read_problem(PACKING[1]).buffers
+    one, two = SearchOptions(effort=4_000_000), SearchOptions(effort=4_000_000, seed=2)
+    assert allocate(buffers, ["search"], one) == search(buffers, one) == search(buffers, one)
+    assert search(buffers, two) != search(buffers, one)
+
+
+def test_search_leaves_problems_beyond_its_effort_to_lowest_offset_first() -> None:
+    buffers = training_like(2000, 3)
+    assert search(buffers) == ALLOCATORS["lowest-offset-start"](buffers)
 
 
 def test_lower_bound_of_a_small_problem_by_hand() -> None:

@@ -8,52 +8,65 @@ from memonger.allocate.checker import check_layout
 from memonger.allocate.greedy import greedy
 from memonger.allocate.lower_bound import lower_bound
 from memonger.allocate.lowest_offset import lowest_offset_first
+from memonger.allocate.search import SearchOptions, search
 from memonger.allocate.types import Allocator, Buffer, Layout
 from memonger.errors import LayoutError
 
-__all__ = ["ALLOCATORS", "Allocator", "Buffer", "Layout", "allocate", "check_layout", "lower_bound"]
+__all__ = ["ALLOCATORS", "Allocator", "Buffer", "Layout", "SearchOptions", "allocate", "check_layout", "lower_bound"]
 
 ALLOCATORS: Mapping[str, Allocator] = MappingProxyType(
     {
         "lowest-offset-area": partial(lowest_offset_first, order="area"),
-        "lowest-offset-size": partial(lowest_offset_first, order="size"),
         "lowest-offset-duration": partial(lowest_offset_first, order="duration"),
-        "greedy-size": partial(greedy, order="size"),
-        "greedy-area": partial(greedy, order="area"),
+        "lowest-offset-start": partial(lowest_offset_first, order="start"),
+        "lowest-offset-conflict": partial(lowest_offset_first, order="conflict"),
+        "lowest-offset-size": partial(lowest_offset_first, order="size"),
         "greedy-duration": partial(greedy, order="duration"),
         "greedy-conflict": partial(greedy, order="conflict"),
+        "greedy-size": partial(greedy, order="size"),
+        "greedy-area": partial(greedy, order="area"),
         "greedy-start": partial(greedy, order="start", fit="first"),
+        "search": search,
     }
 )
 """Every allocator by name, in the order in which ``allocate`` tries them."""
 
+_MANY, _FEW_STRATEGIES = 20_000, 3
+"""From how many buffers on only the first few allocators are tried by default: each takes seconds there."""
 
-def allocate(buffers: Sequence[Buffer], strategies: Sequence[str] | None = None) -> Layout:
+
+def allocate(
+    buffers: Sequence[Buffer],
+    strategies: Sequence[str] | None = None,
+    search_options: SearchOptions | None = None,
+) -> Layout:
     """Lay buffers out with the best of several allocators: the smallest arena, the first of equals.
 
-    Tries them in order and stops at the first that reaches the lower bound. The same buffers in the same order give the
-    same offsets, whatever their ids.
+    Tries them in order and stops at the first that comes within less than the smallest alignment of the lower bound.
+    The same buffers in the same order give the same offsets, whatever their ids.
 
     Args:
         buffers: The problem; empty gives the empty layout.
-        strategies: Names from ``ALLOCATORS``, tried in this order; all of them by default.
+        strategies: Names from ``ALLOCATORS``, tried in this order. By default all, or from 20,000 buffers on the first
+            three.
+        search_options: Settings of the strategy ``search``.
 
     Raises:
         LayoutError: The problem is malformed (the message names the buffer), or a strategy is unknown.
     """
-    names = tuple(ALLOCATORS) if strategies is None else tuple(strategies)
+    names = _defaults(len(buffers)) if strategies is None else tuple(strategies)
     unknown = [name for name in names if name not in ALLOCATORS]
     if unknown or not names:
-        raise LayoutError(
-            f"no allocator named {', '.join(unknown) or '(none given)'}; there are {', '.join(ALLOCATORS)}"
-        )
-    bound = lower_bound(buffers)
-    best: Layout | None = None
-    for name in names:
-        layout = ALLOCATORS[name](buffers)
-        if best is None or layout.size < best.size:
-            best = layout
-        if best.size <= bound:
+        raise LayoutError(f"no allocator named {unknown or '(none given)'}; there are {', '.join(ALLOCATORS)}")
+    allocators = {**ALLOCATORS, "search": partial(search, options=search_options)}
+    enough = lower_bound(buffers) + min((buffer.alignment for buffer in buffers), default=1)
+    best = allocators[names[0]](buffers)
+    for name in names[1:]:
+        if best.size < enough:
             break
-    assert best is not None
+        best = min(best, allocators[name](buffers), key=lambda layout: layout.size)
     return best
+
+
+def _defaults(count: int) -> tuple[str, ...]:
+    return tuple(ALLOCATORS)[: _FEW_STRATEGIES if count >= _MANY else None]

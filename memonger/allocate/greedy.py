@@ -37,10 +37,10 @@ def greedy(buffers: Sequence[Buffer], order: str = "size", fit: Fit = "best") ->
 def _place(rows: Rows, order: NDArray[np.intp], fit: Fit) -> Ints:
     """Depths by row, taken in this order."""
     depths, ends = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
-    floor, alignment, occupied = rows.floor.tolist(), rows.alignment.tolist(), rows.occupied.tolist()
+    alignment, occupied = rows.alignment.tolist(), rows.occupied.tolist()
     for row in order.tolist():
         below, above = _neighbours(rows, row, depths, ends)
-        floors = np.maximum(np.concatenate((np.zeros(1, dtype=np.int64), above)), floor[row])
+        floors = np.concatenate((np.zeros(1, dtype=np.int64), above))
         if not rows.uniform:
             floors = (floors + alignment[row] - 1) & -alignment[row]
         depths[row] = _choose_gap(floors, below, occupied[row], fit)
@@ -63,9 +63,9 @@ def _neighbours(rows: Rows, row: int, depths: Ints, ends: Ints) -> tuple[Ints, I
 def _choose_gap(floors: Ints, below: Ints, occupied: int, fit: Fit) -> int:
     """Where the smallest (best) or lowest (first) gap of at least ``occupied`` bytes begins; else the top.
 
-    ``floors`` are the ground and the sorted ends. The gap below the k-th depth begins at the k-th floor, although depths
-    and ends are sorted independently: there is a gap exactly if the buffers that begin lower have all ended, and if
-    there is none the k-th floor lies above the k-th depth, which gives a negative width.
+    ``floors`` are the ground and the sorted ends. The gap below the k-th depth begins at the k-th floor, although
+    depths and ends are sorted independently: there is a gap exactly if the buffers that begin lower have all ended, and
+    if there is none the k-th floor lies above the k-th depth, which gives a negative width.
     """
     width = below - floors[:-1]
     fits = np.flatnonzero(width >= occupied)

@@ -1,7 +1,7 @@
 """The orders in which allocators consider buffers. Each is a permutation of rows, first considered first.
 
-A duration is counted in steps at which some buffer starts or stops, so the scale of time doesn't matter. Ties are broken
-by size, alignment and duration (large first), then start and the caller's order: never by id.
+A duration is counted in steps at which some buffer starts or stops, so the scale of time doesn't matter. Ties are
+broken by size, alignment and duration (large first), then start and the caller's order: never by id.
 """
 
 from collections.abc import Callable, Mapping

@@ -29,14 +29,15 @@ class Rows:
     form a first part of their own: two windows for each row instead of one.
 
     Allocators compute *depths*. With one alignment for all, ``layout`` turns them upside down: what has depth 0 ends at
-    the arena's last byte, where a size that is no multiple of the alignment saves its slack; ``floor`` keeps rows
-    without enough slack from there. With several alignments a depth is an offset.
+    the arena's last byte, where a size that is no multiple of the alignment saves its slack. With several alignments a
+    depth is an offset.
 
     Attributes:
         source: Position of each row's buffer in the caller's sequence.
         size: Bytes.
         occupied: Bytes each row keeps others from using: its size, up to the next multiple of ``unit``.
-        floor: The least depth, in bytes.
+        floor: The least depth, in bytes, with which a layout can be as small as the lower bound: 0, or ``unit`` where
+            the slack doesn't suffice. An allocator that fills the arena evenly should respect it.
         start: First step, as the rank among all steps that occur.
         stop: Step at which the bytes are free again, likewise.
         alignment: Bytes.

@@ -77,11 +77,36 @@ def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":
         if kind is not None and isinstance(kind, ir.TensorType):
-            return module.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(value), int(kind.dtype))
-        return module.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
+            return module.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous(value), int(kind.dtype))
+        return module.OrtValue.ortvalue_from_numpy(contiguous(value))
     if kind is None:
         raise SessionError("a value without a type can't be fed.")
     return _constant(value, kind)
+
+
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """The array itself where its bytes lie in one row, else a copy. Scalars stay scalars."""
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
+    """What an OrtValue holds: an array, a list of arrays, or None for an empty optional."""
+    if not value.has_value():
+        return None
+    if value.is_tensor():
+        return value.numpy()
+    if kind is None:
+        raise SessionError("a value without a type can't be read.")
+    graph = ir.Graph([ir.Value(name="given", type=kind)], [], nodes=[], name="read", opset_imports={"": 21})
+    result = _append(graph, ir.Node("", "Identity", [graph.inputs[0]]))
+    result.type = kind
+    graph.outputs.append(result)
+    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.Options())
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("given", value)
+    binding.bind_output(str(result.name))
+    session.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()[0]
 
 
 def _constant(value: Feed, kind: ir.TypeProtocol) -> Any:

@@ -149,7 +149,7 @@ def _without_weights(model: ir.Model) -> tuple[ir.Model, list[str], list[Any]]:
             continue
         names.append(str(value.name))
         make = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
-        values.append(make(np.ascontiguousarray(tensor.numpy()), int(tensor.dtype)))
+        values.append(make(np.require(tensor.numpy(), requirements="C"), int(tensor.dtype)))
         value.const_value = ir.ExternalTensor(
             "given", 0, tensor.nbytes, tensor.dtype, shape=shapes.tensor_shape(tensor), name=str(value.name)
         )
@@ -190,6 +190,11 @@ def session_options(options: Options) -> Any:
 def enum_of(dtype: ir.DataType) -> int:
     """The ONNX element type number that onnxruntime binds tensors by."""
     return int(dtype)
+
+
+def wrap(value: Any) -> Any:
+    """The public OrtValue around one of a session's raw ones."""
+    return value if isinstance(value, onnxruntime().OrtValue) else onnxruntime().OrtValue(value)
 
 
 def names_of(items: Sequence[Any]) -> tuple[str, ...]:

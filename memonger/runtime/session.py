@@ -38,6 +38,7 @@ class _Program:
 
     inputs: tuple[feeding.Input, ...]
     outputs: tuple[str, ...]
+    held_kinds: Mapping[str, ir.TypeProtocol | None]
     planned: tuple[_Planned, ...]
     order: tuple[str, ...]
     unordered: frozenset[str]
@@ -219,7 +220,10 @@ class _Lane:
 
     def results(self, outputs: Mapping[str, np.ndarray], copy: bool) -> dict[str, Any]:
         values = self.binding.get_outputs_as_ortvaluevector() if self.held else ()
-        found: dict[str, Any] = {name: _to_python(values, index) for index, name in enumerate(self.held)}
+        found: dict[str, Any] = {
+            name: feeding.to_python(ort.wrap(values[index]), self.program.held_kinds.get(name))
+            for index, name in enumerate(self.held)
+        }
         for name in self.program.outputs:
             if name in found:
                 continue
@@ -236,17 +240,6 @@ def _array(arena: HostArena, place: _Planned) -> np.ndarray:
     if place.dtype.bitwidth < 8:
         raise SessionError(f"output '{place.name}' of type {place.dtype.name} can't be read as an array.")
     return arena.view(place.offset, place.dtype.numpy(), place.shape)
-
-
-def _to_python(values: Any, index: int) -> Any:
-    """A value of onnxruntime's as Python: an array, a list of arrays, or None for an empty optional."""
-    return values.to_numpy_at(index) if hasattr(values, "to_numpy_at") else _python_of(values[index])
-
-
-def _python_of(value: Any) -> Any:
-    if not value.has_value():
-        return None
-    return value.numpy() if value.is_tensor() else value.to_list()
 
 
 def _device(plan: Plan, device: str | Device | None) -> Device:
@@ -281,6 +274,7 @@ def _program(plan: Plan) -> _Program:
     return _Program(
         inputs=feeding.inputs_of(graph),
         outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs)),
+        held_kinds={str(value.name): value.type for value in graph.outputs},
         planned=_planned_values(plan),
         order=plan.graph.nodes,
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
