@@ -16,10 +16,10 @@ guarantees:
 So broadcasting needs no check of shapes: an input as large as the output isn't broadcast, whatever unit dimensions
 differ, and a smaller one has its own bytes. Of several pairs with one input, or with one output, the caller takes one.
 
-Every entry was compared, bit for bit, with separate memory on onnxruntime 1.31.1's CPU provider (x86-64 with AVX-512; up
-to 1,000,003 elements; 1, 2 and 4 threads), and the row-wise and accumulating kernels were read as well. A kernel's own
-`MayInplace` isn't enough: Normalizer declares it and is wrong. Nor is passing: what the source shows to fail with another
-processor's kernel isn't in the list. See `NEVER_IN_PLACE`.
+Every entry was compared, bit for bit, with separate memory on onnxruntime 1.31.1's CPU provider (x86-64 with AVX-512,
+up to 1,000,003 elements, 1, 2 and 4 threads); of the normalizations, Gemm and the Gelus the source was read too. A
+kernel's own `MayInplace` isn't enough: Normalizer declares it and is wrong. Nor is passing on one machine: what fails
+with another processor's kernel, by its source, isn't in the list. See `NEVER_IN_PLACE`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def _exercised() -> frozenset[tuple[str, str, int, int]]:
 def test_shared_memory_gives_the_bits_of_separate_memory(example: Example) -> None:
     used = 0
     for dtype in example.dtypes:
-        for n in example.sizes:
+        for n in example.sizes if dtype == example.dtypes[0] else example.sizes[-2:]:
             arrays = _draw(example, n, dtype)
             for pair in _pairs(example, arrays):
                 used += 1

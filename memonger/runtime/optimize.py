@@ -18,6 +18,7 @@ from memonger.load import Model
 from memonger.lower import Calibration, Lowered, Stamp, name_nodes
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
+from memonger.scratch import ScratchFolder
 
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -54,9 +55,9 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
     ort.check_device(device)
     if settings.level not in LEVELS:
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
-    folder = tempfile.TemporaryDirectory(prefix="memonger-")
+    folder = ScratchFolder()
     try:
-        lowered, calibration = _lower(model, device, settings, Path(folder.name))
+        lowered, calibration = _lower(model, device, settings, folder.path)
     except SessionError as error:
         raise PlanError(f"{model.name}: {error}") from error
     except OSError as error:

@@ -1,6 +1,5 @@
 """Runs a planned model on onnxruntime with every planned value at its address in one arena."""
 
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
 from memonger.runtime.arena import HostArena
 from memonger.runtime.optimize import floating_names, inner_names
+from memonger.scratch import ScratchFolder
 
 Threads = Literal["lock", "arena"]
 
@@ -80,12 +80,12 @@ class Session:
         self.device = _device(plan, device)
         check_stamp(plan, self.device)
         self._program = _program(plan)
-        self._profile: tempfile.TemporaryDirectory[str] | None = tempfile.TemporaryDirectory(prefix="memonger-")
+        self._profile: ScratchFolder | None = ScratchFolder()
         self._refused: str | None = None
         options = ort.Options(
             in_order=True,
             threads=intra_op_threads or plan.threads,
-            profile=Path(self._profile.name) / "first_run",
+            profile=self._profile.path / "first_run",
         )
         self._session = ort.make_session(_exposed(plan.model, self._program.planned), self.device, options)
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class Session:
         """Compare the order the first run took with the schedule."""
         assert self._profile is not None
         runs = profile.read_profile(Path(self._session.end_profiling()))
-        self._profile.cleanup()
+        self._profile.remove()
         self._profile = None
         left_out = self._program.unordered
         planned = [name for name in self._program.order if name not in left_out]
