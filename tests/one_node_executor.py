@@ -92,7 +92,9 @@ def _single(model: ir.Model, node: ir.Node, inputs: dict[str, np.ndarray], const
         made = ir.Value(name=value.name, shape=ir.Shape(list(dims)), type=value.type)
         if str(value.name) in constants:
             assert value.const_value is not None
-            made.type, made.const_value = ir.TensorType(value.const_value.dtype), value.const_value
+            tensor = value.const_value
+            made.type = ir.TensorType(tensor.dtype)
+            made.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
         return made
 
     values = {str(v.name): fresh(v, inputs[str(v.name)]) for v in node.inputs if v is not None}

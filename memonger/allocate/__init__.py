@@ -58,7 +58,7 @@ def allocate(
     unknown = [name for name in names if name not in ALLOCATORS]
     if unknown or not names:
         raise LayoutError(f"no allocator named {unknown or '(none given)'}; there are {', '.join(ALLOCATORS)}")
-    allocators = {**ALLOCATORS, "search": partial(search, options=search_options)}
+    allocators: dict[str, Allocator] = {**ALLOCATORS, "search": partial(search, options=search_options)}
     enough = lower_bound(buffers) + min((buffer.alignment for buffer in buffers), default=1)
     best = allocators[names[0]](buffers)
     for name in names[1:]:

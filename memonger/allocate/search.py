@@ -32,6 +32,7 @@ class SearchOptions:
     Attributes:
         effort: How many vector elements may be visited in all; 10^8 take about half a second. Laying out one child
             visits n² of them, so with the default effort problems beyond some 1,700 buffers are not searched.
+        patience: Rounds without a smaller arena after which the search ends.
         order: What breaks ties between buffers, from ``ORDERS``, and so where the search begins.
         children: λ.
         changes: How many buffers' biases a child changes, on average.
@@ -40,6 +41,7 @@ class SearchOptions:
     """
 
     effort: int = 100_000_000
+    patience: int = 30
     order: str = "start"
     children: int = 32
     changes: int = 5
@@ -113,9 +115,10 @@ def _evolve(batch: _Batch, bound: int, rounds: int, options: SearchOptions) -> L
     shape = (options.children, len(batch.order))
     biases = np.zeros((1, shape[1]), dtype=np.int64)
     depths = batch.place(biases)[0]
-    for _ in range(rounds):
+    improved = 0
+    for turn in range(rounds):
         height = (depths + batch.occupied).max()
-        if height - batch.rows.unit < bound:
+        if height - batch.rows.unit < bound or turn - improved > options.patience:
             break
         changed = random.random_sample(shape) < options.changes / shape[1]
         change = random.normal(0.0, options.deviation * bound, shape)
@@ -123,6 +126,8 @@ def _evolve(batch: _Batch, bound: int, rounds: int, options: SearchOptions) -> L
         placed = batch.place(children)
         heights = (placed + batch.occupied).max(axis=1)
         winner = int(heights.argmin())
+        if heights[winner] < height:
+            improved = turn
         if heights[winner] <= height:
             biases, depths = children[winner : winner + 1], placed[winner]
     return batch.layout(depths)
