@@ -39,7 +39,9 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     return model
 
 
-def model_of(nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], **weights: np.ndarray) -> onnx.ModelProto:
+def model_of(
+    nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], **weights: np.ndarray
+) -> onnx.ModelProto:
     """A float32 model from nodes; ``inputs`` and ``outputs`` map names to shapes."""
     graph = helper.make_graph(
         nodes,

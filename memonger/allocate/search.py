@@ -4,8 +4,8 @@ Lowest-offset-first takes the buffer with the least offset next. Here each buffe
 its offset in that comparison only: with all biases 0 this is plain lowest-offset-first, with large ones it drops the
 buffers in any order whatever, so some biases give an optimal layout. A (1 + λ) evolution strategy looks for them: every
 round makes λ children of the best biases so far by changing a few of them a little, lays all children out at the same
-time as one batch of vectors, and goes on from the smallest arena. It stops at local optima: a hundred times the effort
-gains little, another seed as much.
+time as one batch of vectors, and goes on from the smallest arena. It ends in local optima: on MiniMalloc's challenging
+instances ten times the effort takes off less than a percentage point, and seeds differ by more.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ from memonger.allocate.types import Buffer
 from memonger.errors import LayoutError
 
 _INT64 = 2**63
-"""The allocators rank ``offset * number of buffers`` in 64-bit integers."""
+"""The allocators rank ``offset * number of buffers`` in 64-bit integers, and the search offsets far below 2^62."""
 
 _FARTHEST = 2**62
 """Steps beyond this, either way, would make a duration that is no 64-bit integer."""
@@ -27,7 +27,7 @@ def validate(buffers: Sequence[Buffer]) -> None:
         seen.add(buffer.id)
         validate_buffer(buffer)
         total += buffer.size + buffer.alignment
-    if (total + 1) * len(buffers) >= _INT64:
+    if (total + 1) * max(len(buffers), 4) >= _INT64:
         largest = max(buffers, key=lambda buffer: buffer.size)
         raise LayoutError(
             f"{len(buffers)} buffers of {total} bytes in all are beyond 64-bit arithmetic; "
