@@ -131,33 +131,6 @@ def _root_cause(error: BaseException) -> str:
     return str(error).strip().rstrip(".")
 
 
-def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Every tensor of the model that lies in a file of its own, subgraphs included."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
-
-
-def check_external_data(model: ir.Model, name: str) -> None:
-    """Every external tensor lies whole in a file inside the model's own folder."""
-    for tensor in external_tensors(model):
-        folder, path = Path(tensor.base_dir).resolve(), Path(tensor.path).resolve()
-        if Path(tensor.location).is_absolute() or not path.is_relative_to(folder):
-            raise LoadError(
-                f"{name}: tensor '{tensor.name}' points to {tensor.location}, outside the model's folder {folder}. "
-                "Files elsewhere are not read; move the data beside the model."
-            )
-        if not path.is_file():
-            raise LoadError(f"{name}: the external data of tensor '{tensor.name}' is missing: no file {path}.")
-        end = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
-        if path.stat().st_size < end or (tensor.length is not None and tensor.length < tensor.nbytes):
-            raise LoadError(
-                f"{name}: the external data of tensor '{tensor.name}' is cut short: {path} has {path.stat().st_size} "
-                f"bytes, the tensor needs {tensor.nbytes} from byte {tensor.offset or 0}."
-            )
-
-
 def _inline(model: ir.Model, name: str) -> None:
     if not model.functions:
         return
@@ -193,26 +166,6 @@ def _remove_input(graph: ir.Graph, value: ir.Value) -> None:
         graph.inputs.remove(value)
 
 
-def check_operators(model: ir.Model, name: str) -> None:
-    """Every operator is one that ONNX defines, or lies in a domain of onnxruntime's own."""
-    known = {schema.domain for schema in onnx.defs.get_all_schemas()}
-    for node in model.graph.all_nodes():
-        if node.domain in RUNTIME_DOMAINS:
-            continue
-        where = f"node '{node.name}' ({node.op_type})"
-        if node.domain not in known:
-            raise LoadError(
-                f"{name}: {where} is in the domain '{node.domain}', which neither ONNX nor onnxruntime defines. "
-                "Give the operator a function body in the model, or cut it out."
-            )
-        opset = model.opset_imports.get(node.domain)
-        if opset is None or not onnx.defs.has(node.op_type, opset, node.domain):
-            raise LoadError(
-                f"{name}: {where} is an unknown operator: domain '{node.domain or 'ai.onnx'}' has no "
-                f"'{node.op_type}' in opset {opset}."
-            )
-
-
 def lift_constants(model: ir.Model, name: str) -> None:
     """Turn Constant nodes into initializers, which is what a runtime does with them."""
     for node in [n for n in model.graph if n.op_type == "Constant" and n.outputs[0].is_graph_output()]:
@@ -234,98 +187,6 @@ def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:
     old.replace_all_uses_with(new)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
-
-
-def _dim_key(value: ir.Value, axis: int) -> str:
-    return f"{value.name}[{axis}]"
-
-
-def _symbol(dim: int | ir.SymbolicDim) -> str | None:
-    return dim.value if isinstance(dim, ir.SymbolicDim) else None
-
-
-def _bind(model: ir.Model, name: str, batch: int | None, dims: Mapping[str, int]) -> None:
-    """Give every symbolic dimension of the inputs its size, and forget the symbolic shapes of all else."""
-    for key, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
-        if size < 0:
-            raise LoadError(f"dimension '{key}' can't be {size}.")
-    sizes, unused = dict(dims), set(dims)
-    if batch is not None:
-        sizes = {**_batch_symbols(model, name, batch), **sizes}
-    for value in model.graph.inputs:
-        if value.shape is None or not isinstance(value.type, ir.TensorType):
-            continue
-        bound: list[int] = []
-        for axis, dim in enumerate(value.shape):
-            keys = [key for key in (_dim_key(value, axis), _symbol(dim)) if key is not None and key in sizes]
-            if isinstance(dim, int):
-                if keys and sizes[keys[0]] != dim:
-                    raise LoadError(f"{name}: dimension {keys[0]} is {dim} in the model and can't be {sizes[keys[0]]}.")
-                unused.difference_update(keys)
-                bound.append(dim)
-                continue
-            if not keys:
-                raise LoadError(_unbound_message(name, value, axis, dim))
-            unused.difference_update(keys)
-            bound.append(sizes[keys[0]])
-        value.shape = ir.Shape(bound)
-    if unused:
-        known = sorted(shapes.symbols(model))
-        raise LoadError(
-            f"{name} has no dimension named {', '.join(sorted(map(repr, unused)))}; "
-            + (f"it has {', '.join(known)}." if known else "all of its dimensions are fixed.")
-        )
-    shapes.forget_symbolic(model)
-
-
-def _with_given(
-    model: ir.Model, name: str, dims: Mapping[str, int], given: Mapping[str, Sequence[int]]
-) -> dict[str, int]:
-    """The sizes in ``dims`` and those that whole input shapes give besides, by place."""
-    sizes = dict(dims)
-    for value in model.graph.inputs:
-        shape = given.get(str(value.name))
-        if shape is None or not isinstance(value.type, ir.TensorType):
-            continue
-        if value.shape is None:
-            value.shape = ir.Shape(list(shape))
-        if len(value.shape) != len(shape):
-            raise LoadError(f"{name}: input '{value.name}' has {len(value.shape)} dimensions; {list(shape)} was given.")
-        for axis, (dim, size) in enumerate(zip(value.shape, shape, strict=True)):
-            if not isinstance(dim, int) and _symbol(dim) not in dims:
-                sizes.setdefault(_dim_key(value, axis), size)
-    return sizes
-
-
-def _batch_symbols(model: ir.Model, name: str, batch: int) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    fixed = []
-    for value in model.graph.inputs:
-        if value.shape is None or len(value.shape) == 0:
-            continue
-        first = value.shape[0]
-        if isinstance(first, int):
-            fixed.append((value.name, first))
-        else:
-            sizes[_symbol(first) or _dim_key(value, 0)] = batch
-    if not sizes and all(first != batch for _, first in fixed):
-        which = ", ".join(f"'{input_name}' has {first}" for input_name, first in fixed) or "the model has no inputs"
-        raise LoadError(
-            f"{name}: the batch can't be {batch}, its inputs' first dimensions are fixed ({which}). "
-            "Export the model with a dynamic batch dimension, or leave --batch out."
-        )
-    return sizes
-
-
-def _unbound_message(name: str, value: ir.Value, axis: int, dim: Any) -> str:
-    symbol = _symbol(dim)
-    flag = f"--dim {symbol}=N" if symbol else f"--dim '{_dim_key(value, axis)}=N'"
-    called = f"'{symbol}'" if symbol else "without a name"
-    also = " or --batch N" if axis == 0 else ""
-    return (
-        f"{name}: dimension {axis} of input '{value.name}' ({called}) has no size. "
-        f"Plans need static shapes: give it one with {flag}{also}."
-    )
 
 
 def load_as_is(path: Path) -> tuple[ir.Model, str]:
