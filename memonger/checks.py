@@ -1,4 +1,4 @@
-"""checks: what has to hold of a model before anything is done with it. Each raises `LoadError` and says what is wrong."""
+"""checks: what has to hold of a model before anything is done with it. Each raises a `LoadError` that says what fails."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,5 +181,7 @@ def _cycle(graph: ir.Graph) -> list[str]:
         following = next(node for node in graph if node in left[path[-1]] and node in left)
         if following in path:
             loop = path[path.index(following) :]
-            return [f"{described(a)} reads from {described(b)}" for a, b in zip(loop, [*loop[1:], loop[0]], strict=True)]
+            return [
+                f"{described(a)} reads from {described(b)}" for a, b in zip(loop, [*loop[1:], loop[0]], strict=True)
+            ]
         path.append(following)

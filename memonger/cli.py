@@ -1,8 +1,12 @@
 """The command line: the one place that prints. Results go to standard output, progress and errors to standard error."""
 
+import errno
 import json
+import logging
 import sys
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any, NoReturn
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -30,26 +35,27 @@ STAGES = 5
 Command = Callable[..., None]
 
 
-class _Group(click.Group):
-    """Turns memonger's own errors into one line and exit status 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except MemongerError as error:
-            _fail(error)
-
-
 class _Command(click.Command):
+    """Turns what a user can meet into one line on standard error and exit status 1."""
+
     def invoke(self, ctx: click.Context) -> Any:
+        logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # memonger says itself what is wrong with a model
         try:
             return super().invoke(ctx)
         except MemongerError as error:
-            _fail(error)
+            _fail(str(error))
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever read the output has enough; click ends quietly
+            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.")
 
 
-def _fail(error: MemongerError) -> NoReturn:
-    click.echo(f"memonger: {error}", err=True)
+class _Group(click.Group):
+    command_class = _Command
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"memonger: {message}", err=True)
     sys.exit(1)
 
 
@@ -65,9 +71,10 @@ def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str])
 
 MODEL = click.argument("model", type=click.Path(path_type=Path))
 DIMS = (
-    click.option("--batch", type=click.IntRange(1), metavar="N", help="First dimension of every input."),
-    click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N", help="Size of a dimension."),
-)
+    click.option("--batch", type=click.IntRange(1), metavar="N", help="Size of the inputs' open first dimension."),
+    click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
+                 help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
+)  # fmt: skip
 DEVICE = click.option(
     "--device", metavar="DEVICE", help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed."
 )
@@ -78,7 +85,8 @@ PLANNING = (
     DEVICE,
     click.option("--level", default="all", type=click.Choice(["disable", "basic", "extended", "all"]),
                  help="onnxruntime's optimization level, for device plans.", show_default=True),
-    click.option("--threads", type=click.IntRange(0), default=0, help="Threads within a node; 0: onnxruntime's default."),
+    click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
+                 help="Threads within a node; 0: onnxruntime's default."),
     click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
                  help="Order of the nodes; best tries all."),
     click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -87,6 +95,8 @@ PLANNING = (
     click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
 )  # fmt: skip
+
+ONLY_PLANNING = ("batch", "dims", "level", "order", "no_inplace", "no_views", "no_reuse")
 
 
 def _options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -116,10 +126,12 @@ def _read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
     if path is None:
         return None
     try:
-        with np.load(path) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError) as error:
-        raise MemongerError(f"{path} is not an .npz of input arrays: {error}.") from error
+        with zipfile.ZipFile(path) as archive:
+            archive.testzip()
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise MemongerError(f"{path} is not an .npz of input arrays: {str(error).rstrip('.')}.") from error
 
 
 def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
@@ -168,11 +180,14 @@ _PLAN_OPTIONS = _options(
 @click.version_option(__version__)
 @_PLAN_OPTIONS
 def plan(**arguments: Any) -> None:
-    """Plan MODEL's memory: the order its nodes run in, and the byte of one arena where every value lies."""
+    """Plan the memory of MODEL.
+
+    The plan is the order its nodes run in, and the byte of one arena at which every value lies.
+    """
     _plan(**arguments)
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, name="memonger")
 @click.version_option(__version__)
 def main() -> None:
     """Plans the memory of a neural network before it runs."""
@@ -181,7 +196,10 @@ def main() -> None:
 @main.command(name="plan")
 @_PLAN_OPTIONS
 def plan_command(**arguments: Any) -> None:
-    """Plan MODEL's memory: the order its nodes run in, and the byte of one arena where every value lies."""
+    """Plan the memory of MODEL.
+
+    The plan is the order its nodes run in, and the byte of one arena at which every value lies.
+    """
     _plan(**arguments)
 
 
@@ -212,7 +230,10 @@ def inspect(model: Path, as_json: bool) -> None:
 @MODEL
 @AS_JSON
 def verify(model: Path, as_json: bool) -> None:
-    """Check the plan in MODEL with the independent checker: exit status 0 if it holds."""
+    """Check the plan in MODEL with an independent checker.
+
+    The exit status is 0 if it holds.
+    """
     planned = Plan.load(model)
     record = {
         "model": str(model), "verified": True, "values": len(planned.offsets), "steps": len(planned.graph.nodes),
@@ -222,9 +243,18 @@ def verify(model: Path, as_json: bool) -> None:
         _print_json(record)
     else:
         click.echo(
-            f"{model}: the plan holds. {record['values']} values over {record['steps']} steps in {record['arena_bytes']} "
-            f"bytes (lower bound {record['lower_bound_bytes']})."
+            f"{model}: the plan holds. {record['values']} values over {record['steps']} steps in "
+            f"{record['arena_bytes']} bytes (lower bound {record['lower_bound_bytes']})."
         )
+
+
+def _refuse_planning_options(model: Path) -> None:
+    """A plan that is there already isn't made anew."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in ONLY_PLANNING:
+            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")
 
 
 @main.command()
@@ -253,7 +283,9 @@ def run(
     feeds = _read_inputs(flags["inputs"])
     with tempfile.TemporaryDirectory(prefix="memonger-") as scratch:
         planned = model
-        if KEY not in loaded.metadata_props:
+        if KEY in loaded.metadata_props:
+            _refuse_planning_options(model)
+        else:
             planned = Path(scratch) / "planned.onnx"
             _search(model, quiet, **flags).save(planned)
         del loaded
@@ -267,12 +299,13 @@ def run(
         if outputs is not None:
             comparing.save_outputs(result.outputs, outputs)
     if as_json:
-        _print_json(result.record)
+        _print_json({**result.record, "model": str(model)})
         return
     console = Console()
     console.print(text.outputs_table(result.outputs))
     if result.rows:
         console.print(text.comparison_table(result.rows))
+        console.print(text.COMPARISON_NOTE, markup=False, style="dim")
         console.print(result.verdict, markup=False)
 
 
@@ -282,7 +315,10 @@ def run(
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the offsets here.")
 @AS_JSON
 def pack(problem: Path, capacity: int | None, output: Path | None, as_json: bool) -> None:
-    """Lay out the buffers of PROBLEM, in MiniMalloc's format: id,lower,upper,size."""
+    """Lay out the buffers of a CSV file.
+
+    PROBLEM is in MiniMalloc's format, a header and one row a buffer: id,lower,upper,size.
+    """
     buffers = read_problem(problem)
     layout = allocate(buffers.buffers)
     check_layout(buffers.buffers, layout)

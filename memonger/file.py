@@ -17,12 +17,15 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger import shapes
+from memonger.checks import external_tensors, tensor_attributes
 from memonger.errors import LoadError, PlanFileError
-from memonger.load import check_external_data, external_tensors, load_as_is
+from memonger.load import load_as_is
 from memonger.lower import Stamp
 
 KEY = "memonger.plan"
 FORMAT = 1
+ALIGNMENTS = (64, 128, 256, 512, 1024, 2048, 4096)  # bytes; an arena begins at a page
+LARGEST = 2**62  # bytes; sums of two such sizes still fit 64 bits
 INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
 
 
@@ -42,7 +45,7 @@ class Header:
 
 
 def graph_digest(model: ir.Model) -> str:
-    """A digest of the graph: operators, attributes, names, types and shapes, the weights' included but not their data."""
+    """A digest of the graph: operators, attributes, names, types and shapes; of the weights all but their data."""
     digest = hashlib.sha256()
     for graph in model.graphs():
         for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
@@ -106,7 +109,7 @@ def load(path: Path) -> tuple[ir.Model, Header]:
         raise PlanFileError(f"{path} has no plan in it: make one with `memonger-plan {path} -o PLANNED.onnx`.")
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{name}: its plan is not valid JSON: {error}.") from error
     header = _parse_header(content, name)
     if content["graph_digest"] != graph_digest(model):
@@ -118,7 +121,7 @@ def load(path: Path) -> tuple[ir.Model, Header]:
 
 
 def _parse_header(content: Any, name: str) -> Header:
-    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise PlanFileError(f"{name}: its plan is malformed: it has no format number.")
     if content["format"] != FORMAT:
         newer = "newer" if content["format"] > FORMAT else "unknown"
@@ -128,7 +131,12 @@ def _parse_header(content: Any, name: str) -> Header:
         )
     fields = _Fields(content, name)
     stamp = content.get("stamp")
-    offsets = fields.sizes("offsets")
+    if fields.integer("alignment", 1) not in ALIGNMENTS:
+        raise PlanFileError(
+            f"{name}: its plan is malformed: 'alignment' is {content['alignment']}, and can be one of "
+            f"{', '.join(map(str, ALIGNMENTS))} bytes."
+        )
+    offsets = fields.sizes("offsets", -LARGEST)  # whether they lie in the arena is for the checker to say
     fields.text("graph_digest")
     return Header(
         mode=fields.text("mode"),
@@ -164,15 +172,15 @@ class _Fields:
 
     def integer(self, key: str, least: int) -> int:
         value = self.content.get(key)
-        if type(value) is not int or not least <= value < 2**62:
+        if type(value) is not int or not least <= value < LARGEST:
             return int(_malformed(self.name, key))
         return value
 
-    def sizes(self, key: str) -> dict[str, int] | None:
+    def sizes(self, key: str, least: int = 0) -> dict[str, int] | None:
         value = self.content.get(key)
         if value is None and key != "offsets":
             return None
-        if not isinstance(value, dict) or any(type(v) is not int or not 0 <= v < 2**62 for v in value.values()):
+        if not isinstance(value, dict) or any(type(v) is not int or not least <= v < LARGEST for v in value.values()):
             return dict(_malformed(self.name, key))
         return value
 
@@ -230,8 +238,15 @@ def _with_data_inside(model: ir.Model) -> ir.Model:
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 tensor = value.const_value
-                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+                value.const_value = _read_in(tensor)
+        for node, attribute in list(tensor_attributes(graph)):
+            if isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes.add(ir.AttrTensor(attribute.name, _read_in(attribute.value)))
     return model
+
+
+def _read_in(tensor: ir.ExternalTensor) -> ir.Tensor[Any]:
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def _keeps_data_in_place(model: ir.Model, folder: Path) -> bool:
@@ -256,4 +271,4 @@ def _scratch_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "check_external_data", "graph_digest", "load", "save"]
+__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "graph_digest", "load", "save"]

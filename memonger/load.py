@@ -4,26 +4,31 @@ Tensors stay where they are: external data is memory-mapped and never read here.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
+import onnx.parser
 import onnx_ir as ir
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 from onnx_ir import external_data
 from onnx_ir.passes import common as passes
 
-from memonger import shapes
+from memonger import checks, shapes
+from memonger import dims as dimensions
+from memonger.checks import check_external_data
+from memonger.checks import external_tensors as external_tensors
 from memonger.errors import LoadError
 
 logger = logging.getLogger(__name__)
 
 MIN_IR_VERSION = 10  # the first in which nodes carry metadata_props
 MIN_OPSET = 7  # the first that onnxruntime has kernels for
-RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
+
+# What onnx raises for a file it can't make sense of, in any of its formats.
+NOT_A_MODEL = (DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError)
 
 Source = str | Path | bytes | onnx.ModelProto | ir.Model
 
@@ -67,24 +72,36 @@ def load(
             return source
         source = source.ir
     model, name = _read(source)
-    check_external_data(model, name)
     _inline(model, name)
+    checks.check_versions(model, name)
     model = _raise_versions(model, name)
-    check_operators(model, name)
+    checks.check_operators(model, name)
+    checks.sort(model, name)
     lift_constants(model, name)
-    _bind(model, name, batch, _with_given(model, name, dims or {}, input_shapes or {}))
+    dimensions.bind(model, name, batch, dims or {}, input_shapes or {})
     shapes.infer(model, name)
     return Model(model, name, batch)
 
 
 def _read(source: Source) -> tuple[ir.Model, str]:
+    """A model of our own, checked for form, and where it came from."""
+    model, name = _copy(source)
+    checks.check_structure(model, name)
+    check_external_data(model, name)
+    return model, name
+
+
+def _copy(source: Source) -> tuple[ir.Model, str]:
     match source:
         case ir.Model():
-            return source.clone(), source.graph.name or "<onnx_ir.Model>"
+            name = source.graph.name or "<onnx_ir.Model>"
+            checks.check_structure(source, name)  # what nothing writes can't be cloned
+            in_order = all(checks.is_sorted(graph) for graph in source.graphs())
+            return source.clone() if in_order else _from_proto_of(source, ir.to_proto(source)), name
         case onnx.ModelProto():
-            return _from_proto(source, "<onnx.ModelProto>", None)
+            return _from_proto(source, "<onnx.ModelProto>", None), "<onnx.ModelProto>"
         case bytes():
-            return _from_proto(_parse(source, "<bytes>"), "<bytes>", None)
+            return _from_proto(_parse(source, "<bytes>"), "<bytes>", None), "<bytes>"
     path = Path(source)
     if path.is_dir():
         raise LoadError(f"{path} is a folder: name the .onnx file in it.")
@@ -94,35 +111,36 @@ def _read(source: Source) -> tuple[ir.Model, str]:
         raise LoadError(f"{path}: no such file.") from None
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
-    except (DecodeError, json_format.Error, text_format.ParseError, ValueError) as error:
-        raise LoadError(f"{path} is not an ONNX model, or is cut short: {error}.") from error
-    return _from_proto(proto, str(path), path.parent)
+    except NOT_A_MODEL as error:
+        raise LoadError(f"{path} is not an ONNX model, or is cut short: {_root_cause(error)}.") from error
+    return _from_proto(proto, str(path), path.parent), str(path)
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:
     try:
         return onnx.ModelProto.FromString(data)
     except DecodeError as error:
-        raise LoadError(f"{name} are not an ONNX model, or are cut short: {error}.") from error
+        raise LoadError(f"{name} are not an ONNX model, or are cut short: {_root_cause(error)}.") from error
 
 
-def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> tuple[ir.Model, str]:
+def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
         raise LoadError(f"{name} is not an ONNX model: it has no graph or no IR version.")
     if not proto.graph.node and not proto.graph.output:
         raise LoadError(f"{name} has an empty graph: no nodes and no outputs, so there is nothing to plan.")
     if not proto.opset_import:
         raise LoadError(f"{name} is not a valid ONNX model: it imports no operator set (opset_import is empty).")
-    uses_files = any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer)
-    if folder is None and uses_files:
-        raise LoadError(f"{name} refers to external data files, but not where they lie: give the model's path instead.")
     try:
         model = ir.serde.deserialize_model(proto)
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ir.serde.SerdeError) as error:
         raise LoadError(f"{name} is not a valid ONNX model: {_root_cause(error)}.") from error
+    if "ai.onnx" in model.opset_imports:  # another way to write the default domain
+        model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     if folder is not None:
         external_data.set_base_dir(model.graph, folder)
-    return model, name
+    elif any(external_tensors(model)):
+        raise LoadError(f"{name} refers to external data files, but not where they lie: give the model's path instead.")
+    return model
 
 
 def _root_cause(error: BaseException) -> str:
@@ -136,34 +154,41 @@ def _inline(model: ir.Model, name: str) -> None:
         return
     try:
         passes.InlinePass()(model)
-    except (ValueError, RuntimeError, ir.passes.PassError) as error:
+    except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
         raise LoadError(f"{name}: its functions can't be inlined: {_root_cause(error)}.") from error
 
 
 def _raise_versions(model: ir.Model, name: str) -> ir.Model:
-    opset = model.opset_imports.get("", None)
+    if (model.ir_version or 0) < 4:  # initializers are listed as inputs, and are none
+        for value in model.graph.initializers.values():
+            if value.is_graph_input():
+                model.graph.inputs.remove(value)
+    opset = model.opset_imports.get("")
     if opset is not None and opset < MIN_OPSET:
         logger.info("%s: opset %d raised to %d", name, opset, MIN_OPSET)
-        model.ir_version = max(model.ir_version or 0, 4)
-        try:
-            proto = onnx.version_converter.convert_version(ir.to_proto(model), MIN_OPSET)
-        except (RuntimeError, ValueError) as error:
-            raise LoadError(
-                f"{name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
-                f"{_root_cause(error)}. Export it again with a newer opset."
-            ) from error
-        model = ir.serde.deserialize_model(proto)
-    old = model.ir_version or 0
-    if old < 4:
-        for value in model.graph.initializers.values():
-            _remove_input(model.graph, value)
-    model.ir_version = max(old, MIN_IR_VERSION)
+        model = _convert(model, name, opset)
+    model.ir_version = max(model.ir_version or 0, MIN_IR_VERSION)
     return model
 
 
-def _remove_input(graph: ir.Graph, value: ir.Value) -> None:
-    if value.is_graph_input():
-        graph.inputs.remove(value)
+def _convert(model: ir.Model, name: str, opset: int) -> ir.Model:
+    model.ir_version = max(model.ir_version or 0, 4)
+    try:
+        proto = onnx.version_converter.convert_version(ir.to_proto(model), MIN_OPSET)
+    except (RuntimeError, ValueError) as error:
+        raise LoadError(
+            f"{name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
+            f"{_root_cause(error)}. Export it again with a newer opset."
+        ) from error
+    return _from_proto_of(model, proto)
+
+
+def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
+    """A model from a proto made of another model: its external data is where it was."""
+    made = ir.serde.deserialize_model(proto)
+    for folder in {tensor.base_dir for tensor in external_tensors(model)}:
+        external_data.set_base_dir(made.graph, folder)
+    return made
 
 
 def lift_constants(model: ir.Model, name: str) -> None:
@@ -190,11 +215,9 @@ def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def load_as_is(path: Path) -> tuple[ir.Model, str]:
-    """Read a planned file: nothing is inlined, raised, bound or inferred.
+    """Read a file: nothing is inlined, raised, sorted, bound or inferred.
 
     Raises:
         LoadError: not an ONNX model, or its external data isn't there.
     """
-    model, name = _read(path)
-    check_external_data(model, name)
-    return model, name
+    return _read(path)

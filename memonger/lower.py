@@ -12,7 +12,6 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from memonger.errors import LoadError
 from memonger.load import Model
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -61,30 +60,11 @@ class Lowered:
 
 
 def portable(model: Model) -> Lowered:
-    """The portable form: sorted, without nodes or outputs nobody uses.
-
-    Raises:
-        LoadError: the graph has a cycle.
-    """
+    """The portable form: without nodes or outputs nobody uses."""
     copy = model.ir.clone()
     passes.RemoveUnusedNodesPass()(copy)
-    if not is_sorted(copy.graph):
-        try:
-            copy.graph.sort()
-        except ValueError as error:
-            raise LoadError(f"{model.name}: its graph has a cycle, so no order can run it ({error}).") from error
     name_nodes(copy)
     return Lowered(copy)
-
-
-def is_sorted(graph: ir.Graph) -> bool:
-    """Whether every node stands after the nodes it reads from."""
-    seen: set[ir.Node] = set()
-    for node in graph:
-        if any(producer not in seen for producer in node.predecessors() if producer.graph is graph):
-            return False
-        seen.add(node)
-    return True
 
 
 def name_nodes(model: ir.Model) -> None:

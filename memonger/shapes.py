@@ -1,6 +1,7 @@
 """Static shapes: inference, folding of shape arithmetic, and which sizes only the run can tell."""
 
 import logging
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -97,12 +98,51 @@ def forget_symbolic(model: ir.Model) -> None:
 def infer(model: ir.Model, name: str) -> None:
     """Infer every type and shape ONNX's own inference can, folding shape arithmetic where that helps.
 
+    What a file declares of values in between is often stale: the shapes of the batch it was exported with. It counts
+    only for sizes that inference can't tell from the inputs.
+
     Raises:
-        LoadError: shapes that contradict each other, with the node that shows it.
+        LoadError: shapes or types that contradict each other, with the node that shows it.
     """
-    infer_once(model, name)
+    forget_symbolic(model)
+    declared = _forget_declared(model)
+    complaint = _infer_and_fold(model, name)
+    if _has_unknown(model) and _restore(model, declared):
+        complaint = _infer_and_fold(model, name)
+    if complaint is not None and _has_unknown(model):
+        raise LoadError(_contradiction(name, complaint)) from complaint
+
+
+def _infer_and_fold(model: ir.Model, name: str) -> Exception | None:
+    complaint = infer_once(model, name)
     while _has_unknown(model) and fold_shape_arithmetic(model):
-        infer_once(model, name)
+        complaint = infer_once(model, name)
+    return complaint
+
+
+def _forget_declared(model: ir.Model) -> dict[ir.Value, ir.Shape]:
+    declared = {}
+    for value in (v for node in model.graph for v in node.outputs):
+        if value.shape is not None and dense(value):
+            declared[value], value.shape = value.shape, None
+    return declared
+
+
+def _restore(model: ir.Model, declared: dict[ir.Value, ir.Shape]) -> bool:
+    """Give declared sizes back to values that are still without one, those that only the run can tell left out."""
+    dynamic = run_time_sized(model)
+    fitting = [v for v, shape in declared.items() if static_shape(v) is None and _fits(shape, v.shape)]
+    restored = [value for value in fitting if value not in dynamic]
+    for value in restored:
+        value.shape = declared[value]
+    return bool(restored)
+
+
+def _fits(declared: ir.Shape, inferred: ir.Shape | None) -> bool:
+    if inferred is None:
+        return True
+    pairs = zip(declared, inferred, strict=False)
+    return len(declared) == len(inferred) and all(not isinstance(known, int) or known == dim for dim, known in pairs)
 
 
 def _has_unknown(model: ir.Model) -> bool:
@@ -111,25 +151,37 @@ def _has_unknown(model: ir.Model) -> bool:
     )
 
 
-def infer_once(model: ir.Model, name: str) -> None:
+def infer_once(model: ir.Model, name: str) -> Exception | None:
     """ONNX's own inference alone: types and shapes are filled in, nodes stay as they are.
 
-    A complaint of its strict mode counts only where it leaves a size unknown: it also complains of old operators whose
-    function bodies it can't read.
+    Returns: what its strict mode says of anything but the model's nodes, if it does: it can't read the bodies of some
+        old operators that ONNX defines as functions. That matters only where a size stays unknown.
 
     Raises:
-        LoadError: shapes that contradict each other.
+        LoadError: shapes or types that contradict each other.
     """
     skeleton = _skeleton(model)
-    complaint = None
+    complaint: Exception | None = None
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        if _COMPLAINT.search(str(error)):
+            raise LoadError(_contradiction(name, error)) from error
         complaint = error
         inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
     _merge_all(model, inferred)
-    if complaint is not None and _has_unknown(model):
-        raise LoadError(f"{name}: its shapes contradict each other: {str(complaint).strip()}") from complaint
+    return complaint
+
+
+# How onnx writes a complaint about a node of the model; one about a function's body has another list in place of text.
+_HEAD = "[ShapeInferenceError] Inference error(s): "
+_COMPLAINT = re.compile(rf"^(?:{re.escape(_HEAD)})?\(op_type:[^)]*\): (?!\[\w+\] Inference error)", re.MULTILINE)
+
+
+def _contradiction(name: str, complaint: Exception) -> str:
+    """The first of onnx's complaints, on one line."""
+    lines = str(complaint).strip().removeprefix(_HEAD).splitlines()
+    return f"{name}: its shapes or types contradict each other: {lines[0].rstrip('.') if lines else complaint!r}."
 
 
 def _merge_all(model: ir.Model, inferred: onnx.ModelProto) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
-from memonger.load import Model
 from memonger.liveness import live_bytes
+from memonger.load import Model
 from memonger.plan import Plan
 from memonger.units import format_size
 
@@ -17,7 +18,8 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 def plan_table(record: Mapping[str, Any]) -> Table:
     """A plan's figures, one a row, each with what it means."""
-    table = Table(title=f"{record['model']}: {record['mode']} on {record['device']}", title_justify="left")
+    where = "portable, for any runtime" if record["device"] == "none" else f"on {record['device']}"
+    table = Table(title=f"{escape(record['model'])}: {record['mode']}, {where}", title_justify="left")
     table.add_column("figure")
     table.add_column("size", justify="right")
     table.add_column("", style="dim")
@@ -55,28 +57,38 @@ def largest_table(plan: Plan, count: int = 8) -> Table:
     graph, storage = plan.graph, plan.storage
     live = live_bytes(storage.buffers, len(graph.nodes))
     worst = int(live.argmax()) if len(live) else 0
-    table = Table(title=f"Alive at the worst step {worst} ({graph.nodes[worst]})" if graph.nodes else "No steps")
+    title = f"Alive at the worst step, {worst} ({escape(graph.nodes[worst])})" if graph.nodes else "No steps"
+    table = Table(title=title, title_justify="left")
     for name in ("value", "bytes", "offset", "steps"):
         table.add_column(name, justify="left" if name == "value" else "right")
     first = {number: value for value, number in reversed(list(enumerate(storage.of_value))) if number >= 0}
     alive = [buffer for buffer in storage.buffers if buffer.start <= worst < buffer.stop]
     for buffer in sorted(alive, key=lambda b: (-b.size, b.id))[:count]:
         value = first[buffer.id]
-        steps = f"{buffer.start}–{buffer.stop - 1}"
-        table.add_row(graph.values[value], format_size(buffer.size), str(plan.offsets[value]), steps)
+        steps = f"{buffer.start} to {buffer.stop - 1}"
+        table.add_row(escape(graph.values[value]), format_size(buffer.size), str(plan.offsets[value]), steps)
     return table
 
 
-def model_table(model: Any, name: str) -> Table:
-    """Inputs and outputs of a model with their types and shapes."""
-    table = Table(title=name, title_justify="left")
+def model_table(model: Any, name: str, count: int = 20) -> Table:
+    """Inputs and outputs of a model with their types and shapes, the first ``count`` of each."""
+    table = Table(title=escape(name), title_justify="left")
     for column in ("", "name", "type", "shape"):
         table.add_column(column)
-    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
-        for value in values:
+    for kind, values in (("input", given_inputs(model)), ("output", model.graph.outputs)):
+        for value in values[:count]:
             dims = "?" if value.shape is None else "[" + ", ".join(str(dim) for dim in value.shape) + "]"
-            table.add_row(kind, value.name, value.dtype.name if value.dtype is not None else str(value.type), dims)
+            dtype = value.dtype.name.lower() if value.dtype is not None else str(value.type)
+            table.add_row(kind, escape(str(value.name)), dtype, escape(dims))
+        if len(values) > count:
+            table.add_row("", f"and {len(values) - count} more", "", "")
     return table
+
+
+def given_inputs(model: Any) -> list[Any]:
+    """The inputs a caller gives: in old files the initializers are listed among them."""
+    old = (model.ir_version or 0) < 4
+    return [value for value in model.graph.inputs if not (old and value.name in model.graph.initializers)]
 
 
 def operator_table(model: Model | Any, count: int = 10) -> Table:
@@ -95,11 +107,11 @@ def operator_table(model: Model | Any, count: int = 10) -> Table:
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Latency and memory of the planned run beside stock runs; ratios below 1 are in the plan's favour."""
+    """Latency and memory of the planned run beside stock runs; `COMPARISON_NOTE` says what the columns are."""
     table = Table(title="Planned against stock onnxruntime", title_justify="left")
     table.add_column("session")
-    for name in ("latency", "planned ÷ stock", "memory over the model", "planned ÷ stock", "outputs"):
-        table.add_column(name, justify="right")
+    for name in ("latency", "ratio", "memory", "ratio", "outputs"):
+        table.add_column(name, justify="right", no_wrap=name != "outputs")
     for row in rows:
         memory = "not measured" if row["peak_bytes"] is None else format_size(row["peak_bytes"])
         table.add_row(
@@ -107,6 +119,11 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             _ratio(row.get("peak_ratio")), row.get("outputs", ""),
         )  # fmt: skip
     return table
+
+
+COMPARISON_NOTE = (
+    "Ratios are planned ÷ stock: below 1 the plan is better. Memory is the most a run takes above the loaded model."
+)
 
 
 def _ratio(value: float | None) -> str:
@@ -123,15 +140,15 @@ def model_record(model: Any, name: str) -> dict[str, Any]:
     return {
         "model": name,
         "nodes": model.graph.num_nodes(),
-        "inputs": [described(value) for value in model.graph.inputs],
+        "inputs": [described(value) for value in given_inputs(model)],
         "outputs": [described(value) for value in model.graph.outputs],
     }
 
 
 def outputs_table(outputs: Mapping[str, Any]) -> Table:
-    """Name, type, shape, mean and spread of each output."""
+    """Name, type, shape, mean and spread (standard deviation) of each output."""
     table = Table(title="Outputs", title_justify="left")
-    for column in ("name", "type", "shape", "mean", "standard deviation"):
+    for column in ("name", "type", "shape", "mean", "spread"):
         table.add_column(column)
     for name, value in outputs.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.size:
@@ -141,5 +158,5 @@ def outputs_table(outputs: Mapping[str, Any]) -> Table:
             row = (str(value.dtype), str(list(value.shape)), "", "")
         else:
             row = (type(value).__name__, "", "", "")
-        table.add_row(name, *row)
+        table.add_row(*map(escape, (name, *row)))
     return table

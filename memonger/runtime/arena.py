@@ -19,7 +19,7 @@ class HostArena:
 
     def __init__(self, size: int) -> None:
         try:
-            self._map = mmap.mmap(-1, max(size, 1))
+            self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
             raise SessionError(f"an arena of {size} bytes can't be allocated: {error}.") from error
         self.size = size

@@ -70,7 +70,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
     source, level = model.ir, LEVELS[settings.level]
     for number in range(ROUNDS):
         path = folder / f"optimized{number}.onnx"
-        ort.make_session(source, device, ort.Options(level=level, optimized=path, entries=_entries(path)))
+        ort.make_session(source, device, ort.Options(level=level, optimized=path, entries=_entries(path), lend_weights=True))
         lowered = _reload(path, model)
         run = _run(lowered, device, settings, folder)
         if _as_written(lowered, run.executed):
@@ -118,6 +118,7 @@ def _run(model: ir.Model, device: Device, settings: Settings, folder: Path) -> _
         threads=settings.threads,
         profile=folder / "calibration",
         pattern=False,  # the statistics are exact only without
+        lend_weights=True,
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
     )
     session = ort.make_session(model, device, options)

@@ -1,62 +1,26 @@
-"""The one place that imports onnxruntime, and what it is asked to do with a model."""
+"""What onnxruntime is asked to do with a model."""
 
 import hashlib
-import importlib
 import logging
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from memonger import shapes
 from memonger.device import Device
 from memonger.errors import RuntimeUnavailableError, SessionError
 from memonger.load import external_tensors
+from memonger.runtime import weights
+from memonger.runtime.module import onnxruntime
 
 logger = logging.getLogger(__name__)
 
-OLDEST = (1, 23)  # the first release seen to honour everything a plan needs
-SHARED_ABOVE = 1024  # bytes from which a weight is handed over as memory and not as part of the model's message
 _NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
-
-
-@cache
-def onnxruntime() -> ModuleType:
-    """The onnxruntime module.
-
-    Raises:
-        RuntimeUnavailableError: it isn't installed, or is too old; the message has the command that installs it.
-    """
-    try:
-        module = importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"onnxruntime isn't installed ({error}). Install it with `pip install 'memonger[cpu]'`, or on a machine "
-            "with an NVIDIA GPU with `pip install 'memonger[gpu]'` (one of the two, never both). "
-            "Planning alone works without: --device none."
-        ) from error
-    version = tuple(int(part) for part in module.__version__.split(".")[:2])
-    if version < OLDEST:
-        raise RuntimeUnavailableError(
-            f"onnxruntime {module.__version__} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed. "
-            "Upgrade it with `pip install -U 'memonger[cpu]'`."
-        )
-    return module
-
-
-def is_available() -> bool:
-    """Whether onnxruntime can be imported."""
-    try:
-        onnxruntime()
-    except RuntimeUnavailableError:
-        return False
-    return True
 
 
 def runtime_name() -> str:
@@ -103,6 +67,8 @@ class Options:
         entries: Session config entries.
         arena: Whether onnxruntime's own CPU arena is on.
         pattern: Whether onnxruntime's own memory pattern is on.
+        lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
+            session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
     """
 
     level: str = "ORT_DISABLE_ALL"
@@ -113,6 +79,7 @@ class Options:
     entries: Mapping[str, str] = field(default_factory=lambda: _NO_ENTRIES)
     arena: bool = True
     pattern: bool = True
+    lend_weights: bool = False
 
 
 def make_session(model: ir.Model | Path, device: Device, options: Options) -> Any:
@@ -128,32 +95,10 @@ def make_session(model: ir.Model | Path, device: Device, options: Options) -> An
     folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
     for folder in folders:  # one at most: a model's external data lies in its own folder
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    light, names, values = _without_weights(model)
-    if names:
-        settings.add_external_initializers(names, values)
-    return _create(ir.to_proto(light).SerializeToString(), settings, device)
-
-
-def _without_weights(model: ir.Model) -> tuple[ir.Model, list[str], list[Any]]:
-    """The model with its large weights taken out, their names, and OrtValues over the same memory.
-
-    Serializing weights would copy them twice, and no message can hold over 2 GiB.
-    """
-    copy = model.clone()
-    names, values = [], []
-    for value in copy.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < SHARED_ABOVE:
-            continue
-        if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
-            continue
-        names.append(str(value.name))
-        make = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
-        values.append(make(np.require(tensor.numpy(), requirements="C"), int(tensor.dtype)))
-        value.const_value = ir.ExternalTensor(
-            "given", 0, tensor.nbytes, tensor.dtype, shape=shapes.tensor_shape(tensor), name=str(value.name)
-        )
-    return copy, names, values
+    owned = None if options.lend_weights else weights.owned_message(model)
+    session = _create(owned if owned is not None else weights.lent_message(model, settings), settings, device)
+    session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
+    return session
 
 
 def _create(model: str | bytes, settings: Any, device: Device) -> Any:

@@ -32,10 +32,11 @@ class NodeRun:
 
 def read_profile(path: Path) -> tuple[NodeRun, ...]:
     """The node executions of a profile, in the order they began; those in subgraphs included."""
-    events = json.loads(path.read_text())
-    runs = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(SUFFIX)]
-    runs.sort(key=lambda event: event["ts"])  # stable: equal stamps stay in the order they were written
-    return tuple(_node_run(event) for event in runs)
+    with path.open() as file:
+        events = (json.loads(line.rstrip().rstrip(",")) for line in file if line.startswith("{"))  # an event a line
+        runs = [(e["ts"], _node_run(e)) for e in events if e.get("cat") == "Node" and e["name"].endswith(SUFFIX)]
+    runs.sort(key=lambda run: run[0])  # stable: equal stamps stay in the order they were written
+    return tuple(run for _, run in runs)
 
 
 def _node_run(event: dict[str, Any]) -> NodeRun:
