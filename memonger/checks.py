@@ -1,4 +1,4 @@
-"""checks: what has to hold of a model before anything is done with it. Each raises a `LoadError` that says what fails."""
+"""checks: what has to hold of a model before anything is done with it. Each raises a `LoadError` saying what is off."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -126,8 +126,8 @@ def _read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
     if path is None:
         return None
     try:
-        with zipfile.ZipFile(path) as archive:
-            archive.testzip()
+        if not zipfile.is_zipfile(path):
+            raise MemongerError(f"{path} is not an .npz of input arrays: write one with numpy.savez.")
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:

@@ -242,9 +242,9 @@ def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
 def _device(device: str | Device | None) -> Device:
     if device is not None:
         return parse_device(device)
-    from memonger.runtime import ort
+    from memonger.runtime import module
 
-    return parse_device("cpu" if ort.is_available() else "none")
+    return parse_device("cpu" if module.is_available() else "none")
 
 
 def _lower(model: Model, device: Device, options: Choices) -> Lowered:

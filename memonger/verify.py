@@ -58,7 +58,7 @@ def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment
     """
     _check_addresses(graph, offsets, arena_bytes, alignment)
     arena = _Arena()
-    written: set[int] = {v for v in range(len(graph.values))} - {v for writes in graph.writes for v in writes}
+    written: set[int] = set(range(len(graph.values))) - {v for writes in graph.writes for v in writes}
     tied: dict[int, list[int]] = {}
     for step in range(len(graph.nodes)):
         for value in graph.reads[step]:
@@ -144,8 +144,8 @@ def _check_collisions(
             clash = other in done or (other in graph.reads[step] and other not in allowed)
             if clash and not (other in shared and _is_view_pair(graph, step, allowed, value)):
                 raise VerificationError(
-                    f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[value]}' at bytes [{start}, {stop}) "
-                    f"over '{graph.values[other]}' at [{at[0]}, {at[1]}), which it "
+                    f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[value]}' at "
+                    f"bytes [{start}, {stop}) over '{graph.values[other]}' at [{at[0]}, {at[1]}), which it "
                     f"{'also writes' if other in done else 'reads'} at that step."
                 )
 

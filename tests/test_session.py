@@ -87,9 +87,8 @@ def test_threads_never_mix_results(plan: memonger.Plan, expected: dict[int, np.n
     wrong: list[int] = []
 
     def work(seed: int) -> None:
-        for _ in range(30):
-            if not np.array_equal(session.run({"x": _x(seed)})["y"], expected[seed]):
-                wrong.append(seed)
+        results = (session.run({"x": _x(seed)})["y"] for _ in range(30))
+        wrong.extend(seed for y in results if not np.array_equal(y, expected[seed]))
 
     workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for worker in workers:

@@ -12,6 +12,7 @@ from memonger import shapes
 from memonger.device import CPU
 from memonger.errors import SessionError
 from memonger.runtime import ort
+from memonger.runtime.module import onnxruntime
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), or OrtValue
 Feeds = Mapping[str, Feed]
@@ -72,7 +73,7 @@ def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
     Strings, sequences and optionals have no constructor in onnxruntime's Python interface, so a model of constants
     makes them.
     """
-    module = ort.onnxruntime()
+    module = onnxruntime()
     if isinstance(value, module.OrtValue):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":

@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a session took: median seconds of a run, and the most bytes above the loaded model (None: not measurable)."""
+    """What a session took: median seconds of a run, most bytes above the loaded model (None: not measurable)."""
 
     latency_seconds: float
     peak_bytes: int | None

@@ -70,7 +70,8 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
     source, level = model.ir, LEVELS[settings.level]
     for number in range(ROUNDS):
         path = folder / f"optimized{number}.onnx"
-        ort.make_session(source, device, ort.Options(level=level, optimized=path, entries=_entries(path), lend_weights=True))
+        options = ort.Options(level=level, optimized=path, entries=_entries(path), lend_weights=True)
+        ort.make_session(source, device, options)
         lowered = _reload(path, model)
         run = _run(lowered, device, settings, folder)
         if _as_written(lowered, run.executed):
