@@ -4,7 +4,6 @@ The parent writes a line to start a round of runs and reads a line with their ti
 turns this way, so that a machine that slows down slows all of them. The first line says what loading and running took.
 """
 
-import gc
 import json
 import statistics
 import subprocess
@@ -91,11 +90,8 @@ def _peak(run: Callable[[], object]) -> int | None:
     if not memory.is_measurable():
         run()
         return None
-    gc.collect()
-    memory.give_back_free_memory()
-    baseline = memory.resident().now
+    baseline = memory.settle()
     run()
-    gc.collect()
     return memory.peak_over(baseline, run)
 
 

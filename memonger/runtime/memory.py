@@ -1,7 +1,13 @@
-"""How much memory a piece of work takes, by the operating system's own account."""
+"""How much memory a piece of work takes, by the operating system's own account.
+
+Counted is the process's own (anonymous) memory. Pages of program files are not: the first run touches code that no plan
+decides on. Memory that loading freed hides what a run needs, because the run reuses it: it is given back to the system
+before the baseline is read.
+"""
 
 import ctypes
 import ctypes.util
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +18,7 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Resident bytes of this process: now, and the most since `reset_peak`."""
+    """Resident bytes of this process: its own now, and its own at most since `reset_peak`."""
 
     now: int
     peak: int
@@ -20,13 +26,14 @@ class Resident:
 
 def is_measurable() -> bool:
     """Whether this system says what is needed (Linux does)."""
-    return STATUS.is_file() and CLEAR_REFS.is_file()
+    return STATUS.is_file() and CLEAR_REFS.is_file() and "RssAnon" in STATUS.read_text()
 
 
 def resident() -> Resident:
-    """Resident bytes of this process."""
+    """Anonymous resident bytes. The peak is the system's peak of all pages less the file pages resident now."""
     fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-    return Resident(*(int(fields[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM")))
+    anonymous, file, shared, peak = (int(fields[k].split()[0]) for k in ("RssAnon", "RssFile", "RssShmem", "VmHWM"))
+    return Resident((anonymous + shared) * 1024, (peak - file) * 1024)
 
 
 def reset_peak() -> None:
@@ -34,16 +41,20 @@ def reset_peak() -> None:
     CLEAR_REFS.write_text("5")
 
 
-def give_back_free_memory() -> None:
-    """Return what the C library holds free to the system: else memory freed while loading hides a run's need."""
+def settle() -> int:
+    """Give free memory back to the system; returns what stays resident. A baseline to measure from."""
+    gc.collect()
     libc = ctypes.CDLL(ctypes.util.find_library("c"))
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+    return resident().now
 
 
 def peak_over(baseline: int, work: Callable[[], object]) -> int:
-    """The most bytes resident above ``baseline`` while ``work`` runs."""
-    give_back_free_memory()
+    """The most bytes resident above ``baseline`` while ``work`` runs and until its result is dropped."""
+    settle()
     reset_peak()
-    work()
-    return max(0, resident().peak - baseline)
+    result = work()
+    peak = resident().peak
+    del result
+    return max(0, peak - baseline)

@@ -95,8 +95,12 @@ def make_session(model: ir.Model | Path, device: Device, options: Options) -> An
     folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
     for folder in folders:  # one at most: a model's external data lies in its own folder
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    owned = None if options.lend_weights else weights.owned_message(model)
-    session = _create(owned if owned is not None else weights.lent_message(model, settings), settings, device)
+    message = None if options.lend_weights else weights.owned_message(model)
+    lent: list[Any] = []
+    if message is None:
+        message, lent = weights.lent_message(model, settings)
+    session = _create(message, settings, device)
+    session.memonger_lent = lent  # onnxruntime points into this memory without holding it
     session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
     return session
 

@@ -63,8 +63,11 @@ def _varint(number: int) -> bytes:
     return bytes([*parts, number])
 
 
-def lent_message(model: ir.Model, settings: Any) -> bytes:
-    """The model as a message without its weights, which the session reads from our memory as long as it lives.
+def lent_message(model: ir.Model, settings: Any) -> tuple[bytes, list[Any]]:
+    """The model as a message without its weights, and OrtValues over their memory.
+
+    The session reads the weights through those, and doesn't hold on to them: whoever makes the session has to, for as
+    long as it lives.
 
     Args:
         model: The model.
@@ -79,4 +82,4 @@ def lent_message(model: ir.Model, settings: Any) -> bytes:
         )
     if weights:
         settings.add_external_initializers(list(weights), values)
-    return ir.to_proto(copy).SerializeToString()
+    return ir.to_proto(copy).SerializeToString(), values

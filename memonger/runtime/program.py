@@ -1,0 +1,205 @@
+"""What a session needs of plans: where each value is bound, and one model that runs all plans of one structure.
+
+Plans of one model for several batches mostly differ in shapes alone, and in a few small constants (a Reshape's target).
+Such plans share one onnxruntime session, and so one copy of the weights: shapes are dropped from its model, and the
+constants that differ are fed as inputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger import shapes
+from memonger.errors import SessionError
+from memonger.plan import Plan
+from memonger.runtime import feeds as feeding
+from memonger.runtime.optimize import floating_names, inner_names
+from memonger.runtime.weights import LARGE
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A value bound into the arena: where, and as what."""
+
+    name: str
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All a session keeps of a plan: not the model, whose weights onnxruntime holds by then.
+
+    Attributes:
+        inputs: The model's inputs with the shapes planned for.
+        outputs: Names of the model's outputs, each once.
+        kinds: Types of the outputs.
+        places: The planned values.
+        constants: Small constants fed at each run, because plans that share a session differ in them.
+        order: Names of the nodes as planned.
+        unordered: Names of nodes whose order the runtime decides.
+        arena_bytes: Size of the arena.
+    """
+
+    inputs: tuple[feeding.Input, ...]
+    outputs: tuple[str, ...]
+    kinds: Mapping[str, ir.TypeProtocol | None]
+    places: tuple[Place, ...]
+    constants: Mapping[str, np.ndarray]
+    order: tuple[str, ...]
+    unordered: frozenset[str]
+    arena_bytes: int
+
+
+def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
+    """The program of a plan; ``varying`` names the constants that are fed."""
+    graph = plan.model.graph
+    constants = {}
+    for name in varying:
+        tensor = graph.initializers[name].const_value
+        assert tensor is not None
+        constants[name] = np.array(tensor.numpy())
+    return Program(
+        inputs=feeding.inputs_of(graph),
+        outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs)),
+        kinds={str(value.name): value.type for value in graph.outputs},
+        places=_places(plan),
+        constants=constants,
+        order=plan.graph.nodes,
+        unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
+        arena_bytes=plan.arena_bytes,
+    )
+
+
+def _places(plan: Plan) -> tuple[Place, ...]:
+    by_name = {str(v.name): v for node in plan.model.graph for v in node.outputs}
+    found = []
+    for number, offset in plan.offsets.items():
+        value = by_name[plan.graph.values[number]]
+        dims = shapes.static_shape(value)
+        assert dims is not None
+        assert value.dtype is not None
+        found.append(Place(str(value.name), value.dtype, dims, offset))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Plans that run in one onnxruntime session: its model, and the plans' indices and programs."""
+
+    model: ir.Model
+    members: tuple[int, ...]
+    programs: tuple[Program, ...]
+
+
+def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
+    """Plans of one structure and one set of weights together, in the order of their first members."""
+    parts: list[list[int]] = []
+    for index, plan in enumerate(plans):
+        home = next((part for part in parts if _same(plans[part[0]], plan)), None)
+        if home is None:
+            parts.append([index])
+        else:
+            home.append(index)
+    return tuple(_group([plans[index] for index in part], tuple(part)) for part in parts)
+
+
+def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> Group:
+    varying = _varying(plans)
+    programs = tuple(program_of(plan, varying) for plan in plans)
+    return Group(_exposed(plans[0].model, programs[0].places, varying, len(plans) > 1), members, programs)
+
+
+def check_family(plans: Sequence[Plan]) -> None:
+    """The plans are of one model, each for other input shapes.
+
+    Raises:
+        SessionError: no plans; other inputs or outputs; two plans for the same shapes.
+    """
+    if not plans:
+        raise SessionError("a session needs at least one plan.")
+    first = feeding.inputs_of(plans[0].model.graph)
+    seen: dict[tuple[tuple[int, ...] | None, ...], int] = {}
+    for index, plan in enumerate(plans):
+        inputs = feeding.inputs_of(plan.model.graph)
+        if [(i.name, i.kind) for i in inputs] != [(i.name, i.kind) for i in first] or _output_names(
+            plan
+        ) != _output_names(plans[0]):
+            raise SessionError(f"plan {index} is of another model than plan 0: their inputs or outputs differ.")
+        key = tuple(value.shape for value in inputs)
+        if key in seen:
+            raise SessionError(f"plans {seen[key]} and {index} are for the same input shapes.")
+        seen[key] = index
+
+
+def _output_names(plan: Plan) -> list[str]:
+    return [str(value.name) for value in plan.model.graph.outputs]
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    """Whether two plans run the same nodes in the same order on the same weights, whatever the shapes."""
+    if one.stamp != other.stamp or one.threads != other.threads or _structure(one) != _structure(other):
+        return False
+    mine, theirs = one.model.graph.initializers, other.model.graph.initializers
+    return all(_equal(mine[name], theirs[name]) for name in _large(one))
+
+
+def _structure(plan: Plan) -> list[object]:
+    graph = plan.model.graph
+    nodes: list[object] = [
+        (
+            node.op_identifier(),
+            node.name,
+            tuple(None if v is None else v.name for v in node.inputs),
+            tuple((v.name, v.dtype) for v in node.outputs),
+            tuple(sorted(ir.to_proto(a).SerializeToString(deterministic=True) for a in node.attributes.values())),
+        )
+        for node in graph
+    ]
+    places = tuple(sorted(plan.graph.values[value] for value in plan.offsets))
+    constants = tuple(sorted((name, value.dtype) for name, value in graph.initializers.items()))
+    return [*nodes, places, constants, _large(plan)]
+
+
+def _large(plan: Plan) -> list[str]:
+    values = plan.model.graph.initializers
+    return sorted(name for name, v in values.items() if v.const_value is None or v.const_value.nbytes >= LARGE)
+
+
+def _equal(one: ir.Value, other: ir.Value) -> bool:
+    a, b = one.const_value, other.const_value
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return a is b or a.tobytes() == b.tobytes()
+
+
+def _varying(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Names of the small constants in which the plans differ."""
+    first, large = plans[0].model.graph.initializers, set(_large(plans[0]))
+    return tuple(
+        name
+        for name, value in first.items()
+        if name not in large and any(not _equal(value, plan.model.graph.initializers[name]) for plan in plans[1:])
+    )
+
+
+def _exposed(model: ir.Model, places: Sequence[Place], varying: Sequence[str], any_shape: bool) -> ir.Model:
+    """The model with every planned value among its outputs, for all shapes if several plans share it."""
+    copy = model.clone()
+    graph = copy.graph
+    outputs = {value.name for value in graph.outputs}
+    by_name = {value.name: value for node in graph for value in node.outputs}
+    graph.outputs.extend(by_name[place.name] for place in places if place.name not in outputs)
+    copy.metadata_props.clear()
+    for name in varying:
+        value = graph.initializers.pop(name)
+        assert value.const_value is not None
+        value.type, value.shape, value.const_value = ir.TensorType(value.const_value.dtype), None, None
+        graph.inputs.append(value)
+    if any_shape:
+        for value in (*graph.inputs, *by_name.values()):
+            value.shape = None
+    return copy
