@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from memonger.device import parse_device
 from memonger.errors import MemongerError
@@ -86,33 +87,56 @@ def compare(
     given = feeds if feeds is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph), settings.seed)
     if not all(isinstance(feed, np.ndarray) and feed.dtype.kind != "O" for feed in given.values()):
         raise MemongerError("--compare takes inputs that are arrays of numbers.")
-    np.savez(folder / "inputs.npz", **given)
-    level = _level(plan, stock)
-    threads, device = settings.threads or plan.threads, str(parse_device(settings.device or "cpu"))
-    kinds = {
-        "planned": (planned, True, ""),
-        "stock": (stock, False, level),
-        "default": (stock, False, "ORT_ENABLE_ALL"),
+    Session(plan, device=settings.device, intra_op_threads=settings.threads).run(given)  # checks the executed order
+    np.savez(folder / "inputs.npz", **dict[str, Any](given))
+    level, dims = _level(plan, stock), symbolic_sizes(stock, given)
+    common: dict[str, Any] = {
+        "inputs": str(folder / "inputs.npz"),
+        "threads": settings.threads or plan.threads,
+        "device": str(parse_device(settings.device or "cpu")),
     }
+    jobs = {
+        "planned": Job(model=str(planned), outputs=str(folder / "planned.npz"), planned=True, **common),
+        "stock": Job(
+            model=str(stock), outputs=str(folder / "stock.npz"), planned=False, level=level, dims=dims, **common
+        ),
+        "default": Job(model=str(stock), outputs=str(folder / "default.npz"), planned=False, **common),
+    }
+    measured = measure_in_turns(jobs, folder, settings.runs, tell)
+    outputs = {name: _read(folder / f"{name}.npz") for name in jobs}
+    return _result(plan, planned, level, measured, outputs)
+
+
+def measure_in_turns(
+    jobs: Mapping[str, Job], folder: Path, runs: int, tell: Callable[[str], None]
+) -> dict[str, Measured]:
+    """Measure each job in a process of its own; they take turns, `ROUNDS` each, until each has run ``runs`` times."""
     with ExitStack() as stack:
         workers = {}
-        for name, (path, is_planned, stock_level) in kinds.items():
+        for name, job in jobs.items():
             tell(f"loading {name}")
-            job = Job(
-                str(path),
-                str(folder / "inputs.npz"),
-                str(folder / f"{name}.npz"),
-                is_planned,
-                stock_level,
-                threads,
-                device,
-            )
             workers[name] = stack.enter_context(Worker(job, folder, name))
         tell("timing")
-        take_turns(list(workers.values()), ROUNDS, -(-settings.runs // ROUNDS))
-        measured = {name: worker.result() for name, worker in workers.items()}
-    outputs = {name: _read(folder / f"{name}.npz") for name in kinds}
-    return _result(plan, planned, level, measured, outputs)
+        take_turns(list(workers.values()), ROUNDS, -(-runs // ROUNDS))
+        return {name: worker.result() for name, worker in workers.items()}
+
+
+def symbolic_sizes(model: Path, feeds: feeding.Feeds) -> dict[str, int]:
+    """The sizes that inputs give to a model's named dimensions.
+
+    Told them, onnxruntime's optimizer sees the shapes that were planned for, and may fuse more: only then are the last
+    bits of two runs to be compared.
+    """
+    loaded, _ = load_as_is(model)
+    sizes = {}
+    for value in loaded.graph.inputs:
+        feed = feeds.get(str(value.name))
+        if value.shape is None or not isinstance(feed, np.ndarray) or len(value.shape) != feed.ndim:
+            continue
+        for dim, size in zip(value.shape, feed.shape, strict=True):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                sizes[dim.value] = size
+    return sizes
 
 
 def _level(plan: Plan, stock: Path) -> str:
@@ -153,7 +177,7 @@ def _result(
     outputs: Mapping[str, Mapping[str, np.ndarray]],
 ) -> Result:
     ours = measured["planned"]
-    predicted = plan.arena_bytes + (plan.workspace_bytes or 0)
+    predicted = plan.predicted_bytes
     rows = [{"session": "planned", "latency_seconds": ours.latency_seconds, "peak_bytes": ours.peak_bytes}]
     sections = {}
     for name, title in (("stock", f"stock, {level}"), ("default", "stock, default options")):

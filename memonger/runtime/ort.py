@@ -21,6 +21,7 @@ from memonger.runtime.module import onnxruntime
 logger = logging.getLogger(__name__)
 
 _NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
+_NO_DIMS: Mapping[str, int] = MappingProxyType({})
 
 
 def runtime_name() -> str:
@@ -67,6 +68,7 @@ class Options:
         entries: Session config entries.
         arena: Whether onnxruntime's own CPU arena is on.
         pattern: Whether onnxruntime's own memory pattern is on.
+        dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
         lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
             session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
     """
@@ -79,6 +81,7 @@ class Options:
     entries: Mapping[str, str] = field(default_factory=lambda: _NO_ENTRIES)
     arena: bool = True
     pattern: bool = True
+    dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
     lend_weights: bool = False
 
 
@@ -131,6 +134,8 @@ def session_options(options: Options) -> Any:
         settings.profile_file_prefix = str(options.profile)
     if options.optimized is not None:
         settings.optimized_model_filepath = str(options.optimized)
+    for name, size in options.dims.items():
+        settings.add_free_dimension_override_by_name(name, size)
     for key, value in options.entries.items():
         settings.add_session_config_entry(key, value)
     return settings

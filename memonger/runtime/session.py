@@ -34,6 +34,8 @@ class Session:
         threads: What threads that call `run` at once share. ``lock``: one arena, one run at a time. ``arena``: an
             arena a thread, freed when its thread ends.
         intra_op_threads: Threads within a node; 0 is the plan's own setting.
+        check_order: False leaves out the check of the first run, which costs a profile of it (about 2 KB a node stay
+            with the process): for a plan whose order was checked on this machine and runtime before.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
@@ -49,6 +51,7 @@ class Session:
         device: str | Device | None = None,
         threads: Threads = "lock",
         intra_op_threads: int = 0,
+        check_order: bool = True,
     ) -> None:
         if threads not in ("lock", "arena"):
             raise SessionError(f"threads={threads!r} can't be: 'lock' or 'arena'.")
@@ -59,7 +62,8 @@ class Session:
         for one in plans:
             one.verify()
             check_stamp(one, self.device)
-        engines = [_Engine(g, self.device, intra_op_threads or plans[0].threads) for g in group_plans(plans)]
+        threads_within = intra_op_threads or plans[0].threads
+        engines = [_Engine(group, self.device, threads_within, check_order) for group in group_plans(plans)]
         placed = {index: (engine, n) for engine in engines for n, index in enumerate(engine.members)}
         self._engines = tuple(placed[index] for index in range(len(plans)))
         self._programs = tuple(engine.programs[n] for engine, n in self._engines)
@@ -132,11 +136,12 @@ class Session:
 class _Engine:
     """An onnxruntime session, and whether it was seen to follow the planned order."""
 
-    def __init__(self, group: Group, device: Device, threads: int) -> None:
+    def __init__(self, group: Group, device: Device, threads: int, check_order: bool) -> None:
         self.members, self.programs = group.members, group.programs
         self.refused: str | None = None
-        self._folder: ScratchFolder | None = ScratchFolder()
-        options = ort.Options(in_order=True, threads=threads, profile=self._folder.path / "first_run")
+        self._folder = ScratchFolder() if check_order else None
+        profile_path = self._folder.path / "first_run" if self._folder is not None else None
+        options = ort.Options(in_order=True, threads=threads, profile=profile_path)
         self.session = ort.make_session(group.model, device, options)
 
     @property

@@ -1,0 +1,198 @@
+"""Inference side by side with stock onnxruntime: ``python -m benchmarks.inference`` writes inference.txt, .json, .png.
+
+Every session runs in a process of its own; the sessions of a row take turns, so that latencies are compared within
+minutes of each other. Memory is what a run takes over the loaded model (`memonger.runtime.memory`).
+"""
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import memonger
+import models
+from benchmarks.exports import EXPORTS, export
+from benchmarks.machine import machine
+from memonger.device import CPU
+from memonger.runtime import ort
+from memonger.runtime.compare import difference, symbolic_sizes
+from memonger.runtime.feeds import inputs_of
+from memonger.runtime.measure import Job, Worker, take_turns
+
+NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
+IMAGE = {"unet": 256}
+BATCHES = (1, 16)
+ROUNDS, RUNS_SECONDS = 5, 1.0  # turns a session takes, and about how long each is
+HERE = Path(__file__).parent
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One network at one batch; bytes and seconds. ``bound_ratio`` is arena over lower bound; ``predicted`` is what the
+    plan says a run takes."""
+
+    network: str
+    batch: int
+    arena: int
+    predicted: int
+    bound_ratio: float
+    equal: bool
+    seconds: dict[str, float]
+    peak: dict[str, int]
+
+
+KINDS = {
+    "default": {},
+    "no arena": {"arena": False},
+    "no pattern": {"pattern": False},
+}
+
+
+def write(name: str, path: Path) -> None:
+    """Write a network with a symbolic batch."""
+    if name in EXPORTS:
+        export(name, path)
+        return
+    options = {"image": IMAGE[name]} if name in IMAGE else {}
+    onnx.save(models.build(name, batch=None, **options), path)
+
+
+def random_inputs(plan: memonger.Plan, seed: int) -> dict[str, np.ndarray]:
+    """Normal numbers, or tokens below 1000."""
+    rng, feeds = np.random.default_rng(seed), {}
+    for value in inputs_of(plan.model.graph):
+        assert value.shape is not None
+        assert value.dtype is not None
+        floating = value.dtype.is_floating_point()
+        array = rng.standard_normal(value.shape) if floating else rng.integers(0, 1000, value.shape)
+        feeds[value.name] = array.astype(value.dtype.numpy())
+    return feeds
+
+
+def measure(name: str, model: Path, batch: int, folder: Path) -> Row:
+    """Plan and measure one network at one batch."""
+    plan = memonger.search_plan(model, batch=batch, device="cpu")
+    planned, inputs = folder / "planned.onnx", folder / "inputs.npz"
+    plan.save(planned)
+    feeds = random_inputs(plan, seed=0)
+    memonger.Session(plan).run(feeds)  # checks the executed order
+    np.savez(inputs, **feeds)
+    jobs = {"planned": Job(str(planned), str(inputs), str(folder / "planned.npz"), True)}
+    for kind, options in KINDS.items():
+        jobs[kind] = Job(str(model), str(inputs), str(folder / f"{kind}.npz"), False, **options)
+    with ExitStack() as stack:
+        workers = {kind: stack.enter_context(Worker(job, folder, kind)) for kind, job in jobs.items()}
+        take_turns(list(workers.values()), 1, 2)
+        once = min(statistics.median(worker.seconds) for worker in workers.values())
+        runs = max(2, math.ceil(RUNS_SECONDS / once))
+        take_turns(list(workers.values()), ROUNDS, runs)
+        results = {kind: worker.result() for kind, worker in workers.items()}
+    outputs = {"planned": dict(np.load(folder / "planned.npz")), "stock": stock_outputs(model, inputs)}
+    return Row(
+        network=name,
+        batch=batch,
+        arena=plan.arena_bytes,
+        predicted=plan.predicted_bytes or plan.arena_bytes,
+        bound_ratio=plan.arena_bytes / plan.lower_bound_bytes,
+        equal=difference(outputs["planned"], outputs["stock"]).bitwise_equal,
+        seconds={kind: result.latency_seconds for kind, result in results.items()},
+        peak={kind: result.peak_bytes or 0 for kind, result in results.items()},
+    )
+
+
+def stock_outputs(model: Path, inputs: Path) -> dict[str, np.ndarray]:
+    """Outputs of stock onnxruntime at the plan's level, told the same shapes: else its optimizer fuses less."""
+    feeds = dict(np.load(inputs))
+    options = ort.Options("ORT_ENABLE_ALL", dims=symbolic_sizes(model, feeds))
+    session = ort.make_session(model, CPU, options)
+    names = list(ort.names_of(session.get_outputs()))
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text, with geometric means below."""
+    lines = [
+        "Inference on the CPU: what a run takes over the loaded model in MiB, and latency, planned against stock",
+        machine(("onnxruntime", "onnx", "numpy", "torch")),
+        "command: python -m benchmarks.inference",
+        "",
+        "default: stock onnxruntime as it comes; no arena: enable_cpu_mem_arena off; no patt.: enable_mem_pattern off",
+        "predicted: arena + workspace, from the plan; error: measured over predicted; time: planned over default",
+        "outputs: planned against stock onnxruntime told the same shapes, at the same optimization level, bit for bit",
+        "",
+        f"{'network':16}{'batch':>6}{'default':>9}{'no arena':>9}{'no patt.':>9}{'planned':>9}{'÷default':>9}"
+        f"{'predicted':>10}{'error':>8}{'arena÷bound':>12}{'ms':>9}{'time':>7}{'÷no arena':>10}  outputs",
+    ]
+    for row in rows:
+        peak, seconds = row.peak, row.seconds
+        lines.append(
+            f"{row.network:16}{row.batch:>6}{peak['default'] / MIB:>9.1f}{peak['no arena'] / MIB:>9.1f}"
+            f"{peak['no pattern'] / MIB:>9.1f}{peak['planned'] / MIB:>9.1f}{peak['planned'] / peak['default']:>9.3f}"
+            f"{row.predicted / MIB:>10.1f}{peak['planned'] / row.predicted - 1:>+8.1%}{row.bound_ratio:>12.4f}"
+            f"{seconds['planned'] * 1e3:>9.1f}{seconds['planned'] / seconds['default']:>7.3f}"
+            f"{seconds['planned'] / seconds['no arena']:>10.3f}  {'equal' if row.equal else 'DIFFER'}"
+        )
+    memory = geometric_mean([row.peak["planned"] / row.peak["default"] for row in rows])
+    time = geometric_mean([row.seconds["planned"] / row.seconds["default"] for row in rows])
+    lines += ["", f"geometric means: memory {memory:.3f}, time {time:.3f} of stock onnxruntime's default"]
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Memory of each kind of session as bars, the prediction as a mark."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(13, 5.2), layout="constrained")
+    for axis, batch in zip(axes, BATCHES, strict=True):
+        chosen = [row for row in rows if row.batch == batch]
+        places = np.arange(len(chosen))
+        for index, kind in enumerate(("default", "no pattern", "no arena", "planned")):
+            heights = [row.peak[kind] / MIB for row in chosen]
+            axis.bar(places + (index - 1.5) * 0.2, heights, 0.2, label=kind if kind == "planned" else f"stock, {kind}")
+        axis.plot(places + 0.3, [row.predicted / MIB for row in chosen], "k_", markersize=9, label="predicted")
+        axis.set_xticks(places, [row.network for row in chosen], rotation=40, ha="right")
+        axis.set_title(f"batch {batch}")
+        axis.set_ylabel("MiB a run takes over the loaded model")
+        axis.grid(axis="y", alpha=0.3)
+        axis.set_axisbelow(True)
+    axes[0].legend()
+    figure.savefig(path, dpi=110)
+
+
+def main(only: Sequence[str]) -> None:
+    """Measure everything, or the networks named, and keep table, figures and plot."""
+    rows = []
+    for name in only or (*NETWORKS, *EXPORTS):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            write(name, folder / "model.onnx")
+            for batch in BATCHES:
+                rows.append(measure(name, folder / "model.onnx", batch, folder))
+                print(table(rows[-1:]).splitlines()[9], file=sys.stderr)
+    text = table(rows)
+    print(text, end="")
+    if not only:
+        (HERE / "inference.txt").write_text(text)
+        (HERE / "inference.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        plot(rows, HERE / "inference.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
