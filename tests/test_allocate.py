@@ -208,3 +208,17 @@ def test_malformed_buffer_is_refused_by_id(wrong: Buffer) -> None:
 def test_an_id_given_twice_is_refused() -> None:
     with pytest.raises(LayoutError, match="id 7"):
         allocate([Buffer(7, 1, 0, 1), Buffer(7, 2, 1, 2)])
+
+
+def test_a_residual_chain_reaches_the_lower_bound_from_both_ends() -> None:
+    """Large values that overlap one after the other, with small ones over each seam: no one-sided order gets there."""
+    buffers: list[Buffer] = []
+    for block in range(60):
+        step = 10 * block
+        for size, start, stop in ((8192, 0, 12), (8192, 2, 5), (2048, 4, 8), (2048, 7, 11)):
+            buffers.append(Buffer(len(buffers), size, step + start, step + stop))
+    layout = allocate(buffers)
+    check_layout(buffers, layout)
+    assert layout.size == lower_bound(buffers)
+    one_sided = [name for name in ALLOCATORS if name.startswith(("lowest", "greedy"))]
+    assert all(ALLOCATORS[name](buffers).size > layout.size for name in one_sided)

@@ -12,15 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memonger.allocate.columns import Ints
+from memonger.allocate.lower_bound import lower_bound
 from memonger.allocate.orders import ORDERS
 from memonger.allocate.rows import Rows
 from memonger.allocate.types import Buffer, Layout
 
-Fit = Literal["best", "first"]
+Fit = Literal["best", "first", "ends"]
 
 
 def greedy(buffers: Sequence[Buffer], order: str = "size", fit: Fit = "best") -> Layout:
-    """Lay buffers out one by one in an order from ``ORDERS``, each into the smallest or the lowest gap that holds it.
+    """Lay buffers out one by one in an order from ``ORDERS``, each into a gap that holds it.
+
+    The fit says into which: the smallest (``best``), the lowest (``first``), or where it comes nearest to either end of
+    an arena as large as the lower bound (``ends``). The last keeps what stays free in one piece in the middle: of a
+    chain of long-lived buffers, each overlapping the next, every other one lies at the same end, and the short-lived
+    ones between them.
 
     A buffer that fits no gap goes on top of its neighbours. O(n) memory. Time: n sorts of the offsets of the buffers
     that overlap the one placed.
@@ -31,10 +37,11 @@ def greedy(buffers: Sequence[Buffer], order: str = "size", fit: Fit = "best") ->
     if not buffers:
         return Layout((), 0)
     rows = Rows.of(buffers)
-    return rows.layout(_place(rows, ORDERS[order](rows), fit))
+    capacity = -(-lower_bound(buffers) // rows.unit) * rows.unit if fit == "ends" else None
+    return rows.layout(_place(rows, ORDERS[order](rows), fit, capacity))
 
 
-def _place(rows: Rows, order: NDArray[np.intp], fit: Fit) -> Ints:
+def _place(rows: Rows, order: NDArray[np.intp], fit: Fit, capacity: int | None) -> Ints:
     """Depths by row, taken in this order."""
     depths, ends = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     alignment, occupied = rows.alignment.tolist(), rows.occupied.tolist()
@@ -43,7 +50,10 @@ def _place(rows: Rows, order: NDArray[np.intp], fit: Fit) -> Ints:
         floors = np.concatenate((np.zeros(1, dtype=np.int64), above))
         if not rows.uniform:
             floors = (floors + alignment[row] - 1) & -alignment[row]
-        depths[row] = _choose_gap(floors, below, occupied[row], fit)
+        if capacity is not None:
+            depths[row] = _nearest_to_an_end(floors, below, occupied[row], alignment[row], capacity)
+        else:
+            depths[row] = _choose_gap(floors, below, occupied[row], fit)
         ends[row] = depths[row] + occupied[row]
     return depths
 
@@ -58,6 +68,18 @@ def _neighbours(rows: Rows, row: int, depths: Ints, ends: Ints) -> tuple[Ints, I
     below.sort()
     above.sort()
     return below, above
+
+
+def _nearest_to_an_end(floors: Ints, below: Ints, occupied: int, alignment: int, capacity: int) -> int:
+    """Where in the gaps of an arena of ``capacity`` bytes a buffer comes nearest to one of its ends; else the top."""
+    ceilings = np.concatenate((below, np.full(1, capacity, dtype=np.int64)))
+    fits = ceilings - floors >= occupied
+    if not fits.any():
+        return int(floors[-1])
+    lowest = floors[fits]
+    highest = np.maximum((ceilings[fits] - occupied) & -alignment, lowest)
+    places = np.concatenate((lowest, highest))
+    return int(places[np.minimum(places, capacity - occupied - places).argmin()])
 
 
 def _choose_gap(floors: Ints, below: Ints, occupied: int, fit: Fit) -> int:
