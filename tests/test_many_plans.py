@@ -1,11 +1,17 @@
 """One session for several plans of one model: one arena, one copy of the weights, the plan picked by the shapes."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 import memonger
+from memonger.runtime import memory
 from memonger.runtime.program import group_plans
 from tests import networks
 
@@ -80,7 +86,7 @@ def test_other_weights_are_never_shared() -> None:
         assert networks.same_bits(session.run({"x": _x(batch, 5)}), expected)
 
 
-def test_plans_from_files_share_too(tmp_path: "object") -> None:
+def test_plans_from_files_share_too(tmp_path: Path) -> None:
     paths = []
     for batch in BATCHES:
         paths.append(f"{tmp_path}/{batch}.onnx")
@@ -105,3 +111,43 @@ def test_what_is_no_family_is_refused() -> None:
         memonger.Session([plan, plan])
     with pytest.raises(memonger.SessionError, match="plan 1 is of another model"):
         memonger.Session([plan, memonger.search_plan(other, device="none")])
+
+
+PROBE = """
+import json, sys
+import numpy as np
+import memonger
+from memonger.runtime import memory
+baseline = memory.settle()
+session = memonger.Session(sys.argv[1:], check_order=False)
+loaded = memory.settle() - baseline
+peak = 0
+for batch in (1, 8, 32):
+    if any(f"/{batch}.onnx" in path for path in sys.argv[1:]):
+        x = np.zeros((batch, 3, 8, 8), np.float32)
+        before = memory.settle()
+        peak = max(peak, memory.peak_over(before, lambda: session.run({"x": x}, copy=False)))
+print(json.dumps([loaded, peak, session.arena.size]))
+"""
+
+
+@pytest.mark.skipif(not memory.is_measurable(), reason="this system doesn't account for memory")
+def test_three_plans_take_the_arena_of_the_largest_and_the_weights_once(tmp_path: Path) -> None:
+    mib = 1 << 20
+    paths = {}
+    for batch in BATCHES:
+        paths[batch] = str(tmp_path / f"{batch}.onnx")
+        memonger.search_plan(_model(width=65536), batch=batch, device="cpu").save(paths[batch])
+
+    def measured(batches: tuple[int, ...]) -> list[int]:
+        command = [sys.executable, "-c", PROBE, *(paths[batch] for batch in batches)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found: list[int] = json.loads(done.stdout)
+        return found
+
+    weights = 128 * 65536 * 4 + 65536 * 10 * 4
+    one, three = measured((32,)), measured(BATCHES)
+    assert one[0] > weights
+    assert three[0] - one[0] < 2 * mib, "loading two more plans adds no weights"
+    assert three[2] == one[2], "the arena is the largest plan's"
+    assert three[1] - one[1] < 2 * mib, "and a run takes no more than the largest plan's"
