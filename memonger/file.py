@@ -45,8 +45,9 @@ class Header:
 
 
 def graph_digest(model: ir.Model) -> str:
-    """A digest of the graph: operators, attributes, names, types and shapes; of the weights all but their data."""
+    """A digest of the graph: opsets, nodes, attributes, names, types and shapes; of the weights all but their data."""
     digest = hashlib.sha256()
+    digest.update(f"{sorted(model.opset_imports.items())};".encode())
     for graph in model.graphs():
         for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
             digest.update(f"{value.name}:{_described(value)};".encode())

@@ -74,11 +74,12 @@ def load(
     model, name = _read(source)
     _inline(model, name)
     checks.check_versions(model, name)
+    _drop_listed_initializers(model)
+    dimensions.bind(model, name, batch, dims or {}, input_shapes or {})
     model = _raise_versions(model, name)
     checks.check_operators(model, name)
     checks.sort(model, name)
     lift_constants(model, name)
-    dimensions.bind(model, name, batch, dims or {}, input_shapes or {})
     shapes.infer(model, name)
     return Model(model, name, batch)
 
@@ -158,11 +159,16 @@ def _inline(model: ir.Model, name: str) -> None:
         raise LoadError(f"{name}: its functions can't be inlined: {_root_cause(error)}.") from error
 
 
+def _drop_listed_initializers(model: ir.Model) -> None:
+    """Up to IR version 3 initializers are listed as inputs, and are none."""
+    if (model.ir_version or 0) < 4:
+        kept = [value for value in model.graph.inputs if not value.is_initializer()]
+        model.graph.inputs[:] = kept
+        model.ir_version = 4
+
+
 def _raise_versions(model: ir.Model, name: str) -> ir.Model:
-    if (model.ir_version or 0) < 4:  # initializers are listed as inputs, and are none
-        for value in model.graph.initializers.values():
-            if value.is_graph_input():
-                model.graph.inputs.remove(value)
+    """Raise what onnxruntime has no kernels for. onnx's converter needs static shapes."""
     opset = model.opset_imports.get("")
     if opset is not None and opset < MIN_OPSET:
         logger.info("%s: opset %d raised to %d", name, opset, MIN_OPSET)
@@ -172,7 +178,6 @@ def _raise_versions(model: ir.Model, name: str) -> ir.Model:
 
 
 def _convert(model: ir.Model, name: str, opset: int) -> ir.Model:
-    model.ir_version = max(model.ir_version or 0, 4)
     try:
         proto = onnx.version_converter.convert_version(ir.to_proto(model), MIN_OPSET)
     except (RuntimeError, ValueError) as error:

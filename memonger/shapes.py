@@ -1,6 +1,8 @@
 """Static shapes: inference, folding of shape arithmetic, and which sizes only the run can tell."""
 
+import itertools
 import logging
+import math
 import re
 from collections.abc import Iterator
 
@@ -129,8 +131,11 @@ def _forget_declared(model: ir.Model) -> dict[ir.Value, ir.Shape]:
 
 
 def _restore(model: ir.Model, declared: dict[ir.Value, ir.Shape]) -> bool:
-    """Give declared sizes back to values that are still without one, those that only the run can tell left out."""
-    dynamic = run_time_sized(model)
+    """Give declared sizes back to values that are still without one, those that only the run can tell left out.
+
+    Where they hang on a default that a caller may override, the declaration says that nobody will.
+    """
+    dynamic = run_time_sized(model, overridden=False)
     fitting = [v for v, shape in declared.items() if static_shape(v) is None and _fits(shape, v.shape)]
     restored = [value for value in fitting if value not in dynamic]
     for value in restored:
@@ -164,14 +169,25 @@ def infer_once(model: ir.Model, name: str) -> Exception | None:
     complaint: Exception | None = None
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        if _COMPLAINT.search(str(error)):
-            raise LoadError(_contradiction(name, error)) from error
-        complaint = error
+    except INFERENCE_ERRORS:
+        complaint = _complaint(skeleton)
+        if complaint is not None and _COMPLAINT.search(str(complaint)):
+            raise LoadError(_contradiction(name, complaint)) from complaint
         inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
     _merge_all(model, inferred)
     return complaint
 
+
+def _complaint(skeleton: onnx.ModelProto) -> Exception | None:
+    """What inference says of shapes alone: where it follows values it complains of models that are right."""
+    try:
+        onnx.shape_inference.infer_shapes(skeleton, strict_mode=True)
+    except INFERENCE_ERRORS as error:
+        return error
+    return None
+
+
+INFERENCE_ERRORS = (onnx.shape_inference.InferenceError, RuntimeError, ValueError)
 
 # How onnx writes a complaint about a node of the model; one about a function's body has another list in place of text.
 _HEAD = "[ShapeInferenceError] Inference error(s): "
@@ -232,9 +248,12 @@ def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
     }
 
 
-def input_independent(model: ir.Model) -> set[ir.Value]:
-    """Values that are the same whatever the inputs hold: constants, static shapes, and what is computed from them."""
-    known = {v for v in model.graph.initializers.values() if not v.is_graph_input()}
+def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:
+    """Values that are the same whatever the inputs hold: constants, static shapes, and what is computed from them.
+
+    ``overridden``: whether callers may override initializers that are inputs as well.
+    """
+    known = {v for v in model.graph.initializers.values() if not (overridden and v.is_graph_input())}
     for node in model.graph:
         if node.op_type in RANDOM or subgraphs(node):
             continue
@@ -245,23 +264,44 @@ def input_independent(model: ir.Model) -> set[ir.Value]:
 
 
 def fold_shape_arithmetic(model: ir.Model) -> bool:
-    """Turn small values computed from constants and static shapes alone into initializers.
+    """Hand operators whose sizes hang on values the values that constants and static shapes give, as initializers.
 
-    Returns: whether anything was folded. Only integers and booleans are: their arithmetic is exact.
+    Only integers and booleans are computed: their arithmetic is exact. Nothing else that reads the same values is
+    touched: onnxruntime takes less of a model whose conditions have become constants.
+
+    Returns: whether anything was folded.
     """
-    values = constants(model)
-    outputs = set(model.graph.outputs)
-    folded = []
+    values, known = constants(model), set(model.graph.initializers.values())
+    evaluated = []
     for node in model.graph:
-        result = None if any(v in outputs for v in node.outputs) else _evaluate(model, node, values)
-        if result is None:
-            continue
-        for value, array in zip(node.outputs, result, strict=True):
-            values[value] = array
-        folded.append(node)
-    for node in folded:
-        _replace_by_constants(model.graph, node, values)
-    return bool(folded)
+        results = _evaluate(model, node, values)
+        if results is not None and len(results) == len(node.outputs):
+            values.update(zip(node.outputs, results, strict=True))
+            evaluated.append(node)
+    made: dict[ir.Value, ir.Value] = {}
+    taken = {str(value.name) for value in all_values(model.graph)}
+    for node in list(model.graph.all_nodes()):
+        for place in SHAPE_INPUTS.get(node.op_type, ()):
+            value = node.inputs[place] if place < len(node.inputs) and node.domain == "" else None
+            if value is None or value in known or value not in values:
+                continue
+            if value not in made:
+                made[value] = _constant(model, value, values[value], taken)
+            node.replace_input_with(place, made[value])
+    outputs = set(model.graph.outputs)
+    for node in reversed(evaluated):
+        if not any(value.uses() or value in outputs for value in node.outputs):
+            model.graph.remove(node, safe=True)
+    return bool(made)
+
+
+def _constant(model: ir.Model, value: ir.Value, array: np.ndarray, taken: set[str]) -> ir.Value:
+    name = next(name for k in itertools.count() if (name := f"{value.name}.constant{k or ''}") not in taken)
+    taken.add(name)
+    tensor = ir.tensor(array, name=name)
+    constant = ir.Value(name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    model.graph.register_initializer(constant)
+    return constant
 
 
 def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> list[np.ndarray] | None:
@@ -271,6 +311,9 @@ def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]
             return None
         start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
         return [np.array(dims[slice(start, end)], np.int64)]
+    if node.op_type == "Size" and node.domain == "" and node.inputs[0] is not None:
+        dims = static_shape(node.inputs[0])
+        return None if dims is None else [np.array(math.prod(dims), np.int64)]
     if node.domain != "" or node.op_type in RANDOM or subgraphs(node) or not node.inputs:
         return None
     if any(v is not None and v not in values for v in node.inputs):
@@ -306,18 +349,6 @@ def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]
     return results
 
 
-def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> None:
-    for value in node.outputs:
-        tensor = ir.tensor(values[value], name=value.name)
-        constant = ir.Value(
-            name=value.name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        value.replace_all_uses_with(constant)
-        if constant.uses():
-            graph.register_initializer(constant)
-    graph.remove(node, safe=True)
-
-
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Bodies of If, Loop, Scan and their like."""
     found: list[ir.Graph] = []
@@ -329,9 +360,12 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
-def run_time_sized(model: ir.Model) -> set[ir.Value]:
-    """Values whose size only a run can tell: it hangs on what the inputs hold, or on an operator nobody knows."""
-    independent = input_independent(model)
+def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:
+    """Values whose size only a run can tell: it hangs on what the inputs hold, or on an operator nobody knows.
+
+    ``overridden``: as for `input_independent`.
+    """
+    independent = input_independent(model, overridden=overridden)
     dynamic: set[ir.Value] = set()
     for node in model.graph:
         if all(static_shape(v) is not None for v in node.outputs if v.name):

@@ -85,8 +85,8 @@ Outer <alpha: float = 0.1> (x) => (y) { t = local.Inner(x)  y = LeakyRelu <alpha
 def test_functions_are_inlined_nested_and_called_twice_with_domains_of_their_own() -> None:
     model = onnx.parser.parse_model(FUNCTIONS)
     loaded = memonger.load(model, batch=2)
-    assert [node.op_type for node in loaded.ir.graph] == ["Gelu", "Tanh", "LeakyRelu", "Gelu", "Tanh"] * 1 + [
-        "Gelu", "Tanh", "LeakyRelu",
+    assert [node.op_type for node in loaded.ir.graph] == [
+        "Gelu", "Tanh", "LeakyRelu", "Gelu", "Tanh", "Gelu", "Tanh", "LeakyRelu",
     ]  # fmt: skip
     alphas = [node.attributes.get_float("alpha") for node in loaded.ir.graph if node.op_type == "LeakyRelu"]
     assert alphas == pytest.approx([0.1, 0.3])
@@ -129,8 +129,8 @@ def test_opsets_that_onnxruntime_has_no_kernels_for_are_raised(opset: int) -> No
     text = (
         "g (float[N, 3, 4, 4] x, float[3] s, float[4, 4] w) => (float[N, 3, 4, 4] y) "
         "<float[3] s = {1, 2, 3}, float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}> {"
-        f"a = BatchNormalization <{consumed}is_test = 1> (x, s, s, s, s)"
-        "b = Mul <broadcast = 1> (a, w)  c = Dropout <is_test = 1> (b)  y = Relu(c) }"
+        "a = Mul <broadcast = 1> (x, w)"
+        f"b = BatchNormalization <{consumed}is_test = 1> (a, s, s, s, s)  c = Dropout <is_test = 1> (b)  y = Relu(c) }}"
     )
     model = parse(text, opset, ir_version=3)
     plan = memonger.search_plan(model, batch=2, device="none")
@@ -139,7 +139,7 @@ def test_opsets_that_onnxruntime_has_no_kernels_for_are_raised(opset: int) -> No
     s, w = np.array([1, 2, 3], np.float32).reshape(1, 3, 1, 1), np.arange(16).reshape(4, 4) % 9 + 1
     for seed in (0, 1):
         x = normal(seed, 2, 3, 4, 4)
-        expected = np.maximum(((x - s) / np.sqrt(s + 1e-5) * s + s) * w, 0)
+        expected = np.maximum((x * w - s) / np.sqrt(s + 1e-5) * s + s, 0)
         np.testing.assert_allclose(memonger.Session(plan).run({"x": x})["y"], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -231,8 +231,7 @@ def test_declared_sizes_count_where_inference_knows_nothing() -> None:
     graph = helper.make_graph([node, helper.make_node("Neg", ["a"], ["y"])], "g", values[:1], values[1:2])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    with pytest.raises(memonger.PlanError, match=r"size of value 'a'.*QuickGelu.*--device cpu"):
-        memonger.search_plan(model, device="none")
+    assert planned_names(memonger.search_plan(model, device="none")) == {"y"}
     model.graph.value_info.append(values[2])
     assert planned_names(memonger.search_plan(model, device="none")) == {"a", "y"}
 

@@ -23,22 +23,22 @@ def plan_table(record: Mapping[str, Any]) -> Table:
     table.add_column("figure")
     table.add_column("size", justify="right")
     table.add_column("", style="dim")
-    for key, meaning in _ROWS:
+    for key, figure, meaning in _ROWS:
         if record.get(key) is not None:
-            table.add_row(key.removesuffix("_bytes").replace("_", " "), format_size(record[key]), meaning)
+            table.add_row(figure, format_size(record[key]), meaning)
     if record["workspace_bytes"] is None:
         table.add_row("workspace", "not measured", "scratch of the kernels: plan for a device to measure it")
     return table
 
 
 _ROWS = (
-    ("parameter_bytes", "weights, beside the arena"),
-    ("activation_bytes", "every intermediate value at once"),
-    ("peak_before_bytes", "most alive at one step, in the file's own order"),
-    ("peak_bytes", "most alive at one step, in the planned order"),
-    ("lower_bound_bytes", "no layout of this order is smaller"),
-    ("arena_bytes", "what the plan allocates"),
-    ("workspace_bytes", "most scratch a kernel takes beside it, measured"),
+    ("parameter_bytes", "parameters", "weights, beside the arena"),
+    ("activation_bytes", "activations", "every intermediate value at once"),
+    ("peak_before_bytes", "peak before", "most alive at one step, in the file's own order"),
+    ("peak_bytes", "peak", "most alive at one step, in the planned order"),
+    ("lower_bound_bytes", "lower bound", "no layout of this order is smaller"),
+    ("arena_bytes", "arena", "what the plan allocates"),
+    ("workspace_bytes", "workspace", "most scratch a kernel takes beside it, measured"),
 )
 
 
@@ -109,14 +109,14 @@ def operator_table(model: Model | Any, count: int = 10) -> Table:
 def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Latency and memory of the planned run beside stock runs; `COMPARISON_NOTE` says what the columns are."""
     table = Table(title="Planned against stock onnxruntime", title_justify="left")
-    table.add_column("session")
+    table.add_column("session", no_wrap=True)
     for name in ("latency", "ratio", "memory", "ratio", "outputs"):
         table.add_column(name, justify="right", no_wrap=name != "outputs")
     for row in rows:
         memory = "not measured" if row["peak_bytes"] is None else format_size(row["peak_bytes"])
         table.add_row(
             row["session"], f"{row['latency_seconds'] * 1e3:.2f} ms", _ratio(row.get("latency_ratio")), memory,
-            _ratio(row.get("peak_ratio")), row.get("outputs", ""),
+            _ratio(row.get("peak_ratio")), _outcome(row),
         )  # fmt: skip
     return table
 
@@ -124,6 +124,14 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 COMPARISON_NOTE = (
     "Ratios are planned ÷ stock: below 1 the plan is better. Memory is the most a run takes above the loaded model."
 )
+
+
+def _outcome(row: Mapping[str, Any]) -> str:
+    if "bitwise_equal" not in row:
+        return ""
+    if row["bitwise_equal"]:
+        return "identical"
+    return "other shapes" if row["max_abs_diff"] is None else f"differ by {row['max_abs_diff']:.2g}"
 
 
 def _ratio(value: float | None) -> str:
