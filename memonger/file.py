@@ -3,13 +3,9 @@
 A plan file is untrusted input. What is read here is checked for form; `memonger.verify` checks what it means.
 """
 
-import contextlib
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger import shapes
+from memonger.atomic import folder_beside, replace_all, write_whole
 from memonger.checks import external_tensors, tensor_attributes
 from memonger.errors import LoadError, PlanFileError
 from memonger.load import load_as_is
@@ -196,36 +193,21 @@ def save(model: ir.Model, header: Header, path: Path) -> None:
     planned.metadata_props[KEY] = _to_json(model, header)
     planned.producer_name = planned.producer_name or "memonger"
     try:
-        if path.exists() and not path.is_file():
-            _write_through(planned, path)
+        if _keeps_data_in_place(planned, path.parent) or _weights(planned) < INLINE_LIMIT:
+            write_whole(path, lambda target: target.write(_serialized(planned, path.parent)))
         else:
-            _write_whole(planned, path)
+            _write_with_data(planned, path)
     except OSError as error:
         raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
     except ValueError as error:  # protobuf's own word for a message over 2 GiB
         raise PlanFileError(f"{path} can't be written: {error}.") from error
 
 
-def _write_through(model: ir.Model, path: Path) -> None:
-    """A device or pipe can't be replaced: write into it."""
-    if path.is_dir():
-        raise IsADirectoryError(21, "Is a directory")
-    with path.open("wb") as target:
-        target.write(ir.to_proto(model).SerializeToString())
-
-
-def _write_whole(model: ir.Model, path: Path) -> None:
-    with _scratch_folder(path.parent) as folder:
-        produced = folder / path.name
-        if _keeps_data_in_place(model, path.parent) or _weights(model) < INLINE_LIMIT:
-            with produced.open("wb") as target:
-                target.write(_serialized(model, path.parent))
-                target.flush()
-                os.fsync(target.fileno())
-        else:
-            ir.save(model, produced, external_data=path.name + ".data")
-            os.replace(folder / (path.name + ".data"), path.parent / (path.name + ".data"))
-        os.replace(produced, path)
+def _write_with_data(model: ir.Model, path: Path) -> None:
+    data = path.name + ".data"
+    with folder_beside(path) as folder:
+        ir.save(model, folder / path.name, external_data=data)
+        replace_all(folder, [data, path.name], path.parent)
 
 
 def _serialized(model: ir.Model, folder: Path) -> bytes:
@@ -260,16 +242,6 @@ def _weights(model: ir.Model) -> int:
     return sum(
         v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
     )
-
-
-@contextlib.contextmanager
-def _scratch_folder(parent: Path) -> Iterator[Path]:
-    """A folder on the target's own file system, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=".memonger-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 __all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "graph_digest", "load", "save"]

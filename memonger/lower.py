@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from memonger.errors import PlanError
 from memonger.load import Model
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -60,11 +61,26 @@ class Lowered:
 
 
 def portable(model: Model) -> Lowered:
-    """The portable form: without nodes or outputs nobody uses."""
+    """The portable form: without nodes or outputs nobody uses.
+
+    Raises:
+        PlanError: the type of a value is unknown; it names the value.
+    """
     copy = model.ir.clone()
     passes.RemoveUnusedNodesPass()(copy)
     name_nodes(copy)
+    _check_types(copy, model.name)
     return Lowered(copy)
+
+
+def _check_types(model: ir.Model, name: str) -> None:
+    for node in model.graph:
+        unknown = next((value for value in node.outputs if value.name and value.type is None), None)
+        if unknown is not None:
+            raise PlanError(
+                f"{name}: the type of value '{unknown.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's "
+                "inference can't tell it. Plan for a device (--device cpu), or write it into the model's value_info."
+            )
 
 
 def name_nodes(model: ir.Model) -> None:

@@ -105,4 +105,4 @@ def test_what_stock_onnxruntime_passes_passes_planned(
     )
     assert not failed
     assert passed > 0
-    assert arenas > passed // 2
+    assert arenas >= passed // 2

@@ -9,12 +9,12 @@ fixed positions: an ``offset`` is read as a solution found before.
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from memonger.allocate.types import Buffer, Layout
 from memonger.allocate.validation import validate_buffer
+from memonger.atomic import write_whole
 from memonger.errors import LayoutError
 
 _ALIASES = {"buffer": "id", "buffer_id": "id", "begin": "lower", "start": "lower", "end": "upper"}
@@ -77,7 +77,7 @@ def write_solution(path: str | os.PathLike[str], problem: Problem, layout: Layou
     for name, buffer, offset in zip(problem.names, problem.buffers, layout.offsets, strict=True):
         numbers = [buffer.start, buffer.stop, buffer.size, *([buffer.alignment] if aligned else []), offset]
         rows.append([name, *map(str, numbers)])
-    _write_whole(Path(path), "".join(",".join(row) + "\n" for row in rows))
+    _write_text(Path(path), "".join(",".join(row) + "\n" for row in rows))
 
 
 def _lines(path: Path) -> list[str]:
@@ -135,13 +135,8 @@ def _integer(fields: Mapping[str, str], column: str, default: int | None = None)
     return int(text)
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _write_text(path: Path, text: str) -> None:
     try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        write_whole(path, lambda target: target.write(text.encode()))
     except (OSError, UnicodeEncodeError) as error:
         raise LayoutError(f"{path} can't be written: {error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)

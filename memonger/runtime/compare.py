@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from memonger.atomic import write_whole
 from memonger.device import parse_device
 from memonger.errors import MemongerError
 from memonger.load import load_as_is
@@ -164,6 +165,8 @@ def difference(mine: Mapping[str, np.ndarray], stock: Mapping[str, np.ndarray]) 
         if ours.tobytes() != theirs.tobytes():
             equal = False
             notes.append(name)
+            if not np.array_equal(np.isnan(ours), np.isnan(theirs)):
+                return _Difference(False, None, (f"'{name}' has other NaNs",))
             gap = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
             largest = max(largest, float(np.nanmax(gap, initial=0.0)))
     return _Difference(equal, largest, tuple(notes))
@@ -207,7 +210,7 @@ def _section(ours: Measured, theirs: Measured, gap: _Difference) -> dict[str, An
 def _outcome(section: Mapping[str, Any]) -> str:
     if section["bitwise_equal"]:
         return "equal bit for bit"
-    return "other shapes" if section["max_abs_diff"] is None else f"differ by {section['max_abs_diff']:.2g}"
+    return "not comparable" if section["max_abs_diff"] is None else f"differ by {section['max_abs_diff']:.2g}"
 
 
 def _verdict(plan: Plan, section: Mapping[str, Any]) -> str:
@@ -228,7 +231,6 @@ def save_outputs(outputs: Mapping[str, Any], path: Path) -> None:
     if strange:
         raise MemongerError(f"output '{strange[0]}' is no array and can't go into an .npz.")
     try:
-        with path.open("wb") as file:
-            np.savez(file, **outputs)
+        write_whole(path, lambda file: np.savez(file, **outputs))
     except OSError as error:
         raise MemongerError(f"{path} can't be written: {error.strerror or error}.") from error

@@ -121,7 +121,7 @@ def session_options(options: Options) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
     settings = module.SessionOptions()
-    settings.log_severity_level = 3  # errors: what memonger has to say it says itself
+    settings.log_severity_level = 4  # its errors come back as exceptions, and those are ours to word
     settings.graph_optimization_level = getattr(module.GraphOptimizationLevel, options.level)
     settings.enable_cpu_mem_arena = options.arena
     settings.enable_mem_pattern = options.pattern
