@@ -1,5 +1,6 @@
 """checks: what has to hold of a model before anything is done with it. Each raises a `LoadError` saying what is off."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,8 +77,8 @@ def check_structure(model: ir.Model, name: str) -> None:
         nothing = "" if model.graph.num_nodes() else "an empty graph: no nodes and "
         raise LoadError(f"{name} has {nothing}no outputs, so there is nothing to plan.")
     for graph in model.graphs():
-        names = [value.name for value in graph.inputs]
-        twice = next((each for each in names if names.count(each) > 1), None)
+        counts = Counter(value.name for value in graph.inputs)
+        twice = next((each for each, count in counts.items() if count > 1), None)
         if twice is not None:
             raise LoadError(f"{name} is not a valid ONNX model: it has two inputs named '{twice}'.")
         for node in graph:

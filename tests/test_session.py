@@ -5,11 +5,13 @@ import threading
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 import memonger
+from memonger.graph import from_model
 from memonger.lower import Stamp
 from memonger.runtime import profile
 from tests import networks
@@ -223,3 +225,20 @@ def test_stamp_names_what_the_plan_is_bound_to(plan: memonger.Plan) -> None:
     assert isinstance(plan.stamp, Stamp)
     assert plan.stamp.runtime == f"onnxruntime {onnxruntime.__version__}"
     assert plan.stamp.level == "all"
+
+
+@pytest.mark.parametrize("lie", [{"shape": ir.Shape([1])}, {"type": ir.TensorType(ir.DataType.FLOAT16)}])
+def test_a_file_that_lies_about_a_size_is_refused_before_a_byte_too_many_is_written(lie: dict[str, object]) -> None:
+    """The checker believes the sizes the model states; onnxruntime compares them with what its kernels ask for."""
+    sound = memonger.search_plan(
+        _mlp(), batch=8, device="none", sharing=memonger.Sharing(inplace=False, views=False, reuse=False)
+    )
+    model = sound.model.clone()
+    value = next(value for node in model.graph for value in node.outputs if value.name == "t2")
+    for field, told in lie.items():
+        setattr(value, field, told)
+    graph = from_model(model)
+    lying = dataclasses.replace(sound, model=model, graph=graph)
+    lying.verify()
+    with pytest.raises(memonger.SessionError, match="tanh2"):
+        memonger.Session(lying).run({"x": _x(0)})

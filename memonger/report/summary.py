@@ -26,6 +26,7 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "lower_bound_bytes": plan.lower_bound_bytes,
         "arena_bytes": plan.arena_bytes,
         "workspace_bytes": plan.workspace_bytes,
+        "predicted_bytes": plan.predicted_bytes,
         "overhead": plan.overhead,
         "segments": 1,
         "recomputed_nodes": 0,

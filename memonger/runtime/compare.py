@@ -18,6 +18,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime.measure import Job, Measured, Worker, take_turns
 from memonger.runtime.optimize import LEVELS
 from memonger.runtime.session import Session
+from memonger.units import format_size
 
 ROUNDS = 5  # turns each session takes
 
@@ -180,19 +181,19 @@ def _result(
     outputs: Mapping[str, Mapping[str, np.ndarray]],
 ) -> Result:
     ours = measured["planned"]
-    predicted = plan.predicted_bytes
     rows = [{"session": "planned", "latency_seconds": ours.latency_seconds, "peak_bytes": ours.peak_bytes}]
     sections = {}
     for name, title in (("stock", f"stock, {level}"), ("default", "stock, default options")):
         sections[name] = _section(ours, measured[name], difference(outputs["planned"], outputs[name]))
         rows.append({"session": title, **sections[name], "outputs": _outcome(sections[name])})
     record = {
-        "model": str(planned), "device": plan.device, "level": level, "arena_bytes": plan.arena_bytes,
-        "workspace_bytes": plan.workspace_bytes, "predicted_bytes": predicted, "peak_bytes": ours.peak_bytes,
-        "latency_seconds": ours.latency_seconds, **sections["stock"], "default_session": sections["default"],
+        **sections["stock"], "model": str(planned), "device": plan.device, "level": level,
+        "arena_bytes": plan.arena_bytes, "workspace_bytes": plan.workspace_bytes,
+        "predicted_bytes": plan.predicted_bytes, "peak_bytes": ours.peak_bytes,
+        "latency_seconds": ours.latency_seconds, "stock_session": sections["stock"],
+        "default_session": sections["default"],
     }  # fmt: skip
-    record["latency_seconds"], record["peak_bytes"] = ours.latency_seconds, ours.peak_bytes
-    return Result(outputs["planned"], record, tuple(rows), _verdict(plan, sections["stock"]))
+    return Result(outputs["planned"], record, tuple(rows), _verdict(plan, ours, sections["stock"]))
 
 
 def _section(ours: Measured, theirs: Measured, gap: _Difference) -> dict[str, Any]:
@@ -213,11 +214,13 @@ def _outcome(section: Mapping[str, Any]) -> str:
     return "not comparable" if section["max_abs_diff"] is None else f"differ by {section['max_abs_diff']:.2g}"
 
 
-def _verdict(plan: Plan, section: Mapping[str, Any]) -> str:
-    workspace = plan.workspace_bytes or 0
+def _verdict(plan: Plan, ours: Measured, section: Mapping[str, Any]) -> str:
+    held = plan.workspace_held_bytes
+    scratch = "scratch that was never measured" if held is None else f"{format_size(held)} of scratch"
+    measured = "" if ours.peak_bytes is None else f", measured {format_size(ours.peak_bytes)}"
     return (
-        f"Predicted: {plan.arena_bytes} bytes of arena and {workspace} of scratch. Outputs "
-        f"{_outcome(section)} with stock onnxruntime at the plan's level."
+        f"The plan says {format_size(plan.arena_bytes)} of arena and {scratch}{measured}. "
+        f"Outputs against stock onnxruntime at the plan's own level: {_outcome(section)}."
     )
 
 
