@@ -1,0 +1,5 @@
+"""``python -m memonger``."""
+
+from memonger.cli import main
+
+main()
