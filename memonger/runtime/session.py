@@ -197,6 +197,12 @@ class _Binding:
             self.binding.bind_output(name)
         for place in program.places:
             self._bind_output(place, arena.address + place.offset)
+        places = [self.places[name] for name in program.outputs if name in self.places]
+        self.views = {
+            place.name: arena.view(place.offset, place.dtype.numpy(), place.shape)
+            for place in places
+            if place.dtype.bitwidth >= 8
+        }
 
     def run(self, inputs: feeding.Feeds, outputs: Mapping[str, np.ndarray], copy: bool) -> dict[str, Any]:
         self._bind_inputs(inputs)
@@ -220,7 +226,10 @@ class _Binding:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
         self.fed = set(inputs)
         for name, feed in inputs.items():
-            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self.kinds[name]))
+            if isinstance(feed, np.ndarray) and feed.flags.c_contiguous and feed.dtype.kind in "biuf":
+                self.binding.bind_cpu_input(name, feed)
+            else:
+                self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self.kinds[name]))
 
     def _results(self, outputs: Mapping[str, np.ndarray], copy: bool) -> dict[str, Any]:
         values = self.binding.get_outputs_as_ortvaluevector() if self.held else ()
@@ -231,9 +240,10 @@ class _Binding:
         for name in self.program.outputs:
             if name in outputs:
                 found[name] = outputs[name]
+            elif name in self.places and name not in self.views:
+                raise SessionError(f"output '{name}' of type {self.places[name].dtype.name} can't be read as an array.")
             elif name not in found:
-                array = _array(self.arena, self.places[name])
-                found[name] = array.copy() if copy else array
+                found[name] = self.views[name].copy() if copy else self.views[name]
         return {name: found[name] for name in self.program.outputs}
 
 
@@ -260,12 +270,6 @@ def _check_targets(program: Program, outputs: Mapping[str, np.ndarray]) -> None:
             )
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise SessionError(f"the array given for output '{name}' has to be contiguous and writable.")
-
-
-def _array(arena: HostArena, place: Place) -> np.ndarray:
-    if place.dtype.bitwidth < 8:
-        raise SessionError(f"output '{place.name}' of type {place.dtype.name} can't be read as an array.")
-    return arena.view(place.offset, place.dtype.numpy(), place.shape)
 
 
 def _device(plan: Plan, device: str | Device | None) -> Device:
