@@ -188,6 +188,7 @@ class _Binding:
         self.program, self.engine, self.arena = program, engine, arena
         self.binding = engine.session.io_binding()
         self.kinds = {value.name: value.kind for value in program.inputs}
+        self.required = {value.name for value in program.inputs if value.required}
         self.places = {place.name: place for place in program.places}
         self.held = [name for name in program.outputs if name not in self.places]
         self.elsewhere: set[str] = set()
@@ -226,7 +227,8 @@ class _Binding:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
         self.fed = set(inputs)
         for name, feed in inputs.items():
-            if isinstance(feed, np.ndarray) and feed.flags.c_contiguous and feed.dtype.kind in "biuf":
+            plain = isinstance(feed, np.ndarray) and feed.flags.c_contiguous and feed.dtype.kind in "biuf"
+            if plain and name in self.required:  # this call knows no inputs with a default
                 self.binding.bind_cpu_input(name, feed)
             else:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self.kinds[name]))
