@@ -1,6 +1,21 @@
-"""The counts of the backend suite at the end of a run, gathered from all worker processes."""
+"""What all tests may use, and the counts of the backend suite at the end of a run."""
 
+import tempfile
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.bad_input import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A folder to work in and a folder for temporary files, both empty."""
+    for name in ("work", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return Place(tmp_path / "work", tmp_path / "temporary")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

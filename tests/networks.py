@@ -64,7 +64,7 @@ def stock(model: onnx.ModelProto | bytes | str, level: str = "ORT_ENABLE_ALL") -
 
 def run_stock(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs by name."""
-    names = [output.name for output in session.get_outputs()]
+    names = list(dict.fromkeys(output.name for output in session.get_outputs()))
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 

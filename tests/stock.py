@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 
 import memonger
+from tests import networks
 
 LEVELS = {"none": "ORT_DISABLE_ALL", "cpu": "ORT_ENABLE_ALL"}  # where a plan for the device runs the same kernels
 Feeds = Mapping[str, Any]
@@ -26,12 +26,7 @@ def normal(seed: int, *dims: int) -> np.ndarray:
 
 def run_stock(model: onnx.ModelProto, feeds: Feeds, level: str) -> dict[str, Any]:
     """The outputs of stock onnxruntime by name."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = list(dict.fromkeys(output.name for output in session.get_outputs()))
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    return networks.run_stock(networks.stock(model, level), dict(feeds))
 
 
 def same(mine: Any, stock: Any) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.packing import training_like
 from memonger.allocate import ALLOCATORS, Buffer, Layout, SearchOptions, allocate, check_layout, lower_bound
 from memonger.allocate.minimalloc_csv import read_problem
 from memonger.allocate.search import search
@@ -29,21 +30,6 @@ def problems(draw: st.DrawFn, most: int = 24) -> list[Buffer]:
     lifetimes = st.tuples(st.integers(-horizon, horizon), st.integers(1, horizon))
     drawn = draw(st.lists(st.tuples(st.integers(1, 300), lifetimes, st.sampled_from(alignments)), max_size=most))
     return [Buffer(i, size, start, start + steps, align) for i, (size, (start, steps), align) in enumerate(drawn)]
-
-
-def training_like(count: int, seed: int) -> list[Buffer]:
-    """Forward values that are read again in reverse order, short-lived ones, and gradients that live a few steps."""
-    rng = random.Random(seed)
-    half = count // 2
-
-    def size() -> int:
-        return rng.choice([1, 2, 4, 8, 16]) * rng.randint(1, 64) * 1000
-
-    buffers = []
-    for step in range(half):
-        stop = 2 * half - step if rng.random() < 0.8 else step + rng.randint(2, 6)
-        buffers.append(Buffer(step, size(), step, stop))
-    return buffers + [Buffer(step, size(), step, step + rng.randint(2, 3)) for step in range(half, count)]
 
 
 def smallest_arena(buffers: Sequence[Buffer]) -> int:

@@ -3,9 +3,7 @@
 import os
 import stat
 import struct
-import tempfile
 import zlib
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,14 +14,6 @@ from tests.bad_input import CHAIN, Place, contents, invoke
 from tests.stock import parse
 
 DEVICES = pytest.mark.parametrize("device", ["none", "cpu"])
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for name in ("work", "temporary"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    return Place(tmp_path / "work", tmp_path / "temporary")
 
 
 def _png() -> bytes:

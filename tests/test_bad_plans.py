@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from tests.bad_input import KEY, Place, contents, invoke, plan_of, with_plan
 from tests.stock import normal, parse
 
 TEXT = "g (float[N, 8] x) => (float[N, 8] y) { a = Relu(x)  b = Sigmoid(x)  c = MatMul(a, w)  y = Add(b, c) }"
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for name in ("work", "temporary"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    return Place(tmp_path / "work", tmp_path / "temporary")
 
 
 def _model(width: int = 8) -> onnx.ModelProto:
