@@ -90,25 +90,9 @@ class Plan:
         return None if self.workspace is None else max(self.workspace.values(), default=0)
 
     @property
-    def workspace_held_bytes(self) -> int | None:
-        """Scratch that stays with the process after a run; None if never measured.
-
-        The runtime's own arena keeps every region it takes. A step that needs more than any region there is takes one
-        more: so the needs that are larger than all before them add up.
-        """
-        if self.workspace is None:
-            return None
-        regions: list[int] = [0]
-        for need in self.graph.workspace:
-            if need > regions[-1]:
-                regions.append(need)
-        return sum(regions)
-
-    @property
     def predicted_bytes(self) -> int | None:
         """What a run takes over the loaded model: arena and scratch. None if the scratch was never measured."""
-        held = self.workspace_held_bytes
-        return None if held is None else self.arena_bytes + held
+        return None if self.workspace_bytes is None else self.arena_bytes + self.workspace_bytes
 
     @property
     def overhead(self) -> float:

@@ -215,8 +215,8 @@ def _outcome(section: Mapping[str, Any]) -> str:
 
 
 def _verdict(plan: Plan, ours: Measured, section: Mapping[str, Any]) -> str:
-    held = plan.workspace_held_bytes
-    scratch = "scratch that was never measured" if held is None else f"{format_size(held)} of scratch"
+    need = plan.workspace_bytes
+    scratch = "scratch that was never measured" if need is None else f"{format_size(need)} of scratch"
     measured = "" if ours.peak_bytes is None else f", measured {format_size(ours.peak_bytes)}"
     return (
         f"The plan says {format_size(plan.arena_bytes)} of arena and {scratch}{measured}. "

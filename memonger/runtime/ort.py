@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.device import Device
@@ -19,6 +20,8 @@ from memonger.runtime import weights
 from memonger.runtime.module import onnxruntime
 
 logger = logging.getLogger(__name__)
+
+SCRATCH_MARGIN = 1 << 16  # bytes, for what the runtime rounds up
 
 _NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
@@ -139,6 +142,17 @@ def session_options(options: Options) -> Any:
     for key, value in options.entries.items():
         settings.add_session_config_entry(key, value)
     return settings
+
+
+def reserve_scratch(session: Any, size: int) -> None:
+    """Let the session's own arena take one region that all scratch of a run fits into, whichever step needs it.
+
+    Left alone the arena takes a region for the first step that needs scratch and keeps it; a later step that needs more
+    takes another, and both stay. A region of twice the largest need is always split, never used up by one allocation,
+    and so serves all; what of it is never written costs nothing.
+    """
+    if size and hasattr(session, "create_ortvalue_from_shape_and_type"):
+        session.create_ortvalue_from_shape_and_type([2 * size + SCRATCH_MARGIN], np.uint8, "cpu")
 
 
 def enum_of(dtype: ir.DataType) -> int:

@@ -42,6 +42,7 @@ class Program:
         order: Names of the nodes as planned.
         unordered: Names of nodes whose order the runtime decides.
         arena_bytes: Size of the arena.
+        workspace_bytes: Most scratch a step takes beside it; 0 if never measured.
     """
 
     inputs: tuple[feeding.Input, ...]
@@ -52,6 +53,7 @@ class Program:
     order: tuple[str, ...]
     unordered: frozenset[str]
     arena_bytes: int
+    workspace_bytes: int
 
 
 def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
@@ -71,6 +73,7 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         order=plan.graph.nodes,
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
         arena_bytes=plan.arena_bytes,
+        workspace_bytes=plan.workspace_bytes or 0,
     )
 
 

@@ -143,6 +143,7 @@ class _Engine:
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         options = ort.Options(in_order=True, threads=threads, profile=profile_path)
         self.session = ort.make_session(group.model, device, options)
+        ort.reserve_scratch(self.session, max(program.workspace_bytes for program in group.programs))
 
     @property
     def unchecked(self) -> bool:
