@@ -68,3 +68,22 @@ def test_runs_of_a_model_whose_need_is_known(tmp_path: Path) -> None:
     assert abs(stock.peak_bytes - 64 * MIB) < 3 * MIB
     assert plan.predicted_bytes == 64 * MIB
     assert abs(ours.peak_bytes - 64 * MIB) < MIB
+
+
+def test_scratch_of_several_steps_takes_the_largest_alone(tmp_path: Path) -> None:
+    """LRN takes scratch as large as its input: 8 MiB at first, then 24. Left alone the runtime keeps 32."""
+    nodes = [
+        helper.make_node("LRN", ["x"], ["a"], name="small", size=3),
+        helper.make_node("Concat", ["a", "a", "a"], ["b"], name="concat", axis=0),
+        helper.make_node("LRN", ["b"], ["y"], name="large", size=3),
+    ]
+    model = networks.model_of(nodes, {"x": [8, 32, 64, 128]}, {"y": [24, 32, 64, 128]})
+    np.savez(tmp_path / "x.npz", x=np.ones((8, 32, 64, 128), np.float32))
+    plan = memonger.search_plan(model, device="cpu", level="disable")
+    assert plan.workspace_bytes is not None
+    assert plan.workspace_bytes > 24 * MIB
+    plan.save(tmp_path / "planned.onnx")
+    ours = _measure(tmp_path, tmp_path / "planned.onnx", planned=True)
+    assert ours.peak_bytes is not None
+    assert plan.predicted_bytes is not None
+    assert abs(ours.peak_bytes - plan.predicted_bytes) < 3 * MIB
