@@ -98,7 +98,7 @@ def forget_symbolic(model: ir.Model) -> None:
 
 
 def infer(model: ir.Model, name: str) -> None:
-    """Infer every type and shape ONNX's own inference can, folding shape arithmetic where that helps.
+    """Infer every type and shape ONNX's own inference can, and fold shape arithmetic.
 
     What a file declares of values in between is often stale: the shapes of the batch it was exported with. It counts
     only for sizes that inference can't tell from the inputs.
@@ -117,8 +117,9 @@ def infer(model: ir.Model, name: str) -> None:
 
 def _infer_and_fold(model: ir.Model, name: str) -> Exception | None:
     complaint = infer_once(model, name)
-    while _has_unknown(model) and fold_shape_arithmetic(model):
-        complaint = infer_once(model, name)
+    while fold_shape_arithmetic(model):
+        if _has_unknown(model):
+            complaint = infer_once(model, name)
     return complaint
 
 

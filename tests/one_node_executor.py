@@ -28,9 +28,10 @@ def run_poisoned(plan: Plan, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarr
     for value in model.graph.outputs:
         readers[str(value.name)] = readers.get(str(value.name), 0) + 1
     alive: dict[str, tuple[int, int]] = {}
+    feeds = dict(feeds)
     for node in model.graph:
-        _run_node(model, node, feeds, arena, at)
-        for value in node.outputs:
+        feeds.update(_run_node(model, node, feeds, arena, at))
+        for value in (v for v in node.outputs if str(v.name) in at):
             alive[str(value.name)] = (at[str(value.name)], _bytes(value))
         for value in node.inputs:
             if value is not None:
@@ -58,8 +59,8 @@ def _read(arena: np.ndarray, at: dict[str, int], value: ir.Value) -> np.ndarray:
 
 def _run_node(
     model: ir.Model, node: ir.Node, feeds: dict[str, np.ndarray], arena: np.ndarray, at: dict[str, int]
-) -> None:
-    """Run one node in a session of its own, its inputs and outputs where the plan has them."""
+) -> dict[str, np.ndarray]:
+    """Run one node in a session of its own, inputs and outputs where the plan has them; returns unplanned outputs."""
     inputs: dict[str, Any] = {}
     for value in node.inputs:
         if value is None or str(value.name) in inputs:
@@ -80,10 +81,14 @@ def _run_node(
             continue
         value = next(v for v in node.inputs if v is not None and v.name == name)
         binding.bind_input(name, "cpu", 0, int(value.dtype), list(array.shape), array.ctypes.data)  # type: ignore[arg-type]
-    for value in node.outputs:
+    held = [str(value.name) for value in node.outputs if str(value.name) not in at]
+    for name in held:
+        binding.bind_output(name)
+    for value in (v for v in node.outputs if str(v.name) in at):
         array = _read(arena, at, value)
         binding.bind_output(str(value.name), "cpu", 0, int(value.dtype), list(array.shape), array.ctypes.data)  # type: ignore[arg-type]
     session.run_with_iobinding(binding)
+    return {name: value.numpy().copy() for name, value in zip(held, binding.get_outputs(), strict=False)}
 
 
 def _single(model: ir.Model, node: ir.Node, inputs: dict[str, np.ndarray], constants: set[str]) -> bytes:

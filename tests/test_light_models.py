@@ -50,7 +50,16 @@ def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str, device: str) 
     assert not networks.same_bits(*results), "a comparison whose output ignores its input proves nothing"
 
 
-@pytest.mark.parametrize(("name", "device"), [("densenet121", "cpu"), ("shufflenet", "none"), ("squeezenet", "cpu")])
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("densenet121", "cpu"),
+        ("inception_v1", "cpu"),
+        ("resnet50", "cpu"),
+        ("shufflenet", "none"),
+        ("squeezenet", "cpu"),
+    ],
+)
 def test_no_step_reads_a_byte_that_died(name: str, device: str) -> None:
     model = networks.light(name)
     plan = memonger.search_plan(model, device=device)

@@ -8,6 +8,7 @@ import pytest
 
 import memonger
 from tests import networks
+from tests.one_node_executor import run_poisoned
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -72,6 +73,16 @@ def test_an_export_with_a_dynamic_batch(
         np.testing.assert_allclose(ours[session.output_names[0]], theirs, rtol=1e-4, atol=1e-5)
         results.append(expected)
     assert not networks.same_bits(*results)
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+def test_no_step_reads_a_byte_that_died(exported: tuple[Path, "torch.nn.Module"], device: str) -> None:
+    path, _ = exported
+    plan = memonger.search_plan(path, batch=3, device=device)
+    x = np.random.default_rng(0).standard_normal((3, 3, 32, 32)).astype(np.float32)
+    feeds = {str(plan.model.graph.inputs[0].name): x}
+    stock = networks.stock(str(path), "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")
+    assert networks.same_bits(run_poisoned(plan, feeds), networks.run_stock(stock, feeds))
 
 
 def test_without_a_batch_the_dimension_is_named(exported: tuple[Path, "torch.nn.Module"]) -> None:
