@@ -8,6 +8,7 @@ before the baseline is read.
 import ctypes
 import ctypes.util
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +42,18 @@ def reset_peak() -> None:
     CLEAR_REFS.write_text("5")
 
 
+def give_back() -> None:
+    """Return what the C library holds free to the system, where it can be asked to (glibc)."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(ctypes.util.find_library("c"))
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)
+
+
 def settle() -> int:
     """Give free memory back to the system; returns what stays resident. A baseline to measure from."""
     gc.collect()
-    libc = ctypes.CDLL(ctypes.util.find_library("c"))
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
+    give_back()
     return resident().now
 
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from memonger.device import Device
 from memonger.errors import RuntimeUnavailableError, SessionError
 from memonger.load import external_tensors
-from memonger.runtime import weights
+from memonger.runtime import memory, weights
 from memonger.runtime.module import onnxruntime
 
 logger = logging.getLogger(__name__)
@@ -149,9 +149,11 @@ def reserve_scratch(session: Any, size: int) -> None:
 
     Left alone the arena takes a region for the first step that needs scratch and keeps it; a later step that needs more
     takes another, and both stay. A region of twice the largest need is always split, never used up by one allocation,
-    and so serves all; what of it is never written costs nothing.
+    and so serves all; what of it is never written costs nothing. What loading left free goes back to the system first,
+    or the region would lie in it, and stay resident, used or not.
     """
     if size and hasattr(session, "create_ortvalue_from_shape_and_type"):
+        memory.give_back()
         session.create_ortvalue_from_shape_and_type([2 * size + SCRATCH_MARGIN], np.uint8, "cpu")
 
 
