@@ -24,7 +24,6 @@ class Device:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
 
-NONE = Device("none")
 CPU = Device("cpu")
 
 

@@ -100,12 +100,12 @@ def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
 def read_values(node: ir.Node) -> list[ir.Value]:
     """What the node reads: its inputs, then what its subgraphs capture from outside, in a fixed order."""
     found = [v for v in node.inputs if v is not None]
-    pending = [(node, graph) for graph in shapes.subgraphs(node)]
+    pending = shapes.subgraphs(node)
     while pending:
-        _, graph = pending.pop()
+        graph = pending.pop()
         for inner in graph:
             found.extend(v for v in inner.inputs if v is not None)
-            pending.extend((inner, g) for g in shapes.subgraphs(inner))
+            pending.extend(shapes.subgraphs(inner))
         found.extend(graph.outputs)
     return found
 

@@ -78,16 +78,6 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def symbols(model: ir.Model) -> set[str]:
-    """Names of the symbolic dimensions of the graph inputs."""
-    return {
-        dim.value
-        for value in model.graph.inputs
-        for dim in (value.shape or ())
-        if isinstance(dim, ir.SymbolicDim) and dim.value
-    }
-
-
 def forget_symbolic(model: ir.Model) -> None:
     """Drop every shape with a symbolic dimension: inference fills it in anew from the inputs' sizes."""
     for graph in model.graphs():

@@ -1,7 +1,6 @@
 """What onnxruntime is asked to do with a model."""
 
 import hashlib
-import logging
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from memonger.errors import RuntimeUnavailableError, SessionError
 from memonger.load import external_tensors
 from memonger.runtime import memory, weights
 from memonger.runtime.module import onnxruntime
-
-logger = logging.getLogger(__name__)
 
 SCRATCH_MARGIN = 1 << 16  # bytes, for what the runtime rounds up
 

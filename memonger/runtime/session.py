@@ -56,17 +56,20 @@ class Session:
         if threads not in ("lock", "arena"):
             raise SessionError(f"threads={threads!r} can't be: 'lock' or 'arena'.")
         given = [plan] if isinstance(plan, Plan | str | Path) else list(plan)
-        plans = [one if isinstance(one, Plan) else Plan.load(one) for one in given]
+        plans = [_verified(one) for one in given]
         check_family(plans)
         self.device = _device(plans[0], device)
         for one in plans:
-            one.verify()
             check_stamp(one, self.device)
         threads_within = intra_op_threads or plans[0].threads
         engines = [_Engine(group, self.device, threads_within, check_order) for group in group_plans(plans)]
-        placed = {index: (engine, n) for engine in engines for n, index in enumerate(engine.members)}
-        self._engines = tuple(placed[index] for index in range(len(plans)))
-        self._programs = tuple(engine.programs[n] for engine, n in self._engines)
+        placed = {
+            index: (engine, program)
+            for engine in engines
+            for index, program in zip(engine.members, engine.programs, strict=True)
+        }
+        self._engines = tuple(placed[index][0] for index in range(len(plans)))
+        self._programs = tuple(placed[index][1] for index in range(len(plans)))
         self._lock = threading.Lock()
         self._lanes = threading.local()
         self._shared = _Lane(self._programs, self._engines) if threads == "lock" else None
@@ -103,7 +106,7 @@ class Session:
                 the planned order.
         """
         index = self._pick(inputs)
-        program, engine = self._programs[index], self._engines[index][0]
+        program, engine = self._programs[index], self._engines[index]
         _check_targets(program, outputs or {})
         if engine.refused is not None:
             raise SessionError(engine.refused)
@@ -174,9 +177,9 @@ class _Engine:
 class _Lane:
     """One arena and the bindings of every plan into it: what one run at a time needs."""
 
-    def __init__(self, programs: Sequence[Program], engines: Sequence[tuple[_Engine, int]]) -> None:
+    def __init__(self, programs: Sequence[Program], engines: Sequence[_Engine]) -> None:
         self.arena = HostArena(max(program.arena_bytes for program in programs))
-        self.bindings = [_Binding(p, e[0], self.arena) for p, e in zip(programs, engines, strict=True)]
+        self.bindings = [_Binding(p, e, self.arena) for p, e in zip(programs, engines, strict=True)]
 
     def run(self, index: int, inputs: feeding.Feeds, outputs: Mapping[str, np.ndarray], copy: bool) -> dict[str, Any]:
         return self.bindings[index].run(inputs, outputs, copy)
@@ -273,6 +276,14 @@ def _check_targets(program: Program, outputs: Mapping[str, np.ndarray]) -> None:
             )
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise SessionError(f"the array given for output '{name}' has to be contiguous and writable.")
+
+
+def _verified(plan: Plan | str | Path) -> Plan:
+    """The plan, checked; a file is checked as it is read."""
+    if not isinstance(plan, Plan):
+        return Plan.load(plan)
+    plan.verify()
+    return plan
 
 
 def _device(plan: Plan, device: str | Device | None) -> Device:
