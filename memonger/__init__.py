@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from memonger.allocate import Buffer, Layout
 from memonger.allocate import allocate as pack
+from memonger.differentiate import differentiate
 from memonger.errors import (
     LayoutError,
     LoadError,
@@ -35,6 +36,6 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Buffer", "GiB", "KiB", "Layout", "LayoutError", "LoadError", "MemongerError", "MiB", "Model", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "VerificationError", "load",
+    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "VerificationError", "differentiate", "load",
     "pack", "search_plan",
 ]  # fmt: skip

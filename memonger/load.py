@@ -197,13 +197,17 @@ def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
 
 
 def lift_constants(model: ir.Model, name: str) -> None:
-    """Turn Constant nodes into initializers, which is what a runtime does with them."""
+    """Turn Constant nodes into initializers, which is what a runtime does with them. They are marked in ``meta``."""
+    before = set(model.graph.initializers)
     for node in [n for n in model.graph if n.op_type == "Constant" and n.outputs[0].is_graph_output()]:
         _lift_output_constant(model.graph, node)
     try:
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     except ValueError as error:
         raise LoadError(f"{name}: {error}. Write it as a dense constant.") from error
+    for key, value in model.graph.initializers.items():
+        if key not in before:
+            value.meta["constant"] = True  # no parameter, whatever its type
 
 
 def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:

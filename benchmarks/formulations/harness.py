@@ -1,0 +1,200 @@
+"""What every group of formulations needs: a graph emitter, a session bound to fixed memory, an interleaved clock.
+
+Everything runs as memonger runs it: ORT_DISABLE_ALL, every tensor static, weights as inputs, outputs bound to
+memory that was touched before the clock starts. PyTorch runs in the same process with as many threads.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+THREADS = 2
+ROUNDS, ROUND_SECONDS = 7, 0.05  # turns a runner takes, and about how long each is
+HOPELESS = 6.0  # a runner this many times slower than the fastest is timed once
+
+Array = np.ndarray
+Tensors = tuple[torch.Tensor, ...]
+Run = Callable[[], object]
+
+
+class Emitter:
+    """Writes nodes: ``op("Conv", x, w, pads=...)`` returns the name of the output, or a tuple of ``outputs`` names."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def __call__(self, kind: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
+        return self.many(kind, *inputs, outputs=outputs, **attributes)[0]
+
+    def many(self, kind: str, *inputs: str, outputs: int, **attributes: object) -> tuple[str, ...]:
+        """A node with several outputs."""
+        names = tuple(f"v{len(self.nodes)}_{index}" for index in range(outputs))
+        self.nodes.append(helper.make_node(kind, inputs, names, f"n{len(self.nodes)}", **attributes))
+        return names
+
+    def constant(self, value: object, dtype: object = np.int64) -> str:
+        """An initializer: shapes, axes and scalars, never weights."""
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def scalar(self, value: float) -> str:
+        """A float32 scalar."""
+        return self.constant(value, np.float32)
+
+    def reshape(self, x: str, *shape: int) -> str:
+        """A view."""
+        return self("Reshape", x, self.constant(shape))
+
+    def transpose(self, x: str, *perm: int) -> str:
+        """A transposed copy."""
+        return self("Transpose", x, perm=perm)
+
+    def sum(self, x: str, *axes: int, keep: bool = False) -> str:
+        """ReduceSum."""
+        return self("ReduceSum", x, self.constant(axes), keepdims=int(keep))
+
+    def slice(self, x: str, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int] = ()) -> str:
+        """Slice."""
+        steps = steps or [1] * len(axes)
+        return self("Slice", x, *(self.constant(part) for part in (starts, ends, axes, steps)))
+
+
+Formulation = Callable[..., "str | tuple[str, ...]"]  # (emitter, *input names) -> output names
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to compute: its inputs, PyTorch's own kernel for it, and ways to write it."""
+
+    group: str
+    name: str
+    inputs: Mapping[str, Array]
+    torch: Callable[..., object]  # (*input tensors) -> tensors
+    candidates: Mapping[str, Formulation]
+    tolerance: float = 2e-4  # of the reference's root mean square
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Seconds of PyTorch and of each candidate; candidates that onnxruntime refused have a message instead."""
+
+    case: Case
+    reference: float
+    seconds: Mapping[str, float]
+    refused: Mapping[str, str]
+
+    @property
+    def best(self) -> str:
+        """The fastest candidate."""
+        return min(self.seconds, key=lambda name: self.seconds[name])
+
+
+def as_tensors(outputs: object) -> Tensors:
+    """PyTorch's outputs as a tuple, without the Nones."""
+    several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    return tuple(each for each in several if each is not None)
+
+
+def model_of(formulation: Formulation, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> onnx.ModelProto:
+    """The model of one candidate."""
+    op = Emitter()
+    made = formulation(op, *inputs)
+    names = (made,) if isinstance(made, str) else made
+    described = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in inputs.items()]
+    results = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in zip(names, outputs, strict=True)]
+    graph = helper.make_graph(op.nodes, "candidate", described, results, op.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def session_options(entries: Mapping[str, str]) -> ort.SessionOptions:
+    """memonger's options."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = THREADS
+    options.log_severity_level = 3
+    for key, value in {"session.force_spinning_stop": "1", **entries}.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def bound(model: onnx.ModelProto, inputs: Mapping[str, Array], outputs: Sequence[Array], entries: Mapping[str, str]) -> Run:
+    """A run of the model on fixed memory."""
+    session = ort.InferenceSession(model.SerializeToString(), session_options(entries), providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        if name in {each.name for each in session.get_inputs()}:
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    for value, array in zip(session.get_outputs(), outputs, strict=True):
+        binding.bind_output(value.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def run(_keep: object = (inputs, outputs)) -> None:  # the binding holds addresses only
+        session.run_with_iobinding(binding)
+
+    return run
+
+
+def check(name: str, outputs: Sequence[Array], expected: Sequence[Array], tolerance: float) -> None:
+    """Raise where a candidate is wrong."""
+    for index, (got, want) in enumerate(zip(outputs, expected, strict=True)):
+        error = float(np.abs(got - want).max()) / (float(np.sqrt(np.mean(np.square(want, dtype=np.float64)))) + 1e-30)
+        if not error < tolerance:
+            raise AssertionError(f"{name}: output {index} differs from PyTorch's by {error:.2g} of its root mean square")
+
+
+def clock(runners: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
+    """The least seconds of each runner, which take turns; each turn starts with a run that is not counted."""
+    best: dict[str, float] = {}
+    for name, run in runners.items():
+        run()
+        start = time.perf_counter()
+        run()
+        best[name] = time.perf_counter() - start
+    limit = HOPELESS * min(best.values())
+    for _ in range(rounds):
+        for name, run in runners.items():
+            if best[name] > limit:
+                continue
+            run()
+            for _ in range(max(1, min(50, int(ROUND_SECONDS / best[name])))):
+                start = time.perf_counter()
+                run()
+                best[name] = min(best[name], time.perf_counter() - start)
+            time.sleep(0.002)
+    return best
+
+
+def measure(case: Case, entries: Mapping[str, str] | None = None, rounds: int = ROUNDS) -> Result:
+    """Check and time every candidate of a case."""
+    tensors = [torch.from_numpy(array) for array in case.inputs.values()]
+    expected = [each.numpy().copy() for each in as_tensors(case.torch(*tensors))]
+    runners: dict[str, Run] = {"torch": lambda: case.torch(*tensors)}
+    refused = {}
+    for name, formulation in case.candidates.items():
+        outputs = [np.full_like(each, np.nan, order="C") for each in expected]
+        try:
+            run = bound(model_of(formulation, case.inputs, outputs), case.inputs, outputs, entries or {})
+            run()
+        except Exception as error:  # onnxruntime raises its own kinds
+            refused[name] = str(error).splitlines()[0][:300]
+            continue
+        check(f"{case.group} {case.name} {name}", outputs, expected, case.tolerance)
+        runners[name] = run
+    seconds = clock(runners, rounds)
+    reference = seconds.pop("torch")
+    return Result(case, reference, seconds, refused)
+
+
+def row(result: Result) -> str:
+    """One line of the table."""
+    ratios = sorted(result.seconds.items(), key=lambda item: item[1])
+    text = "  ".join(f"{name} {seconds / result.reference:.2f}" for name, seconds in ratios)
+    refused = "".join(f"  {name} refused" for name in result.refused)
+    return f"{result.case.group:10}{result.case.name:34}{result.reference * 1e3:>9.3f}  {text}{refused}"

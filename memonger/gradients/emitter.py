@@ -1,0 +1,243 @@
+"""The emitter: appends ONNX nodes to a graph, each with the type and shape that ONNX's own inference gives it.
+
+    y = op.Mul(a, b)                                      # one output: a value
+    y, indices = op.MaxPool(x, outputs=2, kernel_shape=[2, 2])
+    z = op.Add(y, 1.0)                                    # a Python number becomes a scalar of the other input's type
+
+Every shape it sees is static. Constants are shared: equal ones are one initializer.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from memonger import shapes
+from memonger.errors import PlanError
+
+SMALL = 1024  # elements; a larger constant never decides a shape
+
+Operand = ir.Value | float | int | bool | None
+
+
+class Emitter:
+    """Nodes for one graph, in the order they are asked for.
+
+    Attributes:
+        graph: Where constants go. Nodes go into ``nodes`` first.
+        opset: Version of the default operator set.
+        nodes: What was emitted so far.
+        where: Name of the forward node that is being worked on: it stands in the new nodes' names.
+        wanted: Which inputs of that node need a gradient.
+        scalars: Graph inputs that a session feeds at every step, by role: ``random_key``, ``step``, ``learning_rate``.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        self.opset = int(model.opset_imports[""])
+        self.nodes: list[ir.Node] = []
+        self.where = ""
+        self.wanted: tuple[bool, ...] = ()
+        self._names: set[str] = set()
+        self.learn_names(model)
+        self._counts: dict[str, int] = {}
+        self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
+        self.scalars: dict[str, ir.Value] = {}
+        self._opsets = [onnx.helper.make_opsetid("", self.opset)]
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+
+        def emit(*inputs: Operand, outputs: int = 1, **attributes: Any) -> Any:
+            return self.emit(op_type, inputs, attributes, outputs)
+
+        return emit
+
+    @contextmanager
+    def at(self, where: str, wanted: Sequence[bool] = ()) -> Iterator[None]:
+        """Work on one forward node."""
+        before = self.where, self.wanted
+        self.where, self.wanted = where, tuple(wanted)
+        yield
+        self.where, self.wanted = before
+
+    def wants(self, index: int) -> bool:
+        """Whether input ``index`` of the forward node needs a gradient."""
+        return index < len(self.wanted) and self.wanted[index]
+
+    def emit(self, op_type: str, inputs: Sequence[Operand], attributes: Mapping[str, Any], outputs: int = 1) -> Any:
+        """Append a node; returns its output, or a tuple of its outputs.
+
+        Raises:
+            PlanError: ONNX's inference finds the node wrong, or can't tell its outputs' shapes.
+        """
+        kind = next((v.dtype for v in inputs if isinstance(v, ir.Value) and v.dtype is not None), ir.DataType.FLOAT)
+        values = [v if v is None or isinstance(v, ir.Value) else self.constant(v, kind) for v in inputs]
+        name = self.fresh(f"{self.where}/{op_type}" if self.where else op_type)
+        results = [ir.Value(name=name if k == 0 else self.fresh(f"{name}.{k}")) for k in range(outputs)]
+        given = {key: value for key, value in attributes.items() if value is not None}
+        node = ir.node(op_type, values, given, outputs=results, name=name)
+        self._infer(node)
+        self.nodes.append(node)
+        return results[0] if outputs == 1 else tuple(results)
+
+    def add_output(self, node: ir.Node, index: int, suffix: str) -> ir.Value:
+        """Output ``index`` of a forward node, made to exist: the indices of a MaxPool, say."""
+        if index < len(node.outputs) and node.outputs[index].name:
+            return node.outputs[index]
+        if index >= len(node.outputs):
+            node.resize_outputs(index + 1)
+        value = node.outputs[index]
+        value.name = self.fresh(f"{node.outputs[0].name}.{suffix}")
+        for other in node.outputs:
+            other.name = other.name or ""
+        self._infer(node, only=value)
+        return value
+
+    def constant(self, content: Any, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+        """An initializer of that content and type. Arrays of numpy keep their own type."""
+        array = content if isinstance(content, np.ndarray) else np.asarray(content).astype(dtype.numpy())
+        key = (array.dtype.str + str(array.dtype), array.tobytes(), array.shape)
+        if key not in self._constants:
+            kind = "x".join(map(str, array.shape)) or str(array.item())
+            name = self.fresh(f"constant/{kind}")
+            tensor = ir.tensor(array, name=name)
+            value = ir.Value(
+                name=name, shape=shapes.tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+            value.meta["constant"] = True
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def ints(self, *numbers: int) -> ir.Value:
+        """A constant int64 vector: axes, a shape."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def input(self, name: str, dtype: ir.DataType, dims: Sequence[int]) -> ir.Value:
+        """A new graph input. Its name is ``name`` where that is free."""
+        value = ir.Value(name=self.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(list(dims)))
+        self.graph.inputs.append(value)
+        return value
+
+    def scalar(self, role: str, dtype: ir.DataType) -> ir.Value:
+        """The scalar graph input of that role, made when first asked for."""
+        if role not in self.scalars:
+            self.scalars[role] = self.input(role, dtype, ())
+        return self.scalars[role]
+
+    def fresh(self, name: str) -> str:
+        """``name``, or where it is taken ``name#2`` and so on."""
+        result = name
+        while result in self._names:
+            self._counts[name] = self._counts.get(name, 1) + 1
+            result = f"{name}#{self._counts[name]}"
+        self._names.add(result)
+        return result
+
+    # What rules are made of.
+
+    def dims(self, value: ir.Value | None) -> tuple[int, ...]:
+        """The static shape of a value."""
+        found = None if value is None else shapes.static_shape(value)
+        if found is None:
+            raise PlanError(
+                f"the size of value '{value.name if value is not None else ''}' (near node '{self.where}') is unknown: "
+                "gradients need static shapes. Fix the sizes it hangs on, or write its shape into the model's value_info."
+            )
+        return found
+
+    def size(self, value: ir.Value | None) -> int:
+        """Number of elements."""
+        return math.prod(self.dims(value))
+
+    def learn_names(self, model: ir.Model) -> None:
+        """Take the names that others gave since."""
+        self._names.update(str(v.name) for v in shapes.all_values(model.graph))
+        self._names.update(str(node.name) for node in model.graph)
+
+    def reshape(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
+        """``x`` with another shape; ``x`` itself where it has it."""
+        return x if self.dims(x) == tuple(dims) else self.Reshape(x, self.ints(*dims))
+
+    def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order."""
+        return x if list(perm) == list(range(len(perm))) else self.Transpose(x, perm=list(perm))
+
+    def cast(self, x: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """``x`` as another type; ``x`` itself where it is of that type."""
+        return x if dtype is None or x.dtype == dtype else self.Cast(x, to=int(dtype))
+
+    def expand(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
+        """``x`` broadcast to ``dims``."""
+        return x if self.dims(x) == tuple(dims) else self.Expand(x, self.ints(*dims))
+
+    def sum(self, x: ir.Value, axes: Sequence[int], *, keepdims: bool = False) -> ir.Value:
+        """The sum over ``axes``; ``x`` itself over none."""
+        return self.ReduceSum(x, self.ints(*axes), keepdims=int(keepdims)) if axes else x
+
+    def sum_to(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
+        """The adjoint of broadcasting ``dims`` to the shape of ``x``: sums over the axes that broadcasting repeated."""
+        given, target = self.dims(x), tuple(dims)
+        if given == target:
+            return x
+        lead = len(given) - len(target)
+        axes = [a for a, size in enumerate(given) if a < lead or (target[a - lead] == 1 and size != 1)]
+        return self.reshape(self.sum(x, axes), target)
+
+    def slice(self, x: ir.Value, axis: int, start: int, stop: int, step: int = 1) -> ir.Value:
+        """``x[..., start:stop:step, ...]`` along one axis."""
+        return self.Slice(x, self.ints(start), self.ints(stop), self.ints(axis), self.ints(step))
+
+    def attribute(self, node: ir.Node, name: str, default: Any) -> Any:
+        """The Python value of an attribute: a number, a string, a list of numbers."""
+        found = node.attributes.get(name)
+        if found is None:
+            return default
+        value = found.value
+        return list(value) if isinstance(value, tuple | list) else value
+
+    def known(self, value: ir.Value | None) -> np.ndarray | None:
+        """The content of a constant nobody can override, else None."""
+        if value is None or value.const_value is None or value.is_graph_input():
+            return None
+        return value.const_value.numpy()
+
+    def _infer(self, node: ir.Node, only: ir.Value | None = None) -> None:
+        try:
+            inferred = self._inferred(node)
+        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError) as error:
+            raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type}: {error}") from error
+        for value in node.outputs if only is None else [only]:
+            proto = inferred.get(value.name or "")
+            if proto is None:
+                raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type} has no shape.")
+            value.type = ir.serde.deserialize_type_proto_for_type(proto)
+            value.shape = ir.serde.deserialize_type_proto_for_shape(proto)
+            self.dims(value)
+
+    def _inferred(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
+        inputs = {str(v.name): v for v in node.inputs if v is not None}
+        contents = {
+            name: ir.serde.serialize_tensor(v.const_value)
+            for name, v in inputs.items()
+            if v.const_value is not None and not v.is_graph_input() and v.const_value.size <= SMALL
+        }
+        return onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, self.opset, ""),
+            ir.serde.serialize_node(node),
+            {name: _type_proto(v) for name, v in inputs.items()},
+            contents,
+            opset_imports=self._opsets,
+            ir_version=10,
+        )
+
+
+def _type_proto(value: ir.Value) -> onnx.TypeProto:
+    dims = shapes.static_shape(value)
+    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), dims)

@@ -1,0 +1,125 @@
+"""What is done to a forward model before it is differentiated: one operator set, and no operator without a rule.
+
+Rules are written for one version of the operators. What has an expansion is written as that, and what has neither rule
+nor expansion but a function body in the standard is written out as its body.
+"""
+
+from collections.abc import Callable, Collection
+
+import onnx
+import onnx_ir as ir
+
+from memonger import checks, load, shapes
+from memonger.errors import PlanError
+from memonger.gradients import functions
+from memonger.gradients.emitter import Emitter
+from memonger.gradients.registry import EXPANSIONS, RULES, WITHOUT_GRADIENT
+
+OPSET = 20
+"""The newest operator set for whose every operator used here onnxruntime 1.23 and later has a CPU kernel."""
+
+ROUNDS = 16  # bodies within bodies; the standard's are three deep
+
+
+def raise_opset(model: ir.Model, name: str) -> ir.Model:
+    """The model in operator set `OPSET`, or in its own where that is newer. Names, marks and weights stay.
+
+    Raises:
+        PlanError: onnx's converter can't raise it.
+    """
+    opset = model.opset_imports.get("")
+    if opset is None or opset >= OPSET:
+        model.opset_imports[""] = max(opset or OPSET, OPSET)
+        return model
+    if all(_is_same(node, opset) for graph in model.graphs() for node in graph):
+        model.opset_imports[""] = OPSET
+        for graph in model.graphs():
+            for node in graph:
+                node.version = None
+        return model
+    return _converted(model, name, opset)
+
+
+def _is_same(node: ir.Node, opset: int) -> bool:
+    """Whether the operator is in both sets, in one version."""
+    if node.domain != "":
+        return True
+    versions = [
+        onnx.defs.get_schema(node.op_type, number, "").since_version
+        for number in (opset, OPSET)
+        if onnx.defs.has(node.op_type, number, "")
+    ]
+    return len(versions) == 2 and versions[0] == versions[1]
+
+
+def _converted(model: ir.Model, name: str, opset: int) -> ir.Model:
+    marks = {v.name: node.metadata_props for node in model.graph for v in node.outputs if node.metadata_props}
+    metadata, graph_name = dict(model.metadata_props), model.graph.name
+    constants = {v.name for v in model.graph.initializers.values() if v.meta.get("constant")}
+    try:
+        proto = onnx.version_converter.convert_version(ir.to_proto(model), OPSET)
+    except (RuntimeError, ValueError) as error:
+        raise PlanError(
+            f"{name} is in opset {opset}, and gradients need {OPSET}: onnx's converter can't raise it: "
+            f"{str(error).strip()}. Export it again with a newer opset."
+        ) from error
+    made = ir.serde.deserialize_model(proto)
+    made.ir_version = max(made.ir_version or 0, load.MIN_IR_VERSION)
+    made.graph.name = graph_name
+    made.metadata_props.update(metadata)
+    for node in made.graph:
+        node.metadata_props.update(marks.get(node.outputs[0].name, {}) if node.outputs else {})
+    for value in made.graph.initializers.values():
+        if value.name in constants:
+            value.meta["constant"] = True
+    load.lift_constants(made, name)
+    checks.sort(made, name)
+    shapes.infer(made, name)
+    return made
+
+
+def expand(model: ir.Model, op: Emitter, keep: Collection[str] = ()) -> None:
+    """Write every operator that has an expansion as that, those in ``keep`` left out."""
+    for node in list(model.graph):
+        rule = EXPANSIONS.get(node.op_type) if node.domain == "" and node.op_type not in keep else None
+        if rule is None:
+            continue
+        with op.at(str(node.name)):
+            results = rule(op, node)
+        if results is not None:
+            _replace(model.graph, node, results, op)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, results: tuple[ir.Value | None, ...], op: Emitter) -> None:
+    """Put what was emitted in the node's place. Values keep their names."""
+    made, op.nodes = op.nodes, []
+    graph.insert_before(node, made)
+    for old, new in zip(node.outputs, results, strict=False):
+        if new is None:
+            continue
+        if new in made_values(made):
+            old.name, new.name = f"{old.name}.replaced", old.name
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if results[0] is not None and (producer := results[0].producer()) is not None:
+        producer.metadata_props.update(node.metadata_props)
+    graph.remove(node, safe=True)
+
+
+def made_values(nodes: list[ir.Node]) -> set[ir.Value]:
+    """What the nodes write."""
+    return {value for node in nodes for value in node.outputs}
+
+
+def write_out_bodies(model: ir.Model, name: str, needed: Callable[[], list[ir.Node]]) -> None:
+    """Write out the function bodies of needed nodes that have no rule, as often as bodies hold such nodes."""
+    opset = int(model.opset_imports[""])
+    for _ in range(ROUNDS):
+        without = [node for node in needed() if not _has_rule(node)]
+        known = [node for node in without if functions.body_of(node, opset) is not None]
+        if not known:
+            return
+        functions.write_out(model, known, name)
+
+
+def _has_rule(node: ir.Node) -> bool:
+    return node.domain == "" and (node.op_type in RULES or node.op_type in WITHOUT_GRADIENT)

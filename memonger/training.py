@@ -1,0 +1,111 @@
+"""What a training model says of itself: which inputs persist from step to step, and which outputs are their new content.
+
+It stands as JSON in ``metadata_props["memonger.training"]``; all else about the model is in the model.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+
+KEY = "memonger.training"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The roles of a training model's inputs and outputs, by name.
+
+    Attributes:
+        loss: The output that was differentiated; None where gradients of outputs are inputs.
+        outputs: The forward model's own outputs.
+        parameters: Inputs that are trained. Their initializers are their defaults.
+        gradients: Parameter or input → the output that is its gradient, where the model gives gradients.
+        updates: Persistent input → the output that is its new content, and is written over it: parameters, running
+            statistics, optimizer state, accumulated gradients.
+        statistics: Running statistics: persistent, not trained, saved with the parameters.
+        state: The optimizer's tensors, zero before the first step.
+        accumulated: Parameter → the input its gradients are accumulated in, zero after each update.
+        scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
+            ``accumulation_scale``.
+        output_gradients: Output → the input that is its gradient, where there is no loss.
+    """
+
+    loss: str | None = None
+    outputs: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    gradients: Mapping[str, str] = field(default_factory=dict)
+    updates: Mapping[str, str] = field(default_factory=dict)
+    statistics: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    accumulated: Mapping[str, str] = field(default_factory=dict)
+    scalars: Mapping[str, str] = field(default_factory=dict)
+    output_gradients: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def persistent(self) -> tuple[str, ...]:
+        """Every input that a session keeps from step to step."""
+        found = (*self.parameters, *self.statistics, *self.state, *self.accumulated.values())
+        return tuple(dict.fromkeys(found))
+
+
+def write(model: ir.Model, training: Training) -> None:
+    """Put it into the model's metadata."""
+    model.metadata_props[KEY] = json.dumps({"format": FORMAT, **asdict(training)}, separators=(",", ":"))
+
+
+def read(model: ir.Model, name: str) -> Training | None:
+    """What the model says of itself; None for a model that isn't a training model.
+
+    Raises:
+        PlanError: it is malformed, of a newer format, or names values the model doesn't have.
+    """
+    text = model.metadata_props.get(KEY)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{name}: its metadata '{KEY}' is not valid JSON: {error}.") from error
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise PlanError(f"{name}: its metadata '{KEY}' is not in format {FORMAT}: differentiate the model again.")
+    kinds = {f.name: f.type for f in fields(Training)}
+    for key, value in content.items():
+        if key not in kinds or not _fits(key, value):
+            raise PlanError(f"{name}: its metadata '{KEY}' is malformed at '{key}': differentiate the model again.")
+    training = Training(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+    _check_names(model, training, name)
+    return training
+
+
+def _fits(key: str, value: Any) -> bool:
+    if key == "loss":
+        return value is None or isinstance(value, str)
+    if key in ("gradients", "updates", "accumulated", "scalars", "output_gradients"):
+        return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def _check_names(model: ir.Model, training: Training, name: str) -> None:
+    inputs = {str(value.name): value for value in (*model.graph.initializers.values(), *model.graph.inputs)}
+    outputs = {str(value.name): value for value in model.graph.outputs}
+    for wanted in (
+        *training.persistent,
+        *training.updates,
+        *training.scalars.values(),
+        *training.output_gradients.values(),
+    ):
+        if wanted not in inputs:
+            raise PlanError(f"{name}: its metadata '{KEY}' names the input '{wanted}', which it doesn't have.")
+    for wanted in (*training.updates.values(), *training.gradients.values(), *(x for x in [training.loss] if x)):
+        if wanted not in outputs:
+            raise PlanError(f"{name}: its metadata '{KEY}' names the output '{wanted}', which it doesn't have.")
+    for source, target in training.updates.items():
+        if inputs[source].dtype != outputs[target].dtype or inputs[source].shape != outputs[target].shape:
+            raise PlanError(f"{name}: '{target}' can't be written over '{source}': their types or shapes differ.")
+    if len(set(training.updates.values())) != len(training.updates):
+        raise PlanError(f"{name}: its metadata '{KEY}' writes one output over two inputs.")
