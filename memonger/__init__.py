@@ -22,6 +22,7 @@ from memonger.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
     from memonger.runtime.session import Session
+    from memonger.runtime.training import TrainingSession
 
 __version__ = "0.1.0"
 
@@ -31,11 +32,15 @@ def __getattr__(name: str) -> Any:
         from memonger.runtime.session import Session
 
         return Session
+    if name == "TrainingSession":
+        from memonger.runtime.training import TrainingSession
+
+        return TrainingSession
     raise AttributeError(f"module 'memonger' has no attribute {name!r}")
 
 
 __all__ = [
     "Buffer", "GiB", "KiB", "Layout", "LayoutError", "LoadError", "MemongerError", "MiB", "Model", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "VerificationError", "differentiate", "load",
-    "pack", "search_plan",
+    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "TrainingSession",
+    "VerificationError", "differentiate", "load", "pack", "search_plan",
 ]  # fmt: skip

@@ -83,7 +83,7 @@ QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 PLANNING = (
     *DIMS,
     DEVICE,
-    click.option("--level", default="all", type=click.Choice(["disable", "basic", "extended", "all"]),
+    click.option("--level", type=click.Choice(["disable", "basic", "extended", "all"]),
                  help="onnxruntime's optimization level, for device plans.", show_default=True),
     click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
                  help="Threads within a node; 0: onnxruntime's default."),
@@ -168,7 +168,7 @@ def _plan(model: Path, output: Path | None, as_json: bool, quiet: bool, **flags:
 
 _PLAN_OPTIONS = _options(
     MODEL,
-    click.option("--mode", type=click.Choice(["inference", "training"]), default="inference", show_default=True),
+    click.option("--mode", type=click.Choice(["inference", "training"])),
     click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the planned model here."),
     *PLANNING,
     AS_JSON,

@@ -7,7 +7,7 @@ from typing import Literal
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from memonger import losses, optimizers, parameters, shapes, training
+from memonger import forward, losses, optimizers, parameters, shapes, training
 from memonger.errors import PlanError
 from memonger.gradients import driver, prepare
 from memonger.gradients.emitter import Emitter
@@ -75,7 +75,7 @@ def differentiate(
     wrt_values = _values(copy.graph, chosen)
     _write_bodies(work, wrt_values, seeds)
     _backward(work, wrt_values, seeds, optimizer, clip_norm, accumulate)
-    return Model(_finish(work), model.name, model.batch)
+    return Model(_finish(work, model.ir), model.name, model.batch)
 
 
 @dataclass(slots=True)
@@ -200,11 +200,13 @@ def _named(work: _Work, value: ir.Value, name: str) -> ir.Value:
     return value
 
 
-def _finish(work: _Work) -> ir.Model:
+def _finish(work: _Work, source: ir.Model) -> ir.Model:
     model = work.model
     training.write(model, work.known)
     passes.RemoveUnusedNodesPass()(model)
     _drop_unused(model)
+    if forward.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
+        forward.embed(model, source)
     model.metadata_props.pop(parameters.KEY, None)
     shapes.infer_once(model, work.name)
     return model

@@ -184,13 +184,26 @@ class _Fields:
 
 
 def save(model: ir.Model, header: Header, path: Path) -> None:
-    """Write a planned file, and where the weights are large a data file beside it. Whole or not at all.
+    """Write a planned file.
+
+    Raises:
+        PlanFileError: see `save_model`.
+    """
+    planned = model.clone()
+    planned.metadata_props[KEY] = _to_json(model, header)
+    save_model(planned, path)
+
+
+def save_model(planned: ir.Model, path: Path) -> None:
+    """Write a model, and where its weights are large a data file beside it. Whole or not at all.
+
+    Args:
+        planned: The model; it may be changed, and is spent.
+        path: The file.
 
     Raises:
         PlanFileError: the folder isn't there or can't be written, or the disk is full.
     """
-    planned = model.clone()
-    planned.metadata_props[KEY] = _to_json(model, header)
     planned.producer_name = planned.producer_name or "memonger"
     try:
         if _keeps_data_in_place(planned, path.parent) or _weights(planned) < INLINE_LIMIT:
@@ -244,4 +257,4 @@ def _weights(model: ir.Model) -> int:
     )
 
 
-__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "graph_digest", "load", "save"]
+__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "graph_digest", "load", "save", "save_model"]

@@ -32,6 +32,8 @@ class Graph:
         inplace: (input, output) pairs of each node where the output may overwrite an input that dies.
         ties: (input, output) pairs of each node where the output isn't planned and the runtime may make it the
             input's bytes: the input stays alive as long as the output.
+        updates: (input, output) pairs of each node where the output is the new content of a persistent input of the
+            model, and is written over it: after that nothing may read the old one. Such outputs aren't planned.
         costs: Cost of one run of each node: seconds where measured, else bytes read and written.
         workspace: Bytes of scratch each node's kernel takes beside the arena; 0 where not measured.
     """
@@ -47,6 +49,7 @@ class Graph:
     views: tuple[tuple[Pair, ...], ...]
     inplace: tuple[tuple[Pair, ...], ...]
     ties: tuple[tuple[Pair, ...], ...]
+    updates: tuple[tuple[Pair, ...], ...]
     costs: tuple[float, ...]
     workspace: tuple[int, ...]
 
@@ -56,6 +59,7 @@ def from_model(
     *,
     seconds: Mapping[str, float] | None = None,
     workspace: Mapping[str, int] | None = None,
+    updates: Mapping[str, str] | None = None,
 ) -> Graph:
     """The graph of a lowered model.
 
@@ -63,6 +67,8 @@ def from_model(
         model: Every node and value named, every size known but those only the run can tell.
         seconds: Measured time of each node, by name.
         workspace: Measured scratch of each node in bytes, by name.
+        updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
+            their input where they are computed are planned as any other.
 
     Raises:
         PlanError: a size is unknown that should be known; it names the value.
@@ -72,10 +78,13 @@ def from_model(
     number = {value: index for index, value in enumerate(values)}
     nodes = list(model.graph)
     planned = _planned(model, values)
+    replaced = _in_place_updates(model, updates or {}, {v for v, p in zip(values, planned, strict=True) if p})
+    elsewhere = {new for pairs in replaced.values() for _, new in pairs}
+    planned = tuple(p and v not in elsewhere for v, p in zip(values, planned, strict=True))
     reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple((shapes.nbytes(v) or 0) for v in values)
-    rules = _PairFinder(number, sizes, planned, values)
+    rules = _PairFinder(number, sizes, planned, values, elsewhere)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
         ops=tuple(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes),
@@ -88,6 +97,7 @@ def from_model(
         views=tuple(rules.pairs(node, aliasing.view_pairs) for node in nodes),
         inplace=tuple(rules.pairs(node, aliasing.inplace_pairs) for node in nodes),
         ties=tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
+        updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
         costs=_costs(nodes, seconds, sizes, reads, writes),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
     )
@@ -108,6 +118,37 @@ def read_values(node: ir.Node) -> list[ir.Value]:
             pending.extend(shapes.subgraphs(inner))
         found.extend(graph.outputs)
     return found
+
+
+def _in_place_updates(
+    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value]
+) -> dict[ir.Node, list[tuple[ir.Value, ir.Value]]]:
+    """The updates that are written over their input by the node that computes them.
+
+    The node may read the old content only where its kernel may run in place; every other reader has to come first, and
+    may leave no alias of it that the runtime holds.
+    """
+    inputs = {str(v.name): v for v in model.graph.inputs}
+    outputs = {str(v.name): v for v in model.graph.outputs}
+    step = {node: index for index, node in enumerate(model.graph)}
+    found: dict[ir.Node, list[tuple[ir.Value, ir.Value]]] = {}
+    for source, target in updates.items():
+        old, new = inputs[source], outputs[target]
+        node = new.producer()
+        if node is None or old.is_graph_output() or not _may_replace(node, old, new):
+            continue
+        readers = [reader for reader, _ in old.uses()]
+        kept = any(aliasing.may_alias_unbound(reader) and not planned.issuperset(reader.outputs) for reader in readers)
+        if not kept and all(step.get(reader, len(step)) <= step[node] for reader in readers):
+            found.setdefault(node, []).append((old, new))
+    return found
+
+
+def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value) -> bool:
+    read_at = [index for index, value in enumerate(node.inputs) if value is old]
+    target = list(node.outputs).index(new)
+    allowed = aliasing.inplace_pairs(node)
+    return not shapes.subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
 def _planned(model: ir.Model, values: list[ir.Value]) -> tuple[bool, ...]:
@@ -135,6 +176,7 @@ class _PairFinder:
     sizes: tuple[int, ...]
     planned: tuple[bool, ...]
     values: list[ir.Value]
+    elsewhere: set[ir.Value]
 
     def pairs(self, node: ir.Node, rule: Callable[[ir.Node], tuple[Pair, ...]]) -> tuple[Pair, ...]:
         """The rule's (input, output) pairs as value numbers: both planned, of one size and one element type's width."""
@@ -153,7 +195,11 @@ class _PairFinder:
         return widths[0] == widths[1] and self.sizes[self.number[before]] == self.sizes[self.number[after]]
 
     def ties(self, node: ir.Node, reads: tuple[int, ...]) -> tuple[Pair, ...]:
-        held = [self.number[v] for v in node.outputs if v.name and not self.planned[self.number[v]]]
+        held = [
+            self.number[v]
+            for v in node.outputs
+            if v.name and not self.planned[self.number[v]] and v not in self.elsewhere
+        ]
         if not held or not aliasing.may_alias_unbound(node):
             return ()
         return tuple((source, target) for source in reads for target in held)

@@ -223,10 +223,10 @@ def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:
     graph.register_initializer(new)
 
 
-def load_as_is(path: Path) -> tuple[ir.Model, str]:
-    """Read a file: nothing is inlined, raised, sorted, bound or inferred.
+def load_as_is(source: Source) -> tuple[ir.Model, str]:
+    """Read a model, and where it came from: nothing is inlined, raised, sorted, bound or inferred.
 
     Raises:
         LoadError: not an ONNX model, or its external data isn't there.
     """
-    return _read(path)
+    return _read(source)

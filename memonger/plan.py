@@ -9,15 +9,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from memonger import file, rewrite, verify
+from memonger import file, rewrite, shapes, training, verify
 from memonger.allocate import allocate, lower_bound
 from memonger.device import Device, parse_device
+from memonger.differentiate import differentiate
 from memonger.errors import PlanError
 from memonger.graph import Graph, from_model
 from memonger.liveness import ALIGNMENT, Sharing, Storage, assign_storage, peak_bytes
 from memonger.load import Model, Source, load
+from memonger.losses import Loss
 from memonger.lower import Lowered, Stamp, portable
+from memonger.optimizers import Optimizer
 from memonger.search import ORDERS
+from memonger.training import Training
 
 Progress = Callable[[str], None]
 
@@ -32,7 +36,7 @@ class Plan:
         offsets: Byte offset of each planned value, by value number of ``graph``.
         arena_bytes: Size of the arena.
         alignment: Every offset is a multiple of it.
-        mode: ``inference``.
+        mode: ``inference`` or ``training``.
         device: What the plan was made for.
         stamp: The machine and runtime it is bound to; None for a portable plan.
         threads: Threads within a node the scratch was measured with; 0 is onnxruntime's default.
@@ -79,10 +83,21 @@ class Plan:
         return sum(size for size, planned in zip(self.graph.sizes, self.graph.planned, strict=True) if planned)
 
     @property
+    def training(self) -> Training | None:
+        """What a training model says of itself; None for any other."""
+        return training.read(self.model, str(self.model.graph.name))
+
+    @property
     def parameter_bytes(self) -> int:
-        """Initializers of the model."""
-        tensors = (value.const_value for value in self.model.graph.initializers.values())
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        """Initializers of the model; of a training model all that persists, optimizer state included."""
+        graph, known = self.model.graph, self.training
+        tensors = (value.const_value for value in graph.initializers.values())
+        stateful = [
+            v for v in graph.inputs if known and v.name in known.persistent and v.name not in graph.initializers
+        ]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
+            shapes.nbytes(value) or 0 for value in stateful
+        )
 
     @property
     def workspace_bytes(self) -> int | None:
@@ -130,7 +145,7 @@ class Plan:
             VerificationError: its layout is wrong.
         """
         model, header = file.load(Path(path))
-        graph = from_model(model, workspace=header.workspace)
+        graph = _graph(model, None, header.workspace)
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in header.offsets if name not in number]
         if unknown:
@@ -159,21 +174,27 @@ class Choices:
     """Keyword options of `search_plan`.
 
     Attributes:
-        mode: ``inference``.
+        mode: ``inference`` or ``training``; None: training where a loss or an optimizer is given or the model is a
+            training model, else inference.
+        loss: See `memonger.differentiate`; for a model that isn't a training model yet.
+        optimizer: See `memonger.differentiate`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
         sharing: What may share an address.
         order: One of `memonger.search.ORDERS`, or ``best``: all of them, the smallest arena kept.
-        level: onnxruntime's optimization level for device plans: disable, basic, extended or all.
+        level: onnxruntime's optimization level for device plans: disable, basic, extended or all. None: all for
+            inference; disable for training, whose weights aren't constants, so that nothing of weight could be fused.
         threads: Threads within a node; 0 leaves it to onnxruntime.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
     """
 
-    mode: str = "inference"
+    mode: str | None = None
+    loss: str | Loss | None = None
+    optimizer: Optimizer | None = None
     device: str | Device | None = None
     sharing: Sharing = dataclasses.field(default_factory=Sharing)
     order: str = "best"
-    level: str = "all"
+    level: str | None = None
     threads: int = 0
     inputs: Mapping[str, Any] | None = None
 
@@ -203,18 +224,20 @@ def search_plan(
     begin, tell = time.perf_counter(), progress or (lambda stage: None)
     options = Choices(**choices)
     device = _device(options.device)
-    if options.mode != "inference":
-        raise PlanError(f"mode {options.mode!r} can't be planned yet: only inference can.")
     tell("load")
     model = load(source, batch=batch, dims=dims, input_shapes=_shapes_of(options.inputs))
+    mode = _mode(model, options)
+    if mode == "training" and not _is_differentiated(model):
+        tell("differentiate")
+        model = differentiate(model, loss=options.loss, optimizer=options.optimizer)
     tell("lower")
-    lowered = _lower(model, device, options)
+    lowered = _lower(model, device, options, mode)
     calibration = lowered.calibration
     tell("graph")
-    graph = from_model(
+    graph = _graph(
         lowered.model,
-        seconds=calibration.seconds if calibration else None,
-        workspace=calibration.workspace if calibration else None,
+        calibration.seconds if calibration else None,
+        calibration.workspace if calibration else None,
     )
     tell("order and layout")
     schedule, offsets, arena = _arrange(graph, options)
@@ -225,7 +248,7 @@ def search_plan(
         offsets=offsets,
         arena_bytes=arena,
         alignment=ALIGNMENT,
-        mode=options.mode,
+        mode=mode,
         device=str(device),
         stamp=lowered.stamp,
         threads=options.threads,
@@ -240,6 +263,11 @@ def search_plan(
     return plan
 
 
+def _graph(model: ir.Model, seconds: Mapping[str, float] | None, workspace: Mapping[str, int] | None) -> Graph:
+    known = training.read(model, str(model.graph.name))
+    return from_model(model, seconds=seconds, workspace=workspace, updates=known.updates if known else None)
+
+
 def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
     return {name: tuple(feed.shape) for name, feed in (inputs or {}).items() if hasattr(feed, "shape")}
 
@@ -252,12 +280,32 @@ def _device(device: str | Device | None) -> Device:
     return parse_device("cpu" if module.is_available() else "none")
 
 
-def _lower(model: Model, device: Device, options: Choices) -> Lowered:
+def _mode(model: Model, options: Choices) -> str:
+    """The mode asked for, or what the model and the other options say."""
+    differentiated = _is_differentiated(model)
+    wanted = options.loss is not None or options.optimizer is not None
+    if options.mode not in (None, "inference", "training"):
+        raise PlanError(f"mode {options.mode!r} can't be: inference or training.")
+    mode = options.mode or ("training" if wanted or differentiated else "inference")
+    if wanted and mode == "inference":
+        raise PlanError("a loss or an optimizer is for training: leave mode out, or say mode='training'.")
+    if wanted and differentiated:
+        raise PlanError(f"{model.name} is differentiated already: a loss or an optimizer can't be added to it.")
+    return mode
+
+
+def _is_differentiated(model: Model) -> bool:
+    known = training.read(model.ir, model.name)
+    return known is not None and bool(known.parameters or known.gradients)
+
+
+def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered:
     if device.kind == "none":
         return portable(model)
     from memonger.runtime import optimize
 
-    return optimize.device_form(model, device, optimize.Settings(options.level, options.threads, options.inputs))
+    level = options.level or ("all" if mode == "inference" else "disable")
+    return optimize.device_form(model, device, optimize.Settings(level, options.threads, options.inputs))
 
 
 def _arrange(graph: Graph, options: Choices) -> tuple[tuple[int, ...], dict[int, int], int]:

@@ -28,6 +28,7 @@ def reorder_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         views=pick(graph.views),
         inplace=pick(graph.inplace),
         ties=pick(graph.ties),
+        updates=pick(graph.updates),
         costs=pick(graph.costs),
         workspace=pick(graph.workspace),
     )

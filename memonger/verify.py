@@ -22,6 +22,7 @@ class _Arena:
         self.owners: list[set[int]] = []
         self.place: dict[int, tuple[int, int]] = {}
         self.lost_to: dict[int, int] = {}
+        self.replaced: set[int] = set()  # persistent inputs whose bytes hold their new content by now
 
     def overlapping(self, start: int, stop: int) -> slice:
         first = bisect_right(self.starts, start)
@@ -64,6 +65,7 @@ def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment
         for value in graph.reads[step]:
             _check_readable(graph, arena, written, tied, value, f"node '{graph.nodes[step]}' (step {step})")
         _write_outputs(graph, offsets, arena, step)
+        _write_updates(graph, arena, tied, step)
         written.update(graph.writes[step])
         for source, target in graph.ties[step]:
             tied.setdefault(target, []).append(source)
@@ -98,7 +100,7 @@ def _check_readable(
         name = graph.values[needed]
         if needed not in written:
             raise VerificationError(f"{where} needs '{name}' before anything has written it.")
-        if graph.planned[needed] and needed not in arena.place:
+        if needed in arena.replaced or (graph.planned[needed] and needed not in arena.place):
             by = graph.values[arena.lost_to[needed]]
             raise VerificationError(f"{where} needs '{name}', whose bytes '{by}' has overwritten.")
         fresh = [source for source in tied.get(needed, ()) if source not in seen]
@@ -125,6 +127,23 @@ def _write_outputs(graph: Graph, offsets: Mapping[int, int], arena: _Arena, step
                 survivors |= owners
         arena.write(value, start, stop, survivors)
         done.append(value)
+
+
+def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], step: int) -> None:
+    """The new content of a persistent input goes over the old one: once a run, and over nothing else that is read."""
+    for old, new in graph.updates[step]:
+        where = f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[new]}' over '{graph.values[old]}'"
+        if old in arena.replaced:
+            raise VerificationError(f"{where}, which '{graph.values[arena.lost_to[old]]}' has overwritten before.")
+        if old in arena.place or graph.planned[old] or graph.planned[new]:
+            raise VerificationError(f"{where}, which isn't a persistent input.")
+        if graph.sizes[old] != graph.sizes[new]:
+            raise VerificationError(f"{where}: they are {graph.sizes[new]} and {graph.sizes[old]} bytes.")
+        alias = next((v for v in graph.reads[step] if v != old and old in tied.get(v, ())), None)
+        if alias is not None:
+            raise VerificationError(f"{where}, while it reads '{graph.values[alias]}', which may be the same bytes.")
+        arena.replaced.add(old)
+        arena.lost_to[old] = new
 
 
 def _check_collisions(

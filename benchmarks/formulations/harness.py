@@ -4,6 +4,7 @@ Everything runs as memonger runs it: ORT_DISABLE_ALL, every tensor static, weigh
 memory that was touched before the clock starts. PyTorch runs in the same process with as many threads.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 THREADS = 2
-ROUNDS, ROUND_SECONDS = 7, 0.05  # turns a runner takes, and about how long each is
+ROUNDS, ROUND_SECONDS = 5, 0.04  # turns a runner takes, and about how long each is
 HOPELESS = 6.0  # a runner this many times slower than the fastest is timed once
 
+VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 Array = np.ndarray
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[], object]
@@ -103,15 +105,19 @@ def as_tensors(outputs: object) -> Tensors:
     return tuple(each for each in several if each is not None)
 
 
-def model_of(formulation: Formulation, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> onnx.ModelProto:
-    """The model of one candidate."""
+def model_of(formulation: Formulation, inputs: Mapping[str, Array], constants: bool = False) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The model of one candidate, with every value an output, and the names of the outputs asked for."""
     op = Emitter()
     made = formulation(op, *inputs)
     names = (made,) if isinstance(made, str) else made
     described = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in inputs.items()]
-    results = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in zip(names, outputs, strict=True)]
-    graph = helper.make_graph(op.nodes, "candidate", described, results, op.constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    graph = helper.make_graph(op.nodes, "candidate", described, [helper.make_empty_tensor_value_info(n) for n in names], op.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
+    values = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    del model.graph.output[:]
+    model.graph.output.extend(values[name] for node in op.nodes for name in node.output if name)
+    return model, names
 
 
 def session_options(entries: Mapping[str, str]) -> ort.SessionOptions:
@@ -125,49 +131,56 @@ def session_options(entries: Mapping[str, str]) -> ort.SessionOptions:
     return options
 
 
-def bound(model: onnx.ModelProto, inputs: Mapping[str, Array], outputs: Sequence[Array], entries: Mapping[str, str]) -> Run:
-    """A run of the model on fixed memory."""
+def bound(formulation: Formulation, inputs: Mapping[str, Array], entries: Mapping[str, str]) -> tuple[Run, list[Array]]:
+    """A run on fixed memory, and the arrays it writes. As in memonger every value has its address, a view its source's."""
+    model, names = model_of(formulation, inputs)
     session = ort.InferenceSession(model.SerializeToString(), session_options(entries), providers=["CPUExecutionProvider"])
+    arrays = dict(inputs)
+    sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type in VIEWS}
+    for value in model.graph.output:
+        shape = [each.dim_value for each in value.type.tensor_type.shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        source = arrays.get(sources.get(value.name, ""))
+        arrays[value.name] = np.ones(shape, dtype) if source is None else source.reshape(shape)
     binding = session.io_binding()
-    for name, array in inputs.items():
-        if name in {each.name for each in session.get_inputs()}:
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-    for value, array in zip(session.get_outputs(), outputs, strict=True):
+    for value in session.get_inputs():
+        array = arrays[value.name]
+        binding.bind_input(value.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    for value in session.get_outputs():
+        array = arrays[value.name]
         binding.bind_output(value.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
-    def run(_keep: object = (inputs, outputs)) -> None:  # the binding holds addresses only
+    def run(_keep: object = arrays) -> None:  # the binding holds addresses only
         session.run_with_iobinding(binding)
 
-    return run
+    return run, [arrays[name] for name in names]
 
 
 def check(name: str, outputs: Sequence[Array], expected: Sequence[Array], tolerance: float) -> None:
     """Raise where a candidate is wrong."""
     for index, (got, want) in enumerate(zip(outputs, expected, strict=True)):
-        error = float(np.abs(got - want).max()) / (float(np.sqrt(np.mean(np.square(want, dtype=np.float64)))) + 1e-30)
+        error = float(np.abs(got.ravel() - want.ravel()).max()) / (float(np.sqrt(np.mean(np.square(want, dtype=np.float64)))) + 1e-30)
         if not error < tolerance:
             raise AssertionError(f"{name}: output {index} differs from PyTorch's by {error:.2g} of its root mean square")
 
 
 def clock(runners: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
     """The least seconds of each runner, which take turns; each turn starts with a run that is not counted."""
-    best: dict[str, float] = {}
-    for name, run in runners.items():
-        run()
-        start = time.perf_counter()
-        run()
-        best[name] = time.perf_counter() - start
-    limit = HOPELESS * min(best.values())
-    for _ in range(rounds):
+    best = dict.fromkeys(runners, math.inf)
+    for turn in range(rounds + 1):
+        limit = HOPELESS * min(best.values())
         for name, run in runners.items():
-            if best[name] > limit:
+            if turn and best[name] > limit:
                 continue
+            seconds = ROUND_SECONDS if turn else 0.0
             run()
-            for _ in range(max(1, min(50, int(ROUND_SECONDS / best[name])))):
+            stop = time.perf_counter() + seconds
+            runs = 0
+            while runs < 3 or time.perf_counter() < stop:
                 start = time.perf_counter()
                 run()
                 best[name] = min(best[name], time.perf_counter() - start)
-            time.sleep(0.002)
+                runs += 1
     return best
 
 
@@ -178,9 +191,8 @@ def measure(case: Case, entries: Mapping[str, str] | None = None, rounds: int = 
     runners: dict[str, Run] = {"torch": lambda: case.torch(*tensors)}
     refused = {}
     for name, formulation in case.candidates.items():
-        outputs = [np.full_like(each, np.nan, order="C") for each in expected]
         try:
-            run = bound(model_of(formulation, case.inputs, outputs), case.inputs, outputs, entries or {})
+            run, outputs = bound(formulation, case.inputs, entries or {})
             run()
         except Exception as error:  # onnxruntime raises its own kinds
             refused[name] = str(error).splitlines()[0][:300]

@@ -2,3 +2,4 @@
 
 from memonger.gradients import elementwise as elementwise
 from memonger.gradients import matrix as matrix
+from memonger.gradients import softmax as softmax

@@ -1,6 +1,7 @@
 """Operators that the ONNX standard itself defines by a function body, written out as that body."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -16,7 +17,7 @@ def body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
     """The standard's function body of a node, at the newest version that ``opset`` allows; None where it has none."""
     if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset, ""):
         return None
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # onnx's stubs lack what follows
     versions = [v for v in schema.function_opset_versions if v <= opset]
     dependent = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
     if versions:

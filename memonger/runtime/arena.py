@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,31 @@ class HostArena:
     def fill(self, byte: int) -> None:
         """Set every byte; ``0xFF`` makes every float a NaN."""
         np.frombuffer(self._map, np.uint8)[:] = byte
+
+    def save(self, path: Path) -> None:
+        """Write every byte to a file.
+
+        Raises:
+            SessionError: the file can't be written.
+        """
+        try:
+            path.write_bytes(memoryview(self._map)[: self.size])
+        except OSError as error:
+            raise SessionError(f"{path} can't be written: {error.strerror or error}.") from error
+
+    def restore(self, path: Path) -> None:
+        """Read back what `save` wrote.
+
+        Raises:
+            SessionError: the file isn't there any more, or is shorter.
+        """
+        try:
+            with path.open("rb") as source:
+                read = source.readinto(memoryview(self._map)[: self.size])
+        except OSError as error:
+            raise SessionError(f"{path} can't be read: {error.strerror or error}.") from error
+        if read != self.size:
+            raise SessionError(f"{path} has {read} bytes left of {self.size}.")
 
     def discard(self) -> None:
         """Give the pages back to the system; the content is zero again."""

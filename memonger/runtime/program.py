@@ -113,7 +113,7 @@ def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
 def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> Group:
     varying = _varying(plans)
     programs = tuple(program_of(plan, varying) for plan in plans)
-    return Group(_exposed(plans[0].model, programs[0].places, varying, len(plans) > 1), members, programs)
+    return Group(exposed(plans[0].model, programs[0].places, varying, len(plans) > 1), members, programs)
 
 
 def check_family(plans: Sequence[Plan]) -> None:
@@ -189,7 +189,7 @@ def _varying(plans: Sequence[Plan]) -> tuple[str, ...]:
     )
 
 
-def _exposed(model: ir.Model, places: Sequence[Place], varying: Sequence[str], any_shape: bool) -> ir.Model:
+def exposed(model: ir.Model, places: Sequence[Place], varying: Sequence[str], any_shape: bool) -> ir.Model:
     """The model with every planned value among its outputs, for all shapes if several plans share it."""
     copy = model.clone()
     graph = copy.graph

@@ -56,13 +56,13 @@ class Session:
         if threads not in ("lock", "arena"):
             raise SessionError(f"threads={threads!r} can't be: 'lock' or 'arena'.")
         given = [plan] if isinstance(plan, Plan | str | Path) else list(plan)
-        plans = [_verified(one) for one in given]
+        plans = [verified(one) for one in given]
         check_family(plans)
-        self.device = _device(plans[0], device)
+        self.device = device_of(plans[0], device)
         for one in plans:
             check_stamp(one, self.device)
         threads_within = intra_op_threads or plans[0].threads
-        engines = [_Engine(group, self.device, threads_within, check_order) for group in group_plans(plans)]
+        engines = [Engine(group, self.device, threads_within, check_order) for group in group_plans(plans)]
         placed = {
             index: (engine, program)
             for engine in engines
@@ -136,7 +136,7 @@ class Session:
         return lane
 
 
-class _Engine:
+class Engine:
     """An onnxruntime session, and whether it was seen to follow the planned order."""
 
     def __init__(self, group: Group, device: Device, threads: int, check_order: bool) -> None:
@@ -177,7 +177,7 @@ class _Engine:
 class _Lane:
     """One arena and the bindings of every plan into it: what one run at a time needs."""
 
-    def __init__(self, programs: Sequence[Program], engines: Sequence[_Engine]) -> None:
+    def __init__(self, programs: Sequence[Program], engines: Sequence[Engine]) -> None:
         self.arena = HostArena(max(program.arena_bytes for program in programs))
         self.bindings = [_Binding(p, e, self.arena) for p, e in zip(programs, engines, strict=True)]
 
@@ -188,7 +188,7 @@ class _Lane:
 class _Binding:
     """The values of one plan bound into an arena."""
 
-    def __init__(self, program: Program, engine: _Engine, arena: HostArena) -> None:
+    def __init__(self, program: Program, engine: Engine, arena: HostArena) -> None:
         self.program, self.engine, self.arena = program, engine, arena
         self.binding = engine.session.io_binding()
         self.kinds = {value.name: value.kind for value in program.inputs}
@@ -278,7 +278,7 @@ def _check_targets(program: Program, outputs: Mapping[str, np.ndarray]) -> None:
             raise SessionError(f"the array given for output '{name}' has to be contiguous and writable.")
 
 
-def _verified(plan: Plan | str | Path) -> Plan:
+def verified(plan: Plan | str | Path) -> Plan:
     """The plan, checked; a file is checked as it is read."""
     if not isinstance(plan, Plan):
         return Plan.load(plan)
@@ -286,7 +286,7 @@ def _verified(plan: Plan | str | Path) -> Plan:
     return plan
 
 
-def _device(plan: Plan, device: str | Device | None) -> Device:
+def device_of(plan: Plan, device: str | Device | None) -> Device:
     chosen = parse_device(device if device is not None else plan.device)
     return parse_device("cpu") if chosen.kind == "none" else chosen
 

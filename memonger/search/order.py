@@ -47,12 +47,26 @@ class _Waiting:
         for node, reads in enumerate(graph.reads):
             for value in reads:
                 self.readers[value].append(node)
+        self.after = self._last_readers()
         self.left = [len(readers) for readers in self.readers]
         for value in graph.outputs:
             self.left[value] += 1
         written = {v for writes in graph.writes for v in writes}
         self.missing = [sum(v in written for v in reads) for reads in graph.reads]
+        for updates in self.after:
+            for update in updates:
+                self.missing[update] += 1
         self.written_at = [-1] * len(graph.values)
+
+    def _last_readers(self) -> list[list[int]]:
+        """For each node, the updates that overwrite what it reads: they wait for it."""
+        after: list[list[int]] = [[] for _ in self.graph.nodes]
+        for update, pairs in enumerate(self.graph.updates):
+            for old, _ in pairs:
+                for reader in self.readers[old]:
+                    if reader != update:
+                        after[reader].append(update)
+        return after
 
     def growth(self, node: int) -> int:
         sizes, planned = self.graph.sizes, self.graph.planned
@@ -88,4 +102,7 @@ class _Waiting:
             for reader in self.readers[value]:
                 self.missing[reader] -= 1
                 changed.append(reader)
+        for update in self.after[node]:
+            self.missing[update] -= 1
+            changed.append(update)
         return changed

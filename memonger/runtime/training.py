@@ -1,0 +1,329 @@
+"""Trains planned models on onnxruntime: a step is one run, whose updates are written over what they update."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger import forward, trained
+from memonger.device import Device
+from memonger.errors import SessionError
+from memonger.load import Model, Source
+from memonger.plan import Plan, search_plan
+from memonger.runtime import state as states
+from memonger.runtime.arena import HostArena
+from memonger.runtime.bound import BoundPlan
+from memonger.runtime.session import check_stamp, device_of, verified
+from memonger.runtime.store import Store
+from memonger.scratch import ScratchFolder
+from memonger.training import Training
+
+logger = logging.getLogger(__name__)
+
+Inputs = Mapping[str, np.ndarray]
+TYPES = {"learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32}
+
+
+class TrainingSession:
+    """A planned training model with its parameters and optimizer state, ready to train.
+
+    Not for several threads at once.
+
+    Args:
+        plan: The plan of a model with a loss (see `memonger.differentiate`), or the path of such a planned file.
+        accumulation: The plan of the same model differentiated with ``accumulate="add"``: what all micro-batches of a
+            step but the last run.
+        device: Where to run; the plan's own device if None (the CPU for portable plans).
+        random_key: What the model's random numbers derive from, 0 to 2³²−1.
+        intra_op_threads: Threads within a node; 0 is the plan's own setting.
+        check_order: See `memonger.Session`.
+
+    Attributes:
+        learning_rate: Used by each step that isn't given another; the optimizer's own at first.
+        steps: Steps taken, those left out for a loss that wasn't finite not counted.
+        skipped_steps: Steps left out because their loss wasn't finite.
+
+    Raises:
+        SessionError: the plan isn't of a training model with a loss; the two plans are of different models.
+        PlanFileError, VerificationError, RuntimeUnavailableError: see `memonger.Session`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | str | Path,
+        *,
+        accumulation: Plan | str | Path | None = None,
+        device: str | Device | None = None,
+        random_key: int = 0,
+        intra_op_threads: int = 0,
+        check_order: bool = True,
+    ) -> None:
+        plans = [verified(one) for one in (plan, accumulation) if one is not None]
+        self._roles = [_roles(one) for one in plans]
+        self.device = device_of(plans[0], device)
+        for one in plans:
+            check_stamp(one, self.device)
+        if not 0 <= random_key < 2**32:
+            raise SessionError(f"random_key={random_key} can't be: 0 to {2**32 - 1}.")
+        self._name = str(plans[0].model.graph.name)
+        self._values = _persistent(plans, self._roles)
+        known = self._roles[0]
+        kept = (*known.parameters, *known.statistics)
+        self._weights = Store({name: self._values[name] for name in kept})
+        self._state = Store({n: v for n, v in self._values.items() if n not in kept})
+        self._fill(plans[0].model)
+        scalars = {role for roles in self._roles for role in roles.scalars}
+        self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
+        self.learning_rate = _default_rate(plans[0].model, known)
+        self.random_key, self.steps, self.skipped_steps = random_key, 0, 0
+        self._arena = HostArena(max(one.arena_bytes for one in plans))
+        self._forward = forward.extract(plans[0].model, self._name)
+        self._evaluation: BoundPlan | None = None
+        self._released: ScratchFolder | None = None
+        self._has_outputs = False
+        self._threads = intra_op_threads or plans[0].threads
+        self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
+
+    def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
+        """Train on one batch, or on several micro-batches whose gradients are summed and averaged.
+
+        Args:
+            inputs: An array for each input of the model, labels included; or a list of such, for a session with an
+                ``accumulation`` plan.
+            learning_rate: For this step only.
+
+        Returns: the loss; of micro-batches the mean. Where it isn't finite, parameters, statistics and optimizer state
+            are as they were before, and ``skipped_steps`` is one more.
+
+        Raises:
+            SessionError: wrong inputs; the state is released; the runtime failed.
+        """
+        batches = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+        if self._released is not None:
+            raise SessionError("the training state is released: leave release_training_state() before the next step.")
+        if not batches or (len(batches) > 1 and len(self._bound) == 1):
+            raise SessionError(
+                f"{len(batches)} batches can't be one step of this session: give one, or an accumulation plan "
+                "(differentiate with accumulate='add' and 'apply')."
+            )
+        self._set("learning_rate", self.learning_rate if learning_rate is None else learning_rate)
+        self._set("accumulation_scale", 1.0 / len(batches))
+        self._set("step", self.steps)
+        self._set("random_key", self.random_key)
+        loss = self._accumulated(batches) if len(self._bound) > 1 else self._run(0, batches[0])
+        if np.isfinite(loss):
+            self.steps += 1
+        else:
+            self.skipped_steps += 1
+            logger.warning("%s: the loss of step %d is %s: nothing was updated.", self._name, self.steps, loss)
+        return loss
+
+    def _accumulated(self, batches: Sequence[Inputs]) -> float:
+        """All micro-batches; a loss that isn't finite undoes what the earlier ones did to running statistics."""
+        before = {name: self._weights.array(name).copy() for name in self._roles[0].statistics}
+        losses = []
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            losses.append(self._run(0 if last else 1, batch))
+            if not np.isfinite(losses[-1]):
+                for name, array in before.items():
+                    self._weights.fill(name, array)
+                break
+            if not last and "random_key" in self._scalars:  # other masks for each micro-batch
+                self._set("random_key", (self.random_key + (number + 1) * 0x9E3779B9) % 2**32)
+        for name in self._roles[0].accumulated.values():
+            self._state.fill(name, 0)
+        return float(np.mean(losses))
+
+    def _run(self, index: int, batch: Inputs) -> float:
+        bound, loss = self._bound[index], self._roles[index].loss
+        assert loss is not None
+        self._has_outputs = False
+        bound.run(batch)
+        self._has_outputs = index == 0
+        return float(np.asarray(bound.result(loss)).reshape(()))
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Copies of what the last step computed: the model's outputs, and gradients where the model gives them.
+
+        Raises:
+            SessionError: no step was taken, or `evaluate` has used the memory since.
+        """
+        if not self._has_outputs:
+            raise SessionError("there are no outputs of a step: take one, and read them before evaluate().")
+        known = self._roles[0]
+        return {name: self._bound[0].result(name).copy() for name in (*known.outputs, *known.gradients.values())}
+
+    def evaluate(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        """Run the forward model in inference form, with the parameters and running statistics as they are now.
+
+        Args:
+            inputs: An array for each input of the forward model, of the batch size planned for.
+
+        Returns: the forward model's outputs by name.
+
+        Raises:
+            SessionError: wrong inputs; the plan holds no forward model.
+        """
+        if self._evaluation is None:
+            self._evaluation = self._plan_evaluation()
+        self._has_outputs = False
+        self._evaluation.run(inputs)
+        return {name: self._evaluation.result(name).copy() for name in self._evaluation.program.outputs}
+
+    def _plan_evaluation(self) -> BoundPlan:
+        if self._forward is None:
+            raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
+        plan = search_plan(
+            Model(self._forward, self._name), mode="inference", device=self.device, threads=self._threads
+        )
+        arena = self._arena if plan.arena_bytes <= self._arena.size else HostArena(plan.arena_bytes)
+        inputs = {str(value.name) for value in plan.model.graph.inputs}
+        fixed = {name: self._weights for name in self._weights.slots if name in inputs}
+        return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of parameters, running statistics and optimizer state, by name."""
+        self._check_held()
+        return {name: self._array(name).copy() for name in self._saved()}
+
+    def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take over tensors: all that `state_dict` gives, of the same types and shapes, or none if one is wrong.
+
+        Raises:
+            SessionError: it names the first that is missing, unknown or different.
+        """
+        self._check_held()
+        wanted = self._saved()
+        unknown = [name for name in tensors if name not in wanted]
+        if unknown:
+            raise SessionError(
+                f"'{unknown[0]}' is no tensor of this model; it has {', '.join(map(repr, wanted[:8]))} ..."
+            )
+        for name in wanted:
+            if name not in tensors:
+                raise SessionError(f"'{name}' is missing: give all that state_dict() gives.")
+            here, given = self._array(name), np.asarray(tensors[name])
+            if given.shape != here.shape or given.dtype != here.dtype:
+                raise SessionError(
+                    f"'{name}' is {here.dtype}{list(here.shape)}, what was given is {given.dtype}{list(given.shape)}."
+                )
+        for name in wanted:
+            self._array(name)[...] = tensors[name]
+
+    def save(self, path: str | Path) -> None:
+        """Write the training state, whole or not at all: `load` continues from it bit for bit.
+
+        Raises:
+            SessionError: the file can't be written.
+        """
+        self._check_held()
+        tensors = {name: self._array(name) for name in self._saved()}
+        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Take over a state that `save` wrote. Nothing is changed if it is wrong.
+
+        Raises:
+            SessionError: not a state, cut short, changed since it was written, or of another model.
+        """
+        self._check_held()
+        state = states.load(Path(path), {name: self._array(name) for name in self._saved()})
+        for name, array in state.tensors.items():
+            self._array(name)[...] = array
+        self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+
+    def export(self, path: str | Path, model: Source | Model | None = None) -> None:
+        """Write the trained weights into a forward model, for any ONNX runtime.
+
+        Args:
+            path: The file to write.
+            model: The user's own forward model, in which only the content of its initializers changes; None: the
+                forward model the plan holds.
+
+        Raises:
+            SessionError: the model has none of the trained weights, or other shapes; the file can't be written.
+        """
+        weights = {name: self._weights.array(name) for name in self._weights.slots}
+        trained.export(Path(path), weights, model if model is not None else self._forward, self._name)
+
+    @contextmanager
+    def release_training_state(self) -> Iterator["TrainingSession"]:
+        """Give the memory of activations, gradients and optimizer state back to the system, for inference in between.
+
+        The optimizer's state waits in a temporary file, and is back bit for bit at the end of the ``with`` block.
+        OptNet's removeGradParams, undone by leaving.
+        """
+        self._check_held()
+        folder = ScratchFolder()
+        kept = folder.path / "state"
+        self._state.arena.save(kept)
+        self._released, self._has_outputs = folder, False
+        self._state.arena.discard()
+        self._arena.discard()
+        try:
+            yield self
+        finally:
+            self._state.arena.restore(kept)
+            self._released = None
+            folder.remove()
+
+    def _check_held(self) -> None:
+        if self._released is not None:
+            raise SessionError("the training state is released: leave release_training_state() first.")
+
+    def _saved(self) -> list[str]:
+        accumulated = {name for roles in self._roles for name in roles.accumulated.values()}
+        return [name for name in self._values if name not in accumulated]
+
+    def _array(self, name: str) -> np.ndarray:
+        return (self._weights if name in self._weights else self._state).array(name)
+
+    def _set(self, role: str, content: float | None) -> None:
+        if role in self._scalars and content is not None:
+            self._scalars[role][...] = content
+
+    def _fill(self, model: ir.Model) -> None:
+        for name in self._values:
+            tensor = model.graph.initializers[name].const_value if name in model.graph.initializers else None
+            if tensor is not None:
+                self._array(name)[...] = tensor.numpy()
+
+    def _bind(self, plan: Plan, roles: Training, check_order: bool) -> BoundPlan:
+        fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
+        scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
+        return BoundPlan(plan, self.device, self._arena, fixed, scalars, roles.updates, self._threads, check_order)
+
+
+def _roles(plan: Plan) -> Training:
+    known = plan.training
+    if known is None or known.loss is None:
+        raise SessionError(
+            "the plan is not of a training model with a loss: differentiate the model first "
+            "(memonger.differentiate(model, loss=..., optimizer=...))."
+        )
+    return known
+
+
+def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ir.Value]:
+    """Every persistent input of the plans, by name."""
+    found: dict[str, ir.Value] = {}
+    for plan, known in zip(plans, roles, strict=True):
+        inputs = {str(value.name): value for value in plan.model.graph.inputs}
+        for name in known.persistent:
+            other = found.setdefault(name, inputs[name])
+            if other.dtype != inputs[name].dtype or other.shape != inputs[name].shape:
+                raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
+    if any(known.parameters != roles[0].parameters for known in roles):
+        raise SessionError("the plans are of different models: their parameters differ.")
+    if len(plans) > 1 and not roles[0].accumulated:
+        raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
+    return found
+
+
+def _default_rate(model: ir.Model, known: Training) -> float | None:
+    value = model.graph.initializers.get(known.scalars.get("learning_rate", ""))
+    return None if value is None or value.const_value is None else float(value.const_value.numpy())
