@@ -17,7 +17,10 @@ from memonger.errors import (
 )
 from memonger.liveness import Sharing
 from memonger.load import Model, load
+from memonger.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
+from memonger.optimizers import SGD, Adam, AdamW
 from memonger.plan import Plan, search_plan
+from memonger.training_mode import to_training_mode
 from memonger.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
@@ -40,7 +43,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Buffer", "GiB", "KiB", "Layout", "LayoutError", "LoadError", "MemongerError", "MiB", "Model", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "TrainingSession",
-    "VerificationError", "differentiate", "load", "pack", "search_plan",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buffer", "GiB", "KiB", "Layout", "LayoutError", "LoadError",
+    "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError", "PlanFileError",
+    "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
+    "VerificationError", "differentiate", "load", "pack", "search_plan", "to_training_mode",
 ]  # fmt: skip

@@ -21,16 +21,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from memonger import __version__
 from memonger.allocate import allocate, check_layout, lower_bound
 from memonger.allocate.minimalloc_csv import read_problem, write_solution
+from memonger.differentiate import differentiate
 from memonger.errors import MemongerError
-from memonger.file import KEY
+from memonger.file import KEY, save_model
 from memonger.liveness import Sharing
-from memonger.load import load_as_is
+from memonger.load import Model, load, load_as_is
+from memonger.optimizers import SGD, Adam, AdamW, Optimizer
 from memonger.plan import Plan, search_plan
 from memonger.report import text
 from memonger.report.summary import plan_record
 from memonger.search import ORDERS
+from memonger.training_mode import to_training_mode
 
-STAGES = 5
+STAGES = 6
 
 Command = Callable[..., None]
 
@@ -96,6 +99,18 @@ PLANNING = (
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
 )  # fmt: skip
 
+TRAINING = (
+    click.option("--loss", metavar="NAME",
+                 help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
+    click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]),
+                 help="Write the updates into the model; without it the gradients are outputs."),
+    click.option("--lr", type=click.FloatRange(0, min_open=True), help="The optimizer's learning rate."),
+    click.option("--momentum", type=click.FloatRange(0, 1), help="Momentum, for sgd."),
+    click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay."),
+    click.option("--train-mode", is_flag=True,
+                 help="Turn BatchNormalization and Dropout into their training form first."),
+)  # fmt: skip
+
 ONLY_PLANNING = ("batch", "dims", "level", "order", "no_inplace", "no_views", "no_reuse")
 
 
@@ -138,9 +153,27 @@ def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
+    names = ("optimizer", "lr", "momentum", "weight_decay")
+    optimizer = _optimizer(*(flags.pop(name, None) for name in names))
+    turned = flags.pop("train_mode", False)
     with _progress(quiet, f"Planning {model.name}") as tell:
         inputs = _read_inputs(flags.pop("inputs"))
-        return search_plan(model, sharing=sharing, progress=tell, inputs=inputs, **flags)
+        source: Path | Model = model
+        if turned:
+            source = to_training_mode(model, batch=flags.pop("batch"), dims=flags.pop("dims"))
+        return search_plan(source, sharing=sharing, progress=tell, inputs=inputs, optimizer=optimizer, **flags)
+
+
+def _optimizer(name: str | None, lr: float | None, momentum: float | None, decay: float | None) -> Optimizer | None:
+    """The optimizer of the flags; PyTorch's defaults where one isn't given."""
+    given = {"lr": lr, "momentum": momentum, "weight_decay": decay}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    if name is None and chosen:
+        raise click.UsageError(f"--{next(iter(chosen)).replace('_', '-')} is for an --optimizer.")
+    if momentum is not None and name != "sgd":
+        raise click.UsageError("--momentum is for --optimizer sgd.")
+    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    return None if name is None else kinds[name](**chosen)
 
 
 def _print_json(record: Any) -> None:
@@ -163,7 +196,9 @@ def _plan(model: Path, output: Path | None, as_json: bool, quiet: bool, **flags:
         console.print(f"{len(held)} values stay with the runtime (their size or type can't be planned).", markup=False)
     console.print(f"Planned in {plan.planning_seconds:.2f} s.", markup=False)
     if output is not None:
-        console.print(f"Wrote {output}. Run it: memonger run {output} --compare", markup=False, soft_wrap=True)
+        known = plan.training
+        what = "Train it: memonger.TrainingSession" if known and known.loss else "Run it: memonger run {} --compare"
+        console.print(f"Wrote {output}. " + what.format(output), markup=False, soft_wrap=True)
 
 
 _PLAN_OPTIONS = _options(
@@ -171,6 +206,7 @@ _PLAN_OPTIONS = _options(
     click.option("--mode", type=click.Choice(["inference", "training"])),
     click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the planned model here."),
     *PLANNING,
+    *TRAINING,
     AS_JSON,
     QUIET,
 )
@@ -201,6 +237,26 @@ def plan_command(**arguments: Any) -> None:
     The plan is the order its nodes run in, and the byte of one arena at which every value lies.
     """
     _plan(**arguments)
+
+
+@main.command(name="differentiate")
+@_options(
+    MODEL,
+    click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the training model here."),
+    *DIMS,
+    *TRAINING,
+    click.option("--wrt", multiple=True, metavar="PATTERN", help="Differentiate by these; default: the parameters."),
+    click.option("--frozen", multiple=True, metavar="PATTERN", help="Leave these parameters as they are."),
+)
+def differentiate_command(model: Path, output: Path, **flags: Any) -> None:
+    """Write MODEL's backward pass into it: one model of standard operators, forward and backward."""
+    optimizer = _optimizer(*(flags.pop(name) for name in ("optimizer", "lr", "momentum", "weight_decay")))
+    batch, dims = flags.pop("batch"), flags.pop("dims")
+    turn = to_training_mode if flags.pop("train_mode") else load
+    wrt = flags.pop("wrt") or None
+    training = differentiate(turn(model, batch=batch, dims=dims), optimizer=optimizer, wrt=wrt, **flags)
+    save_model(training.ir.clone(), output)
+    click.echo(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
 
 
 @main.command()

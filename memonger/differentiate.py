@@ -1,5 +1,7 @@
 """differentiate: a forward model → a training model, forward and backward in one graph of standard operators."""
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,19 +9,19 @@ from typing import Literal
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from memonger import forward, losses, optimizers, parameters, shapes, training
+from memonger import forward, losses, optimizers, parameters, shapes, training, training_mode
 from memonger.errors import PlanError
-from memonger.gradients import driver, prepare
+from memonger.gradients import driver, prepare, random
+from memonger.gradients.booleans import keep_booleans
 from memonger.gradients.emitter import Emitter
 from memonger.load import Model, Source, load
 from memonger.lower import name_nodes
 from memonger.training import Training
+from memonger.updates import Updater
+
+logger = logging.getLogger(__name__)
 
 Accumulate = Literal["no", "add", "apply"]
-
-RANDOM = (
-    "Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-)  # fmt: skip
 
 
 def differentiate(
@@ -37,9 +39,11 @@ def differentiate(
 ) -> Model:
     """Write a model's backward pass, and with an optimizer its whole training step.
 
-    The result's outputs are the forward model's, the loss, and for each parameter ``<parameter>.grad``; with an optimizer, its new content
-    ``<parameter>.next``. Parameters are inputs whose initializers are defaults. It is differentiated as it stands:
-    `to_training_mode` first, where BatchNormalization and Dropout are in inference form.
+    The result's outputs are the forward model's, the loss, and for each parameter ``<parameter>.grad``; with an
+    optimizer ``gradient_norm`` where that is clipped, and new contents: ``<parameter>.next``, and the like of the optimizer's
+    state. Parameters are inputs whose initializers are defaults; one the loss doesn't hang on stays an initializer. The
+    model is differentiated as it stands: `to_training_mode` first, where BatchNormalization and Dropout are in
+    inference form. What inputs and outputs there are, and what for, says `memonger.training.Training`.
 
     Args:
         source: What `memonger.load` takes or gives.
@@ -53,8 +57,8 @@ def differentiate(
         clip_norm: The largest global norm of the gradients; more is scaled down to it. It keeps every gradient alive.
         accumulate: ``add``: a step that adds its gradients to ``<parameter>.accumulated`` and updates no parameter;
             ``apply``: one that adds its gradients to those, and updates.
-        keep_random: Leave random operators as they are, seeded. Else they are a hash of key, step and element index, the
-            same whenever they run.
+        keep_random: Leave random operators as they are, seeded. Else they are a hash of key, step and element index,
+            the same whenever they run.
         batch: See `memonger.load`.
         dims: See `memonger.load`.
 
@@ -66,138 +70,194 @@ def differentiate(
     model = load(source, batch=batch, dims=dims)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
     chosen = [str(v.name) for v in parameters.choose(model.ir, model.name, wrt, frozen)]
+    _check_patterns(model.name, optimizer, chosen)
     copy = prepare.raise_opset(model.ir.clone(), model.name)
     name_nodes(copy)
-    work = _Work(copy, model.name, Emitter(copy), keep=RANDOM if keep_random else ())
-    work.known = training.read(copy, model.name) or Training(outputs=tuple(str(v.name) for v in copy.graph.outputs))
+    if keep_random:
+        random.fix_seeds(copy)
+    work = _Work(copy, model.name, Emitter(copy), keep=random.OPERATORS if keep_random else ())
+    work.known = training_mode.described(copy, model.name)
     prepare.expand(copy, work.op, work.keep)
-    seeds = _seeds(work, loss)
-    wrt_values = _values(copy.graph, chosen)
-    _write_bodies(work, wrt_values, seeds)
-    _backward(work, wrt_values, seeds, optimizer, clip_norm, accumulate)
+    _start(work, loss)
+    _write_bodies(work, chosen)
+    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
     return Model(_finish(work, model.ir), model.name, model.batch)
 
 
 @dataclass(slots=True)
 class _Work:
-    """A model being differentiated: what is known and made so far."""
+    """A model being differentiated: what is known and made so far.
+
+    Values are looked up by name, as writing out function bodies puts others in their place.
+
+    Attributes:
+        model: It.
+        name: For messages.
+        op: Where nodes go.
+        keep: Operators whose expansion isn't wanted.
+        known: The roles of its inputs and outputs.
+        loss_name: The output that is differentiated, if any.
+        begin: Name of each value the backward pass begins at → its gradient.
+    """
 
     model: ir.Model
     name: str
     op: Emitter
     keep: Sequence[str]
     known: Training = field(default_factory=Training)
-    loss: ir.Value | None = None
-    finite: ir.Value | None = None
+    loss_name: str | None = None
+    begin: dict[str, ir.Value] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> ir.Value | None:
+        """The output that is differentiated, if any."""
+        return next((v for v in self.model.graph.outputs if v.name == self.loss_name), None)
+
+    def seeds(self) -> dict[ir.Value, ir.Value]:
+        """The values the backward pass begins at, with their gradients."""
+        found = {str(v.name): v for v in shapes.all_values(self.model.graph) if v.name in self.begin}
+        return {found[name]: gradient for name, gradient in self.begin.items()}
+
+    def values(self, names: Sequence[str]) -> list[ir.Value]:
+        """Inputs and initializers by name, those left out that nothing reads any more."""
+        graph = self.model.graph
+        found = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+        return [found[name] for name in names if name in found]
+
+    def take(self) -> None:
+        """Move what was emitted into the graph."""
+        self.model.graph.extend(self.op.nodes)
+        self.op.nodes = []
 
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
-    if any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
-        raise PlanError(f"{model.name} has gradients among its outputs already: it was differentiated before.")
+    known = training.read(model.ir, model.name)
+    before = known is not None and bool(known.parameters or known.gradients)
+    if before or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
+        raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate={accumulate!r} can't be: 'no', 'add' or 'apply'.")
+    if optimizer is not None and not isinstance(optimizer, optimizers.Optimizer):
+        raise PlanError(f"optimizer={optimizer!r} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
         raise PlanError(f"{model.name}: an optimizer needs a loss (loss=...): {', '.join(losses.NAMES)}, or an output.")
     if optimizer is None and (clip_norm is not None or accumulate == "apply"):
         raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer (optimizer=...).")
-    if clip_norm is not None and not clip_norm > 0:
-        raise PlanError(f"clip_norm={clip_norm} can't be: a norm above 0.")
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
+        raise PlanError(f"clip_norm={clip_norm} can't be: a finite norm above 0.")
+    norms = training_mode.inference_norms(model.ir)
+    if loss is not None and norms:
+        logger.warning(
+            "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
+            "memonger.to_training_mode turns them into training form.", model.name, len(norms), norms[0],
+        )  # fmt: skip
 
 
-def _values(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
-    """Inputs and initializers by name, those left out that nothing reads any more."""
-    found = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    return [found[name] for name in names if name in found]
+def _check_patterns(name: str, optimizer: optimizers.Optimizer | None, chosen: Sequence[str]) -> None:
+    for pattern in () if optimizer is None else optimizer.no_decay:
+        if not any(optimizers.matches(known, [pattern]) for known in chosen):
+            names = ", ".join(f"'{known}'" for known in chosen[:8])
+            raise PlanError(f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {names} ...")
 
 
-def _seeds(work: _Work, loss: str | losses.Loss | None) -> dict[ir.Value, ir.Value]:
-    """The values the backward pass begins at, with their gradients."""
-    op, graph = work.op, work.model.graph
-    if loss is None:
-        outputs = [v for v in graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
-        if not outputs:
-            raise PlanError(f"{work.name} has no floating-point output to differentiate.")
-        return {v: op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v)) for v in dict.fromkeys(outputs)}
-    work.loss = losses.attach(op, work.model, work.name, loss)
-    _take(work)
-    return {work.loss: op.constant(1.0, work.loss.dtype or ir.DataType.FLOAT)}
+def _start(work: _Work, loss: str | losses.Loss | None) -> None:
+    """Set what the backward pass begins at."""
+    op = work.op
+    outputs = [v for v in work.model.graph.outputs if v.name in work.known.outputs]
+    if loss is not None:
+        built = losses.attach(op, work.model, work.name, loss, work.known.outputs)
+        work.take()
+        work.loss_name = str(built.loss.name)
+        work.begin = {str(built.start.name): built.gradient}
+        return
+    floats = [v for v in outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    if not floats:
+        raise PlanError(f"{work.name} has no floating-point output to differentiate.")
+    for v in floats:
+        work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
 
 
-def _take(work: _Work) -> None:
-    """Move what was emitted into the graph."""
-    work.model.graph.extend(work.op.nodes)
-    work.op.nodes = []
-
-
-def _write_bodies(work: _Work, wrt: Sequence[ir.Value], seeds: Mapping[ir.Value, ir.Value]) -> None:
+def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
     """Write out what has a function body and no rule, and see to it that nothing is left without one."""
 
     def needed() -> list[ir.Node]:
         nodes = list(work.model.graph)
-        return driver.needed_nodes(nodes, driver.active_values(nodes, wrt), seeds)
+        return driver.needed_nodes(nodes, driver.active_values(nodes, work.values(chosen)), work.seeds())
 
     prepare.write_out_bodies(work.model, work.name, needed)
     work.op.learn_names(work.model)
     prepare.expand(work.model, work.op, work.keep)
+    wrt = work.values(chosen)
     driver.check_rules(needed(), wrt, work.name)
     active = driver.active_values(list(work.model.graph), wrt)
-    if not any(seed in active for seed in seeds):
-        names = ", ".join(f"'{v.name}'" for v in wrt[:5])
+    if not any(seed in active for seed in work.seeds()):
+        begin, names = (", ".join(f"'{n}'" for n in list(found)[:5]) for found in (work.begin, chosen))
         raise PlanError(
-            f"{work.name}: there is no differentiable way from {_quoted(seeds)} to any parameter ({names}). "
+            f"{work.name}: there is no differentiable way from {begin} to any parameter ({names}). "
             "Name what to differentiate by (wrt=[...]), or another loss."
         )
 
 
-def _quoted(values: Mapping[ir.Value, ir.Value]) -> str:
-    return ", ".join(f"'{v.name}'" for v in values)
-
-
-def _backward(
-    work: _Work,
-    wrt: Sequence[ir.Value],
-    seeds: Mapping[ir.Value, ir.Value],
-    optimizer: optimizers.Optimizer | None,
-    clip_norm: float | None,
-    accumulate: Accumulate,
-) -> None:
-    op, nodes = work.op, list(work.model.graph)
-    updater = optimizers.Updater(op, work.loss, optimizer, clip_norm, accumulate)
-    if optimizer is not None or accumulate != "no":
-        updater.statistics(work.model, work.known.updates)
-    found = driver.backward(op, nodes, wrt, seeds, updater.finished)
+def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
+    """Write the backward pass and the updates, and make inputs, outputs and what is said of them."""
+    op, graph, nodes = work.op, work.model.graph, list(work.model.graph)
+    updates = dict(work.known.updates)
+    if updater.updating:
+        updater.statistics(work.model, updates)
+    found = driver.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
     updater.close()
-    _take(work)
-    graph = work.model.graph
-    trained = [v for v in wrt if v in found and v.name in graph.initializers]
-    gradients = {} if updater.updates else {str(v.name): found[v] for v in wrt if v in found}
-    for name, gradient in gradients.items():
-        gradients[name] = _named(work, gradient, f"{name}.grad")
-    updates = {str(v.name): _named(work, new, f"{v.name}.next") for v, new in updater.updates.items()}
-    graph.outputs.extend([*gradients.values(), *(v for v in updates.values() if v not in set(graph.outputs))])
-    graph.inputs.extend(v for v in (*trained, *_values(graph, work.known.statistics)) if not v.is_graph_input())
+    keep_booleans(op, nodes)
+    work.take()
+    _log_left_out(work, chosen, found)
+    namer = _Namer(work, set(nodes))
+    if updater.norm is not None:
+        graph.outputs.append(namer.named(updater.norm, "gradient_norm"))
+    results = updater.updates if updater.updating else found
+    ending = "next" if updater.updating else "grad"
+    named = {str(v.name): namer.named(result, f"{v.name}.{ending}") for v, result in results.items()}
+    graph.outputs.extend(named.values())
+    new = {name: str(v.name) for name, v in named.items()}
+    trained = [v for v in found if updater.updating or v.is_initializer()]
+    persistent = [*trained, *work.values(work.known.statistics), *updater.state, *updater.accumulated.values()]
+    graph.inputs[:] = [*(v for v in graph.inputs if v not in set(persistent)), *persistent]
     work.known = Training(
-        loss=None if work.loss is None else str(work.loss.name),
+        loss=work.loss_name,
         outputs=work.known.outputs,
         parameters=tuple(str(v.name) for v in trained),
-        gradients={name: str(v.name) for name, v in gradients.items()},
-        updates={**work.known.updates, **{name: str(v.name) for name, v in updates.items()}},
+        gradients={} if updater.updating else new,
+        updates={**updates, **new} if updater.updating else updates,
         statistics=work.known.statistics,
         state=tuple(str(v.name) for v in updater.state),
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
-        output_gradients={} if work.loss is not None else {str(v.name): str(g.name) for v, g in seeds.items()},
+        output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
     )
 
 
-def _named(work: _Work, value: ir.Value, name: str) -> ir.Value:
-    """The value under a name of its own: an output has to be one value with one name."""
-    producer = value.producer()
-    if producer is None or value.is_graph_output() or producer.op_type == "":
-        value = work.op.Identity(value)
-        _take(work)
-    value.name = work.op.fresh(name)
-    return value
+def _log_left_out(work: _Work, chosen: Sequence[str], found: Mapping[ir.Value, ir.Value]) -> None:
+    reached = {str(v.name) for v in found}
+    left_out = [name for name in chosen if name not in reached]
+    if left_out:
+        logger.info("%s: nothing hangs on %s: no gradient, no update.", work.name, ", ".join(left_out))
+
+
+@dataclass(slots=True)
+class _Namer:
+    """Gives results the names of outputs: each output is one value with one name, and no forward value is renamed."""
+
+    work: _Work
+    nodes: set[ir.Node]
+    used: set[ir.Value] = field(default_factory=set)
+
+    def named(self, value: ir.Value, name: str) -> ir.Value:
+        """The value, or a copy of it, under that name."""
+        producer = value.producer()
+        if producer is None or producer in self.nodes or value in self.used:
+            value = self.work.op.Identity(value)
+            self.work.take()
+        value.name = self.work.op.fresh(name)
+        self.used.add(value)
+        return value
 
 
 def _finish(work: _Work, source: ir.Model) -> ir.Model:

@@ -1,9 +1,9 @@
 """from_torch: a PyTorch module → a forward model that can still be trained.
 
-PyTorch's exporter writes models to be served: it folds batch normalization into convolutions and leaves Dropout out. Here
-the module is traced first (`torch.export`), Dropout and batch normalization are put into a form the translation keeps,
-and only then it is translated (`torch.onnx.export`), with nothing folded. In the result both stand in inference form; what
-they do in training is a rewrite of the ONNX model, not of the module.
+PyTorch's exporter writes models to be served: it folds batch normalization into convolutions and leaves Dropout out.
+Here the module is traced first (`torch.export`), Dropout and batch normalization are put into a form the translation
+keeps, and only then it is translated (`torch.onnx.export`), with no weight folded. In the result both stand in inference
+form: what they do in training is a rewrite of the ONNX model, not of the module.
 """
 
 import json
@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from memonger import shapes
 from memonger.errors import LoadError, RuntimeUnavailableError
 from memonger.load import Model, load
 from memonger.parameters import KEY
@@ -40,24 +41,25 @@ def from_torch(
 ) -> Model:
     """Export a PyTorch module as a forward model, ready to be planned, or differentiated.
 
-    Weights, biases and running statistics are initializers under their PyTorch names (``layer1.0.bn1.weight``), copied: later
-    training of the module doesn't reach the model. The names of the trainable parameters (``requires_grad``), in the
-    order of ``module.named_parameters()``, stand as a JSON list in ``metadata_props["memonger.parameters"]``; one that the
-    forward pass doesn't read isn't in it. A tensor with several names has the first.
+    Weights, biases and running statistics are initializers under their PyTorch names (``layer1.0.bn1.weight``), and
+    copies: later training of the module doesn't reach the model. The names of the trainable parameters
+    (``requires_grad``), in the order of ``module.named_parameters()``, stand as a JSON list in
+    ``metadata_props["memonger.parameters"]``; one that the forward pass doesn't read isn't in it. A tensor with several
+    names has the first.
 
-    BatchNormalization and Dropout stand in inference form whatever the module's mode: the model computes what the module
-    computes in ``eval()``. The ``training`` flags of modules are as before afterwards, also when the export fails. Of the
-    module's own code that branch is exported which its mode selects, so a module that drops by hand only
+    BatchNormalization and Dropout stand in inference form whatever the module's mode: the model computes what the
+    module computes in ``eval()``. The ``training`` flags of modules are as before afterwards, also when the export
+    fails. Of the module's own code that branch is exported which its mode selects, so a module that drops by hand only
     ``if self.training`` keeps that only when it is in ``train()``. Dropout1d to 3d become a Dropout of a mask of ones.
-    AlphaDropout and FeatureAlphaDropout have no inference form: they vanish in ``eval()`` and are random in ``train()``.
+    AlphaDropout and FeatureAlphaDropout have no inference form: they vanish in ``eval()``, are random in ``train()``.
 
     Args:
         module: The module; its forward takes tensors by position. It is called with fake tensors, never run.
         example: Tensors of the shapes and dtypes of its inputs; a single one may stand alone.
         input_names: Names of the model's inputs; None: the names of forward's arguments.
         output_names: Names of the model's outputs; None: the exporter's.
-        dynamic_batch: Leave the first dimension of every input open, as ``batch``. The result is then to be bound by who
-            takes it (``memonger.load(model, batch=32)``). The example's batch must be 2 or more.
+        dynamic_batch: Leave the first dimension of every input open, as ``batch``: who takes the result has to bind it
+            (``memonger.load(model, batch=32)``). The example's batch must be 2 or more.
 
     Raises:
         LoadError: not a module, or no example tensors; names that don't fit; the module can't be exported.
@@ -65,12 +67,15 @@ def from_torch(
     """
     torch = _import_torch()
     if not isinstance(module, torch.nn.Module):
-        raise LoadError(f"{_kind(module)} is not a torch.nn.Module: give the module itself, not its class or its output.")
+        raise LoadError(
+            f"{_kind(module)} is not a torch.nn.Module: give the module itself, not its class or its output."
+        )
     name = type(module).__name__
     examples = _examples(example, name, dynamic_batch)
     _check_names(input_names, len(examples), name)
     model = _export(module, examples, input_names, output_names, dynamic_batch)
     _check_exported_names(model, input_names, output_names, name)
+    _fold_constants(model)
     _keep_inference_form(model)
     _copy_weights(model)
     _write_parameters(model, module)
@@ -116,7 +121,9 @@ def _examples(example: object, name: str, dynamic_batch: bool) -> "tuple[torch.T
 
 def _check_names(names: Sequence[str] | None, count: int, name: str) -> None:
     if names is not None and (isinstance(names, str) or len(names) != count):
-        raise LoadError(f"{name} has {count} example inputs, and input_names={names!r}: give a sequence of {count} names.")
+        raise LoadError(
+            f"{name} has {count} example inputs, and input_names={names!r}: give a sequence of {count} names."
+        )
 
 
 def _check_exported_names(
@@ -128,7 +135,9 @@ def _check_exported_names(
         raise LoadError(f"{name} has {count} outputs, and output_names={outputs!r}: give a sequence of {count} names.")
     for values, names, flag in ((graph.inputs, inputs, "input_names"), (graph.outputs, outputs, "output_names")):
         if names is not None and [v.name for v in values] != list(names):
-            raise LoadError(f"{name}: {flag}={list(names)!r} can't all be given: two outputs are one value, or an input.")
+            raise LoadError(
+                f"{name}: {flag}={list(names)!r} can't all be given: two outputs are one value, or an input."
+            )
     everything = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs if v.name))
     seen: set[str] = set()
     for value in everything:
@@ -144,26 +153,38 @@ def _export(
     output_names: Sequence[str] | None,
     dynamic_batch: bool,
 ) -> ir.Model:
-    """Trace and translate, with nothing folded."""
+    """Trace and translate."""
     import torch
 
-    shapes = None
+    open_dims = None
     if dynamic_batch:
         batch = torch.export.Dim("batch")
-        shapes = tuple({0: batch} if tensor.dim() else None for tensor in examples)
+        open_dims = tuple({0: batch} if tensor.dim() else None for tensor in examples)
     try:
         with _quiet(), _tracing_flags(module):
-            program = torch.export.export(module, examples, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(module, examples, dynamic_shapes=open_dims, strict=False)
             _keep_what_training_needs(program)
             exported = torch.onnx.export(
                 program, dynamo=True, optimize=False, opset_version=OPSET, verbose=False,
                 input_names=input_names, output_names=output_names,
             )  # fmt: skip
+    except LoadError:
+        raise
     except Exception as error:  # whatever the module's own code may raise
         raise LoadError(f"{type(module).__name__} can't be exported by PyTorch: {_root_cause(error)}") from error
     if exported is None:
         raise LoadError(f"{type(module).__name__} can't be exported: this PyTorch's exporter returns no model.")
+    if dynamic_batch:
+        _name_batch(exported.model)
     return exported.model
+
+
+def _name_batch(model: ir.Model) -> None:
+    """Call the open dimension ``batch``: the exporter gives it a number of its own (``s77``)."""
+    symbols = {dim for value in model.graph.inputs if value.shape for dim in value.shape if not isinstance(dim, int)}
+    for value in shapes.all_values(model.graph):
+        if value.shape is not None and not value.is_initializer():
+            value.shape = ir.Shape([ir.SymbolicDim("batch") if dim in symbols else dim for dim in value.shape])
 
 
 def _root_cause(error: BaseException) -> str:
@@ -201,7 +222,8 @@ def _tracing_flags(module: "torch.nn.Module") -> Iterator[None]:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     dropping = (
-        nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.TransformerEncoder, nn.RNNBase,
+        nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.TransformerEncoder, nn.LSTM,
+        nn.GRU,
     )  # fmt: skip
     flags = {part: part.training for part in module.modules()}
     try:
@@ -225,15 +247,25 @@ def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
 
     aten = torch.ops.aten
     graph = program.graph_module.graph
+    dropping = (
+        aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.feature_dropout_.default,
+    )  # fmt: skip
     for node in list(graph.nodes):
-        if node.target in (aten.dropout.default, aten.dropout_.default):
+        if node.target in dropping and node.args[1] == 0:
+            node.args = (*node.args[:2], False)
+        elif node.target in dropping[:2]:
             with graph.inserting_before(node):
                 _keep_dropout(graph, node, in_place=node.target is aten.dropout_.default)
-        elif node.target in (aten.feature_dropout.default, aten.feature_dropout_.default):
+        elif node.target in dropping[2:]:
             with graph.inserting_before(node):
                 _keep_feature_dropout(graph, node, in_place=node.target is aten.feature_dropout_.default)
         elif node.target is aten.batch_norm.default and node.args[3] is not None and node.args[4] is not None:
             node.args = (*node.args[:5], False, *node.args[6:])
+        elif node.target in (aten.rnn_tanh.input, aten.rnn_relu.input) and node.args[5] and node.args[6]:
+            raise LoadError(
+                f"'{node.name}' is an nn.RNN with dropout={node.args[5]}, which PyTorch loses in the export: give it "
+                "none and put nn.Dropout between its layers, or export the module in eval()."
+            )
     program.graph_module.recompile()
 
 
@@ -265,6 +297,27 @@ def _keep_feature_dropout(graph: "torch.fx.Graph", node: "torch.fx.Node", *, in_
     pair = graph.call_function(aten.native_dropout.default, (ones, ratio, True))
     mask = graph.call_function(operator.getitem, (pair, 0))
     node.target, node.args = (aten.mul_.Tensor if in_place else aten.mul.Tensor), (x, mask)
+
+
+def _fold_constants(model: ir.Model) -> None:
+    """Compute what depends on no input and no tensor of the module: scales, masks of ones, shapes, sequences of splits."""
+    from onnxscript import optimizer
+
+    given = list(model.graph.initializers.values())
+    count = len(model.graph.inputs)
+    dropouts = [node for node in model.graph if node.op_type == "Dropout"]
+    for node in dropouts:
+        node.domain = "memonger.kept"  # else those in inference form vanish, and those of constants are drawn once
+    model.graph.inputs.extend(given)  # what is an input isn't folded
+    optimizer.fold_constants(model, onnx_shape_inference=True)
+    del model.graph.inputs[count:]
+    for node in dropouts:
+        node.domain = ""
+    for node in model.graph:
+        if node.op_type in ("Conv", "ConvTranspose") and len(node.inputs) == 3 and (bias := node.inputs[2]) is not None:
+            tensor = ir.convenience.get_const_tensor(bias)
+            if bias not in given and tensor is not None and not tensor.numpy().any():
+                node.resize_inputs(2)  # the exporter's zeros, where the module has no bias
 
 
 def _keep_inference_form(model: ir.Model) -> None:

@@ -1,6 +1,6 @@
 """graph: the planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -34,6 +34,8 @@ class Graph:
             input's bytes: the input stays alive as long as the output.
         updates: (input, output) pairs of each node where the output is the new content of a persistent input of the
             model, and is written over it: after that nothing may read the old one. Such outputs aren't planned.
+        forward: Whether the node computes the model's own outputs or the loss; the others are the backward pass and
+            updates.
         costs: Cost of one run of each node: seconds where measured, else bytes read and written.
         workspace: Bytes of scratch each node's kernel takes beside the arena; 0 where not measured.
     """
@@ -50,6 +52,7 @@ class Graph:
     inplace: tuple[tuple[Pair, ...], ...]
     ties: tuple[tuple[Pair, ...], ...]
     updates: tuple[tuple[Pair, ...], ...]
+    forward: tuple[bool, ...]
     costs: tuple[float, ...]
     workspace: tuple[int, ...]
 
@@ -60,6 +63,7 @@ def from_model(
     seconds: Mapping[str, float] | None = None,
     workspace: Mapping[str, int] | None = None,
     updates: Mapping[str, str] | None = None,
+    results: Collection[str] | None = None,
 ) -> Graph:
     """The graph of a lowered model.
 
@@ -69,6 +73,7 @@ def from_model(
         workspace: Measured scratch of each node in bytes, by name.
         updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
             their input where they are computed are planned as any other.
+        results: Names of the outputs of the forward pass; None: all outputs.
 
     Raises:
         PlanError: a size is unknown that should be known; it names the value.
@@ -98,6 +103,7 @@ def from_model(
         inplace=tuple(rules.pairs(node, aliasing.inplace_pairs) for node in nodes),
         ties=tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
         updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
+        forward=_forward(nodes, [v for v in model.graph.outputs if results is None or v.name in results]),
         costs=_costs(nodes, seconds, sizes, reads, writes),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
     )
@@ -118,6 +124,17 @@ def read_values(node: ir.Node) -> list[ir.Value]:
             pending.extend(shapes.subgraphs(inner))
         found.extend(graph.outputs)
     return found
+
+
+def _forward(nodes: list[ir.Node], results: list[ir.Value]) -> tuple[bool, ...]:
+    """Whether each node is on the way to one of ``results``."""
+    wanted = set(results)
+    found = []
+    for node in reversed(nodes):
+        found.append(any(v in wanted for v in node.outputs))
+        if found[-1]:
+            wanted.update(read_values(node))
+    return tuple(found[::-1])
 
 
 def _in_place_updates(

@@ -20,6 +20,7 @@ from memonger.load import Model, Source, load
 from memonger.losses import Loss
 from memonger.lower import Lowered, Stamp, portable
 from memonger.optimizers import Optimizer
+from memonger.recompute import STRATEGIES, Strategy
 from memonger.search import ORDERS
 from memonger.training import Training
 
@@ -111,8 +112,15 @@ class Plan:
 
     @property
     def overhead(self) -> float:
-        """Extra cost over the cost of one pass with nothing recomputed."""
-        return 0.0
+        """Cost of what is recomputed over the cost of one pass with nothing recomputed."""
+        copies = sum(self.graph.costs[node] for node in self.recomputed)
+        once = sum(self.graph.costs) - copies
+        return copies / once if once else 0.0
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """Steps that compute something again."""
+        return tuple(step for step, name in enumerate(self.graph.nodes) if rewrite.is_copy(name))
 
     def verify(self) -> None:
         """Run the independent checker.
@@ -180,6 +188,7 @@ class Choices:
         optimizer: See `memonger.differentiate`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
         sharing: What may share an address.
+        strategy: One of `memonger.recompute.STRATEGIES`: what is recomputed instead of kept.
         order: One of `memonger.search.ORDERS`, or ``best``: all of them, the smallest arena kept.
         level: onnxruntime's optimization level for device plans: disable, basic, extended or all. None: all for
             inference; disable for training, whose weights aren't constants, so that nothing of weight could be fused.
@@ -193,6 +202,7 @@ class Choices:
     optimizer: Optimizer | None = None
     device: str | Device | None = None
     sharing: Sharing = dataclasses.field(default_factory=Sharing)
+    strategy: str = "none"
     order: str = "best"
     level: str | None = None
     threads: int = 0
@@ -239,12 +249,15 @@ def search_plan(
         calibration.seconds if calibration else None,
         calibration.workspace if calibration else None,
     )
-    tell("order and layout")
-    schedule, offsets, arena = _arrange(graph, options)
     before = assign_storage(graph, options.sharing)
+    tell("order and layout")
+    runs = _strategy(options)(graph)
+    again = rewrite.schedule_graph(graph, runs)
+    schedule, offsets, arena = _arrange(again, options)
+    planned = rewrite.schedule_graph(again, schedule)
     plan = Plan(
-        model=rewrite.reorder_model(lowered.model, schedule),
-        graph=rewrite.reorder_graph(graph, schedule),
+        model=rewrite.schedule_model(rewrite.schedule_model(lowered.model, runs, again), schedule, planned),
+        graph=planned,
         offsets=offsets,
         arena_bytes=arena,
         alignment=ALIGNMENT,
@@ -265,7 +278,9 @@ def search_plan(
 
 def _graph(model: ir.Model, seconds: Mapping[str, float] | None, workspace: Mapping[str, int] | None) -> Graph:
     known = training.read(model, str(model.graph.name))
-    return from_model(model, seconds=seconds, workspace=workspace, updates=known.updates if known else None)
+    results = {*known.outputs, *([known.loss] if known.loss else [])} if known else None
+    updates = known.updates if known else None
+    return from_model(model, seconds=seconds, workspace=workspace, updates=updates, results=results)
 
 
 def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
@@ -308,6 +323,12 @@ def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered
     return optimize.device_form(model, device, optimize.Settings(level, options.threads, options.inputs))
 
 
+def _strategy(options: Choices) -> Strategy:
+    if options.strategy not in STRATEGIES:
+        raise PlanError(f"{options.strategy!r} is not a strategy: there are {', '.join(STRATEGIES)}.")
+    return STRATEGIES[options.strategy]
+
+
 def _arrange(graph: Graph, options: Choices) -> tuple[tuple[int, ...], dict[int, int], int]:
     """The order with the smallest arena, the first of equals: ``(schedule, offsets by value, arena bytes)``."""
     if options.order != "best" and options.order not in ORDERS:
@@ -316,7 +337,7 @@ def _arrange(graph: Graph, options: Choices) -> tuple[tuple[int, ...], dict[int,
     schedules = dict.fromkeys(ORDERS[name](graph) for name in names)
     candidates: list[tuple[int, int, tuple[int, ...], Storage]] = []
     for schedule in schedules:
-        storage = assign_storage(rewrite.reorder_graph(graph, schedule), options.sharing)
+        storage = assign_storage(rewrite.schedule_graph(graph, schedule), options.sharing)
         candidates.append((lower_bound(storage.buffers), len(candidates), schedule, storage))
     best: tuple[tuple[int, ...], Storage, Any] | None = None
     for bound, _, schedule, storage in sorted(candidates, key=lambda candidate: candidate[:2]):

@@ -1,43 +1,126 @@
-"""rewrite: a schedule → a model whose nodes stand in the order they run, one node per step."""
+"""rewrite: a schedule → a graph, and a model, with one node a step: recomputed nodes as copies.
 
+A node that stands in the schedule again computes copies of its outputs, named ``<value>.recompute<k>``; who reads those
+values afterwards reads the latest copy. Outputs of the model are the first copies.
+"""
+
+import re
 from collections.abc import Sequence
-from typing import TypeVar
 
 import onnx_ir as ir
 
-from memonger.graph import Graph
+from memonger.errors import PlanError
+from memonger.graph import Graph, Pair
 
-T = TypeVar("T")
+_COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?$")
 
 
-def reorder_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
-    """The same graph with its nodes in the schedule's order. Values keep their numbers."""
+def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
+    """The graph with a node for each step. Values keep their numbers; copies get new ones behind them.
 
-    def pick(items: tuple[T, ...]) -> tuple[T, ...]:
-        return tuple(items[node] for node in schedule)
-
+    Raises:
+        PlanError: a node that updates a persistent input stands twice.
+    """
+    names, sizes, planned = list(graph.values), list(graph.sizes), list(graph.planned)
+    nodes: list[str] = []
+    reads: list[tuple[int, ...]] = []
+    writes: list[tuple[int, ...]] = []
+    pairs: dict[str, list[tuple[Pair, ...]]] = {"views": [], "inplace": [], "ties": []}
+    latest = list(range(len(names)))
+    runs = [0] * len(graph.nodes)
+    taken = {*graph.values, *graph.nodes}
+    for node in schedule:
+        before = dict.fromkeys(graph.reads[node])
+        source = {value: latest[value] for value in before}
+        reads.append(tuple(source.values()))
+        if runs[node] and graph.updates[node]:
+            raise PlanError(f"node '{graph.nodes[node]}' updates a persistent input: it can't run twice.")
+        for value in graph.writes[node] if runs[node] else ():
+            latest[value] = len(names)
+            names.append(_copy_name(graph.values[value], runs[node], taken))
+            sizes.append(sizes[value])
+            planned.append(planned[value])
+        nodes.append(_copy_name(graph.nodes[node], runs[node], taken) if runs[node] else graph.nodes[node])
+        runs[node] += 1
+        writes.append(tuple(latest[value] for value in graph.writes[node]))
+        for key, found in pairs.items():
+            found.append(tuple((source[a], latest[b]) for a, b in getattr(graph, key)[node]))
     return Graph(
-        nodes=pick(graph.nodes),
-        ops=pick(graph.ops),
-        values=graph.values,
-        sizes=graph.sizes,
-        planned=graph.planned,
-        reads=pick(graph.reads),
-        writes=pick(graph.writes),
+        nodes=tuple(nodes),
+        ops=tuple(graph.ops[node] for node in schedule),
+        values=tuple(names),
+        sizes=tuple(sizes),
+        planned=tuple(planned),
+        reads=tuple(reads),
+        writes=tuple(writes),
         outputs=graph.outputs,
-        views=pick(graph.views),
-        inplace=pick(graph.inplace),
-        ties=pick(graph.ties),
-        updates=pick(graph.updates),
-        costs=pick(graph.costs),
-        workspace=pick(graph.workspace),
+        views=tuple(pairs["views"]),
+        inplace=tuple(pairs["inplace"]),
+        ties=tuple(pairs["ties"]),
+        updates=tuple(graph.updates[node] for node in schedule),
+        forward=tuple(graph.forward[node] for node in schedule),
+        costs=tuple(graph.costs[node] for node in schedule),
+        workspace=tuple(graph.workspace[node] for node in schedule),
     )
 
 
-def reorder_model(model: ir.Model, schedule: Sequence[int]) -> ir.Model:
-    """A copy of the model with its nodes in the schedule's order."""
+def _copy_name(name: str, run: int, taken: set[str]) -> str:
+    base = result = f"{name}.recompute{run}"
+    count = 1
+    while result in taken:
+        count += 1
+        result = f"{base}#{count}"
+    taken.add(result)
+    return result
+
+
+def is_copy(name: str) -> bool:
+    """Whether a node or value is a recomputation, by its name."""
+    return _COPY.search(name) is not None
+
+
+def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -> ir.Model:
+    """A copy of the model with a node for each step.
+
+    Args:
+        model: Its nodes are numbered in file order.
+        schedule: The steps.
+        scheduled: What `schedule_graph` makes of the model's graph and the schedule: it names the copies.
+    """
     copy = model.clone()
     nodes = list(copy.graph)
     copy.graph.remove(nodes)
-    copy.graph.extend(nodes[node] for node in schedule)
+    seen: set[int] = set()
+    latest: dict[ir.Value, ir.Value] = {}
+    for step, number in enumerate(schedule):
+        node = nodes[number]
+        if number in seen:
+            made = _again(node, latest, scheduled, step)
+            latest.update((a, b) for a, b in zip(node.outputs, made.outputs, strict=True) if a.name)
+            node = made
+        else:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value in latest:
+                    node.replace_input_with(index, latest[value])
+        seen.add(number)
+        copy.graph.append(node)
     return copy
+
+
+def _again(node: ir.Node, latest: dict[ir.Value, ir.Value], scheduled: Graph, step: int) -> ir.Node:
+    """Another node that computes the same."""
+    originals = [None if v is None else latest.get(v, v) for v in node.inputs]
+    names = iter(scheduled.writes[step])
+    outputs = [
+        ir.Value(name=scheduled.values[next(names)] if v.name else "", type=v.type, shape=v.shape) for v in node.outputs
+    ]
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        originals,
+        node.attributes.values(),
+        outputs=outputs,
+        name=scheduled.nodes[step],
+        version=node.version,
+        metadata_props=dict(node.metadata_props),
+    )

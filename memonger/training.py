@@ -1,4 +1,4 @@
-"""What a training model says of itself: which inputs persist from step to step, and which outputs are their new content.
+"""What a training model says of itself: which inputs persist from step to step, and which outputs replace them.
 
 It stands as JSON in ``metadata_props["memonger.training"]``; all else about the model is in the model.
 """
@@ -77,7 +77,8 @@ def read(model: ir.Model, name: str) -> Training | None:
     for key, value in content.items():
         if key not in kinds or not _fits(key, value):
             raise PlanError(f"{name}: its metadata '{KEY}' is malformed at '{key}': differentiate the model again.")
-    training = Training(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+    training = Training(**known)
     _check_names(model, training, name)
     return training
 

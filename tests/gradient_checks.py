@@ -19,6 +19,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 import memonger
+from tests.reference_kernels import KERNELS
 
 STEP = 1e-5  # of the finite differences, in float64: their error is about STEP²
 Arrays = dict[str, np.ndarray]
@@ -70,13 +71,39 @@ def check(
     return training
 
 
+def gradients(
+    text: str,
+    given: Mapping[str, np.ndarray],
+    *,
+    wrt: Sequence[str] | None = None,
+    float_type: str = "float",
+    opset: int = 20,
+) -> Arrays:
+    """The gradients of the sum of a model's float outputs, by input: at ties and edges, where `check` can't go."""
+    model = parse(text, float_type, opset)
+    training = _differentiated(model, list(wrt or given))
+    inputs = {v.name: v for v in training.graph.input}
+    feeds = {k: _array(inputs[k], given, None, np.random.default_rng(0)) for k in given if k in inputs}
+    ones = {
+        k: np.ones([d.dim_value for d in v.type.tensor_type.shape.dim], _numpy_type(v))
+        for k, v in inputs.items()
+        if k.endswith(".grad")
+    }
+    results = run(training, {**feeds, **ones})
+    return {k.removesuffix(".grad"): v for k, v in results.items() if k.endswith(".grad")}
+
+
+def _numpy_type(value: onnx.ValueInfoProto) -> np.dtype:
+    return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+
+
 def _array(
     value: onnx.ValueInfoProto,
     given: Mapping[str, np.ndarray],
     draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray] | None,
     generator: np.random.Generator,
 ) -> np.ndarray:
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    dtype = _numpy_type(value)
     if value.name in given:
         return np.asarray(given[value.name], dtype)
     shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
@@ -95,9 +122,9 @@ def run(model: onnx.ModelProto, feeds: Arrays, reference: bool = False) -> Array
     """All outputs of a model, as written: no optimizer."""
     names = [o.name for o in model.graph.output]
     wanted = {i.name for i in model.graph.input}
-    feeds = {k: v for k, v in feeds.items() if k in wanted}
+    feeds = {k: np.asarray(v) for k, v in feeds.items() if k in wanted}
     if reference:
-        return dict(zip(names, ReferenceEvaluator(model).run(None, feeds), strict=True))
+        return dict(zip(names, ReferenceEvaluator(model, new_ops=KERNELS).run(None, feeds), strict=True))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3

@@ -60,7 +60,7 @@ def test_every_order_puts_updates_behind_all_readers(order: str) -> None:
 def _moved(graph: Graph, node: int, to: int) -> Graph:
     order = list(range(len(graph.nodes)))
     order.insert(to, order.pop(node))
-    return memonger.rewrite.reorder_graph(graph, order)
+    return memonger.rewrite.schedule_graph(graph, order)
 
 
 def test_the_checker_refuses_a_reader_behind_the_update() -> None:

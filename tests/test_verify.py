@@ -12,7 +12,7 @@ from memonger.allocate import allocate
 from memonger.errors import VerificationError
 from memonger.graph import Graph
 from memonger.liveness import Sharing, assign_storage, peak_bytes
-from memonger.rewrite import reorder_graph
+from memonger.rewrite import schedule_graph
 from memonger.search import ORDERS
 from memonger.verify import verify
 
@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn, most: int = 12) -> Graph:
         nodes=tuple(f"n{i}" for i in range(count)), ops=("Op",) * count,
         values=tuple(f"v{i}" for i in range(len(sizes))),
         sizes=tuple(sizes), planned=tuple(planned), reads=tuple(reads), writes=tuple(writes), outputs=outputs,
-        views=tuple(views), inplace=tuple(inplace), ties=ties, updates=((),) * count, costs=(1.0,) * count, workspace=(0,) * count,
+        views=tuple(views), inplace=tuple(inplace), ties=ties, updates=((),) * count, forward=(True,) * count, costs=(1.0,) * count, workspace=(0,) * count,
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_orders_are_schedules_and_sharing_never_costs(graph: Graph) -> None:
     for order in ORDERS.values():
         schedule = order(graph)
         assert sorted(schedule) == list(range(len(graph.nodes)))
-        ordered = reorder_graph(graph, schedule)
+        ordered = schedule_graph(graph, schedule)
         offsets, arena = _layout(ordered)
         verify(ordered, offsets, arena, 64)
         shared = peak_bytes(assign_storage(ordered).buffers, len(graph.nodes))
@@ -140,7 +140,7 @@ def test_orders_are_schedules_and_sharing_never_costs(graph: Graph) -> None:
 @settings(max_examples=60, deadline=None)
 def test_no_order_beats_brute_force(graph: Graph) -> None:
     def peak(schedule: tuple[int, ...]) -> int:
-        return peak_bytes(assign_storage(reorder_graph(graph, schedule)).buffers, len(schedule))
+        return peak_bytes(assign_storage(schedule_graph(graph, schedule)).buffers, len(schedule))
 
     def possible(schedule: tuple[int, ...]) -> bool:
         made = {0}
@@ -160,7 +160,7 @@ def _chain(**changes: object) -> tuple[Graph, dict[int, int]]:
     graph = Graph(
         nodes=("first", "second", "third"), ops=("Op",) * 3, values=("x", "a", "b", "y"), sizes=(64,) * 4,
         planned=(False, True, True, True), reads=((0,), (1,), (1, 2)), writes=((1,), (2,), (3,)), outputs=(3,),
-        views=((), (), ()), inplace=((), (), ((1, 3),)), ties=((), (), ()), updates=((), (), ()), costs=(1.0,) * 3, workspace=(0,) * 3,
+        views=((), (), ()), inplace=((), (), ((1, 3),)), ties=((), (), ()), updates=((), (), ()), forward=(True,) * 3, costs=(1.0,) * 3, workspace=(0,) * 3,
     )  # fmt: skip
     return dataclasses.replace(graph, **changes), {1: 0, 2: 64, 3: 128}  # type: ignore[arg-type]
 

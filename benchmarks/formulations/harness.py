@@ -4,6 +4,7 @@ Everything runs as memonger runs it: ORT_DISABLE_ALL, every tensor static, weigh
 memory that was touched before the clock starts. PyTorch runs in the same process with as many threads.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ import onnxruntime as ort
 import torch
 from onnx import helper, numpy_helper
 
-THREADS = 2
-ROUNDS, ROUND_SECONDS = 5, 0.04  # turns a runner takes, and about how long each is
+THREADS = int(__import__("os").environ.get("TH", "2"))
+TURNS, TURN_SECONDS = 5, 0.003  # the least turns a runner takes, and about how long each is
+CASE_SECONDS = 4.0  # the longest that a case is measured
+CONFIRM = 4  # so many least times of a runner agree within 5%
 HOPELESS = 6.0  # a runner this many times slower than the fastest is timed once
 
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
@@ -126,6 +129,7 @@ def session_options(entries: Mapping[str, str]) -> ort.SessionOptions:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = THREADS
     options.log_severity_level = 3
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     for key, value in {"session.force_spinning_stop": "1", **entries}.items():
         options.add_session_config_entry(key, value)
     return options
@@ -137,7 +141,33 @@ def bound(formulation: Formulation, inputs: Mapping[str, Array], entries: Mappin
     session = ort.InferenceSession(model.SerializeToString(), session_options(entries), providers=["CPUExecutionProvider"])
     arrays = dict(inputs)
     sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type in VIEWS}
-    for value in model.graph.output:
+    last = {name: step for step, node in enumerate(model.graph.node) for name in node.input}
+    roots: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type in VIEWS:
+            source = node.input[0]
+            roots[node.output[0]] = roots.get(source, source)
+    described = {value.name: value for value in model.graph.output}
+    pool: dict[int, list[Array]] = {}
+    buffers: dict[str, Array] = {}
+    alive = {name: max([last.get(name, 0)] + [last.get(k, 0) for k, v in roots.items() if v == name]) for name in described}
+    keep = {roots.get(name, name) for name in names}
+    for step, node in enumerate(model.graph.node):
+        for name in filter(None, node.output):
+            value = described[name]
+            shape = [each.dim_value for each in value.type.tensor_type.shape.dim]
+            dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            if name in roots and roots[name] in arrays:
+                arrays[name] = arrays[roots[name]].reshape(shape)
+                continue
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            free = pool.get(size, [])
+            buffers[name] = free.pop() if free else np.ones(size + 64, np.uint8)
+            start = -buffers[name].ctypes.data % 64
+            arrays[name] = buffers[name][start : start + size].view(dtype).reshape(shape)
+        for name in [name for name, until in alive.items() if until <= step and name in buffers and name not in keep]:
+            pool.setdefault(arrays[name].nbytes, []).append(buffers.pop(name))
+    for value in ():
         shape = [each.dim_value for each in value.type.tensor_type.shape.dim]
         dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         source = arrays.get(sources.get(value.name, ""))
@@ -150,7 +180,7 @@ def bound(formulation: Formulation, inputs: Mapping[str, Array], entries: Mappin
         array = arrays[value.name]
         binding.bind_output(value.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
-    def run(_keep: object = arrays) -> None:  # the binding holds addresses only
+    def run(_keep: object = (arrays, buffers, pool)) -> None:  # the binding holds addresses only
         session.run_with_iobinding(binding)
 
     return run, [arrays[name] for name in names]
@@ -164,27 +194,35 @@ def check(name: str, outputs: Sequence[Array], expected: Sequence[Array], tolera
             raise AssertionError(f"{name}: output {index} differs from PyTorch's by {error:.2g} of its root mean square")
 
 
-def clock(runners: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
-    """The least seconds of each runner, which take turns; each turn starts with a run that is not counted."""
-    best = dict.fromkeys(runners, math.inf)
-    for turn in range(rounds + 1):
-        limit = HOPELESS * min(best.values())
+def clock(runners: Mapping[str, Run], seconds: float) -> dict[str, float]:
+    """The least seconds of each runner. They take short turns, so that a busy machine slows all of them alike, until
+    the least of each agree; each turn starts with a run that is not counted."""
+    best = {name: [math.inf] * CONFIRM for name in runners}
+    stop = time.perf_counter() + seconds
+    for turn in itertools.count():
+        limit = HOPELESS * min(least[0] for least in best.values())
+        if turn >= TURNS and (time.perf_counter() > stop or all(_settled(least, limit) for least in best.values())):
+            return {name: least[0] for name, least in best.items()}
         for name, run in runners.items():
-            if turn and best[name] > limit:
+            if turn > 1 and best[name][0] > limit:
                 continue
-            seconds = ROUND_SECONDS if turn else 0.0
             run()
-            stop = time.perf_counter() + seconds
-            runs = 0
-            while runs < 3 or time.perf_counter() < stop:
+            until = time.perf_counter() + TURN_SECONDS
+            while True:
                 start = time.perf_counter()
                 run()
-                best[name] = min(best[name], time.perf_counter() - start)
-                runs += 1
-    return best
+                end = time.perf_counter()
+                best[name] = sorted([*best[name], end - start])[:CONFIRM]
+                if end > until:
+                    break
+    raise AssertionError
 
 
-def measure(case: Case, entries: Mapping[str, str] | None = None, rounds: int = ROUNDS) -> Result:
+def _settled(least: Sequence[float], limit: float) -> bool:
+    return least[0] > limit or least[-1] < 1.05 * least[0]
+
+
+def measure(case: Case, entries: Mapping[str, str] | None = None, seconds: float = CASE_SECONDS) -> Result:
     """Check and time every candidate of a case."""
     tensors = [torch.from_numpy(array) for array in case.inputs.values()]
     expected = [each.numpy().copy() for each in as_tensors(case.torch(*tensors))]
@@ -199,9 +237,9 @@ def measure(case: Case, entries: Mapping[str, str] | None = None, rounds: int = 
             continue
         check(f"{case.group} {case.name} {name}", outputs, expected, case.tolerance)
         runners[name] = run
-    seconds = clock(runners, rounds)
-    reference = seconds.pop("torch")
-    return Result(case, reference, seconds, refused)
+    best = clock(runners, seconds)
+    reference = best.pop("torch")
+    return Result(case, reference, best, refused)
 
 
 def row(result: Result) -> str:

@@ -99,13 +99,13 @@ class Emitter:
         self._infer(node, only=value)
         return value
 
-    def constant(self, content: Any, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+    def constant(self, content: Any, dtype: ir.DataType | None = ir.DataType.FLOAT) -> ir.Value:
         """An initializer of that content and type. Arrays of numpy keep their own type."""
-        array = content if isinstance(content, np.ndarray) else np.asarray(content).astype(dtype.numpy())
+        kind = (dtype or ir.DataType.FLOAT).numpy()
+        array = content if isinstance(content, np.ndarray) else np.asarray(content).astype(kind)
         key = (array.dtype.str + str(array.dtype), array.tobytes(), array.shape)
         if key not in self._constants:
-            kind = "x".join(map(str, array.shape)) or str(array.item())
-            name = self.fresh(f"constant/{kind}")
+            name = self.fresh(f"constant/{'x'.join(map(str, array.shape)) or array.item()}")
             tensor = ir.tensor(array, name=name)
             value = ir.Value(
                 name=name, shape=shapes.tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor
@@ -142,13 +142,20 @@ class Emitter:
 
     # What rules are made of.
 
+    def given(self, node: ir.Node, index: int) -> ir.Value:
+        """Input ``index`` of a node, which has to be there."""
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is None:
+            raise PlanError(f"operator {node.op_type} (node '{node.name}') lacks input {index}: it can't be run.")
+        return value
+
     def dims(self, value: ir.Value | None) -> tuple[int, ...]:
         """The static shape of a value."""
         found = None if value is None else shapes.static_shape(value)
         if found is None:
             raise PlanError(
                 f"the size of value '{value.name if value is not None else ''}' (near node '{self.where}') is unknown: "
-                "gradients need static shapes. Fix the sizes it hangs on, or write its shape into the model's value_info."
+                "gradients need static shapes. Fix the sizes it hangs on, or write its shape into the model."
             )
         return found
 
@@ -163,7 +170,10 @@ class Emitter:
 
     def reshape(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
         """``x`` with another shape; ``x`` itself where it has it."""
-        return x if self.dims(x) == tuple(dims) else self.Reshape(x, self.ints(*dims))
+        if self.dims(x) == tuple(dims):
+            return x
+        made: ir.Value = self.Reshape(x, self.ints(*dims), allowzero=1 if 0 in dims else None)
+        return made
 
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
         """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order."""

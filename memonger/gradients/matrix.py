@@ -104,24 +104,3 @@ def _equation(node: ir.Node) -> tuple[list[str], str]:
             "one operand. Write the ellipsis' axes as labels, and take the diagonal by another operator."
         )
     return terms, result
-
-
-
-@gradient("GatherElements")
-def _gather_elements(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
-    x, indices = node.inputs
-    zeros = op.ConstantOfShape(op.ints(*op.dims(x)), value=ir.tensor([0.0], dtype=dy.dtype))
-    return op.ScatterElements(zeros, indices, dy, axis=op.attribute(node, "axis", 0), reduction="add"), None
-
-
-
-@gradient("Neg")
-def _neg(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Neg(dy)
-
-
-
-@gradient("ReduceMean")
-def _mean(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    x = node.inputs[0]
-    return op.expand(op.Mul(dy, 1.0 / op.size(x)), op.dims(x))

@@ -1,6 +1,6 @@
 """Random operators: as a hash of key, step and element index, so that they give the same numbers whenever they run.
 
-Counter-based generators are due to Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3"). This one is cheap
+Counter-based generators are due to Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3"). This one is fast
 on a runtime that makes a pass over memory for each operator: rows and columns of the tensor, seen as a matrix, get two
 32-bit numbers each, (a, m) and (b, n), by two full rounds of Murmur3's mixing. An element's number is then
 
@@ -61,6 +61,8 @@ def counters(salt: int, count: int) -> np.ndarray:
 
 def hashed(op: Emitter, dims: Sequence[int], salt: int) -> ir.Value:
     """A uint32 tensor of random bits, a function of the scalars ``random_key`` and ``step``, of salt and index."""
+    if 0 in dims:
+        return op.constant(np.zeros(dims, np.uint32))
     left, right = _split(dims)
     rows, columns = math.prod(left), math.prod(right)
     start = op.constant(counters(salt, 2 * (rows + columns)))
@@ -149,7 +151,7 @@ def _dropout(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
         kept = op.constant(np.ones(op.dims(x), np.bool_)) if len(node.outputs) > 1 else None
         return op.Identity(x), kept
     if isinstance(ratio, float):
-        threshold: float | ir.Value = round(ratio * 2**32)
+        threshold: float | ir.Value = min(round(ratio * 2**32), 2**32 - 1)
     else:
         threshold = op.cast(op.Mul(op.cast(ratio, ir.DataType.DOUBLE), 2.0**32), _UINT32)
     keep = op.GreaterOrEqual(hashed(op, op.dims(x), salt_of(node)), threshold)

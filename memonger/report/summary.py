@@ -29,7 +29,7 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "predicted_bytes": plan.predicted_bytes,
         "overhead": plan.overhead,
         "segments": 1,
-        "recomputed_nodes": 0,
+        "recomputed_nodes": len(plan.recomputed),
         "unplanned_values": unplanned_values(plan),
         "planning_seconds": plan.planning_seconds,
         "output": output,
@@ -39,4 +39,6 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
 def unplanned_values(plan: Plan) -> list[str]:
     """Values a node writes that the runtime keeps itself: of a size only the run can tell, or nothing to plan."""
     graph = plan.graph
-    return [graph.values[value] for writes in graph.writes for value in writes if not graph.planned[value]]
+    updated = {new for pairs in graph.updates for _, new in pairs}
+    held = (value for writes in graph.writes for value in writes if not graph.planned[value])
+    return [graph.values[value] for value in held if value not in updated]

@@ -13,6 +13,7 @@ from memonger.device import Device
 from memonger.errors import SessionError
 from memonger.load import Model, Source
 from memonger.plan import Plan, search_plan
+from memonger.runtime import feeds as feeding
 from memonger.runtime import state as states
 from memonger.runtime.arena import HostArena
 from memonger.runtime.bound import BoundPlan
@@ -145,6 +146,11 @@ class TrainingSession:
         bound.run(batch)
         self._has_outputs = index == 0
         return float(np.asarray(bound.result(loss)).reshape(()))
+
+    @property
+    def inputs(self) -> tuple[feeding.Input, ...]:
+        """What `step` takes: the model's inputs, labels included."""
+        return self._bound[0].inputs
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Copies of what the last step computed: the model's outputs, and gradients where the model gives them.

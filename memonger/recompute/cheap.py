@@ -1,0 +1,22 @@
+"""What costs next to nothing is recomputed: normalizations, activations, concatenations and views.
+
+Pleiss et al. 2017, "Memory-Efficient Implementation of DenseNets": the outputs of Concat, BatchNormalization and ReLU
+are computed again in the backward pass. Sums are kept: recomputing a residual sum needs the one before it, and so on to
+the first.
+"""
+
+from memonger.graph import Graph
+from memonger.recompute.on_demand import recompute_on_demand
+
+CHEAP = frozenset({
+    "BatchNormalization", "Cast", "Celu", "Clip", "Concat", "Elu", "Erf", "Exp", "Expand", "Flatten", "Gelu",
+    "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Mish",
+    "Mul", "PRelu", "Relu", "Reshape", "Selu", "Sigmoid", "Slice", "Softplus", "Softsign", "Split", "Squeeze", "Tanh",
+    "Transpose", "Unsqueeze",
+})  # fmt: skip
+
+
+def cheap(graph: Graph) -> tuple[int, ...]:
+    """Recompute every node whose operator is in `CHEAP`."""
+    dropped = [n for n, op in enumerate(graph.ops) if op in CHEAP and graph.forward[n] and not graph.updates[n]]
+    return recompute_on_demand(graph, dropped)
