@@ -64,13 +64,13 @@ def prepare(network: str, path: Path) -> dict[str, int]:
 
 def serve(kind: str, network: str, path: str) -> None:
     """One of the two, in this process: losses and peak first, then seconds for each line read."""
+    import onnxruntime  # noqa: F401  # both before the baseline: the libraries themselves aren't counted
+    import torch
+
+    from benchmarks.torch_models import CASES
     from memonger.runtime import memory
 
-    if kind == "torch":
-        import torch  # before the baseline: the library itself isn't counted
-
-        torch.set_num_threads(THREADS)
-    from benchmarks.torch_models import CASES
+    torch.set_num_threads(THREADS)
 
     inputs, labels = CASES[network].data()
     baseline = memory.settle()

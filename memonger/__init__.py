@@ -15,6 +15,7 @@ from memonger.errors import (
     SessionError,
     VerificationError,
 )
+from memonger.from_torch import from_torch
 from memonger.liveness import Sharing
 from memonger.load import Model, load
 from memonger.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
@@ -46,5 +47,5 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buffer", "GiB", "KiB", "Layout", "LayoutError", "LoadError",
     "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError", "PlanFileError",
     "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
-    "VerificationError", "differentiate", "load", "pack", "search_plan", "to_training_mode",
+    "VerificationError", "differentiate", "from_torch", "load", "pack", "search_plan", "to_training_mode",
 ]  # fmt: skip

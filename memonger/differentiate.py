@@ -77,6 +77,7 @@ def differentiate(
         random.fix_seeds(copy)
     work = _Work(copy, model.name, Emitter(copy), keep=random.OPERATORS if keep_random else ())
     work.known = training_mode.described(copy, model.name)
+    work.list_inputs([*chosen, *work.known.statistics])
     prepare.expand(copy, work.op, work.keep)
     _start(work, loss)
     _write_bodies(work, chosen)
@@ -123,6 +124,10 @@ class _Work:
         graph = self.model.graph
         found = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
         return [found[name] for name in names if name in found]
+
+    def list_inputs(self, names: Sequence[str]) -> None:
+        """Make initializers inputs, before any rule could take their content for a constant."""
+        self.model.graph.inputs.extend(v for v in self.values(names) if not v.is_graph_input())
 
     def take(self) -> None:
         """Move what was emitted into the graph."""
@@ -219,7 +224,8 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     new = {name: str(v.name) for name, v in named.items()}
     trained = [v for v in found if updater.updating or v.is_initializer()]
     persistent = [*trained, *work.values(work.known.statistics), *updater.state, *updater.accumulated.values()]
-    graph.inputs[:] = [*(v for v in graph.inputs if v not in set(persistent)), *persistent]
+    unchanged = {v for v in work.values(chosen) if v.is_initializer() and v not in found}
+    graph.inputs[:] = [*(v for v in graph.inputs if v not in {*persistent, *unchanged}), *persistent]
     work.known = Training(
         loss=work.loss_name,
         outputs=work.known.outputs,

@@ -2,8 +2,8 @@
 
 PyTorch's exporter writes models to be served: it folds batch normalization into convolutions and leaves Dropout out.
 Here the module is traced first (`torch.export`), Dropout and batch normalization are put into a form the translation
-keeps, and only then it is translated (`torch.onnx.export`), with no weight folded. In the result both stand in inference
-form: what they do in training is a rewrite of the ONNX model, not of the module.
+keeps, and only then it is translated (`torch.onnx.export`), with no weight folded. In the result both stand in
+inference form: what they do in training is a rewrite of the ONNX model, not of the module.
 """
 
 import json
@@ -25,6 +25,8 @@ from memonger.parameters import KEY
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 OPSET = 20  # the exporter's own; from 23 on it writes Attention, from 21 on GroupNormalization
 
@@ -72,7 +74,8 @@ def from_torch(
         )
     name = type(module).__name__
     examples = _examples(example, name, dynamic_batch)
-    _check_names(input_names, len(examples), name)
+    _check_names(input_names, output_names, len(examples), name)
+    _warn_of_statistics(module)
     model = _export(module, examples, input_names, output_names, dynamic_batch)
     _check_exported_names(model, input_names, output_names, name)
     _fold_constants(model)
@@ -83,6 +86,24 @@ def from_torch(
     passes.IdentityEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
     return Model(model, name) if dynamic_batch else load(model)
+
+
+def _warn_of_statistics(module: "torch.nn.Module") -> None:
+    """Say which layers won't be trained as PyTorch does: what ONNX has no word for."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and part.track_running_stats:
+            if part.momentum is None:
+                logger.warning(
+                    "'%s' averages its statistics over all batches (momentum=None): in the model they stay as they are.",
+                    name,
+                )
+            if module.training and not part.training:
+                logger.warning(
+                    "'%s' is in eval() in a module in train(): the model doesn't tell it from the other batch "
+                    "normalization, and memonger.to_training_mode turns it too.", name,
+                )  # fmt: skip
 
 
 def _import_torch() -> Any:
@@ -119,11 +140,12 @@ def _examples(example: object, name: str, dynamic_batch: bool) -> "tuple[torch.T
     return found
 
 
-def _check_names(names: Sequence[str] | None, count: int, name: str) -> None:
-    if names is not None and (isinstance(names, str) or len(names) != count):
-        raise LoadError(
-            f"{name} has {count} example inputs, and input_names={names!r}: give a sequence of {count} names."
-        )
+def _check_names(inputs: Sequence[str] | None, outputs: Sequence[str] | None, count: int, name: str) -> None:
+    for flag, names in (("input_names", inputs), ("output_names", outputs)):
+        if isinstance(names, str):
+            raise LoadError(f"{name}: {flag} has to be a sequence of names, not a str.")
+    if inputs is not None and len(inputs) != count:
+        raise LoadError(f"{name} has {count} example inputs, and input_names={inputs!r}: give {count} names.")
 
 
 def _check_exported_names(
@@ -131,8 +153,8 @@ def _check_exported_names(
 ) -> None:
     graph = model.graph
     count = len(graph.outputs)
-    if outputs is not None and (isinstance(outputs, str) or len(outputs) != count):
-        raise LoadError(f"{name} has {count} outputs, and output_names={outputs!r}: give a sequence of {count} names.")
+    if outputs is not None and len(outputs) != count:
+        raise LoadError(f"{name} has {count} outputs, and output_names={outputs!r}: give {count} names.")
     for values, names, flag in ((graph.inputs, inputs, "input_names"), (graph.outputs, outputs, "output_names")):
         if names is not None and [v.name for v in values] != list(names):
             raise LoadError(
@@ -300,7 +322,7 @@ def _keep_feature_dropout(graph: "torch.fx.Graph", node: "torch.fx.Node", *, in_
 
 
 def _fold_constants(model: ir.Model) -> None:
-    """Compute what depends on no input and no tensor of the module: scales, masks of ones, shapes, sequences of splits."""
+    """Compute what depends on no input and no tensor of the module: scales, shapes, masks of ones, parts of splits."""
     from onnxscript import optimizer
 
     given = list(model.graph.initializers.values())
@@ -325,12 +347,13 @@ def _keep_inference_form(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.op_type != "Dropout" or node.domain != "":
             continue
-        ratio = node.inputs[1].producer() if len(node.inputs) > 1 and node.inputs[1] is not None else None
         node.resize_inputs(min(len(node.inputs), 2))
-        if ratio is not None and (tensor := ir.convenience.get_const_tensor(node.inputs[1])) is not None:
-            source = node.inputs[0]
-            if float(tensor.numpy()) == 0.0 and source is not None and not node.outputs[0].is_graph_output():
-                node.outputs[0].replace_all_uses_with(source)
+        source, ratio = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        tensor = None if ratio is None else ir.convenience.get_const_tensor(ratio)
+        if source is None or tensor is None or node.outputs[0].is_graph_output():
+            continue
+        if float(tensor.numpy()) == 0.0:  # attention without dropout has one too
+            node.outputs[0].replace_all_uses_with(source)
 
 
 def _copy_weights(model: ir.Model) -> None:

@@ -44,12 +44,12 @@ class SGD:
         if self.momentum:
             v = step.state(p, "momentum")
             left = step.first_dampening(self.dampening)
-            fresh = step.gated(step.times(Scaled(g.value, (*g.factors, *left))), -0.0)
+            fresh = step.times(Scaled(step.safe(g.value), (*g.factors, *left, step.sign())))
             new = op.Add(op.Mul(v, step.kept(self.momentum, p.dtype)), fresh)
             step.updates[v] = new
             g = Scaled(op.Add(fresh, op.Mul(new, self.momentum)) if self.nesterov else new)
         change = step.times(Scaled(g.value, (*g.factors, step.rate())))
-        step.updates[p] = op.Sub(p, step.gated(change, 0.0))
+        step.updates[p] = op.Sub(p, step.safe(change))
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,8 @@ def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
         zeros = np.zeros(op.dims(statistic), (statistic.dtype or ir.DataType.FLOAT).numpy())
         node.replace_input_with(slot, op.constant(zeros))
     with op.at(name):
+        variance = op.add_output(node, 2, "batch_var")  # first: the node has one output or three
         mean = op.add_output(node, 1, "batch_mean")
-        variance = op.add_output(node, 2, "batch_var")
         for statistic, fresh, scale in zip(held, (mean, variance), (1.0, count / (count - 1)), strict=True):
             old = work.current.get(statistic, statistic)
             work.current[statistic] = op.Add(op.Mul(old, kept), op.Mul(fresh, (1.0 - kept) * scale))

@@ -51,10 +51,17 @@ class Step:
     states: list[ir.Value]
     _known: dict[object, ir.Value] = field(default_factory=dict)
 
-    def gated(self, x: ir.Value, otherwise: float) -> ir.Value:
-        """``x``, or ``otherwise`` where nothing is to change."""
-        kept: ir.Value = self.op.Where(self.ok, x, self.op.constant(otherwise, x.dtype or _FLOAT))
+    def safe(self, x: ir.Value) -> ir.Value:
+        """``x``, or 0.0 where nothing is to change."""
+        kept: ir.Value = self.op.Where(self.ok, x, self.op.constant(0.0, x.dtype or _FLOAT))
         return kept
+
+    def sign(self) -> ir.Value:
+        """1, or -1 where nothing is to change: a factor of what is safe, and added.
+
+        It makes -0.0 of 0.0, which ``Where`` can't: onnxruntime's gives 0.0 for a scalar -0.0.
+        """
+        return self._once("sign", lambda: self.op.Where(self.ok, _double(self.op, 1.0), _double(self.op, -1.0)))
 
     def times(self, x: Scaled) -> ir.Value:
         """``x`` multiplied by its factors, in one pass."""
@@ -123,16 +130,18 @@ class Step:
         """
         op, dtype = self.op, p.dtype
         m, v = self.state(p, "exp_avg"), self.state(p, "exp_avg_sq")
-        fresh = self.gated(g.value, -0.0)
+        fresh = self.safe(g.value)
         first, second = (_double(op, 1.0 - beta) for beta in betas)
-        self.updates[m] = op.Add(op.Mul(m, self.kept(betas[0], dtype)), self.times(Scaled(fresh, (first, *g.factors))))
+        self.updates[m] = op.Add(
+            op.Mul(m, self.kept(betas[0], dtype)), self.times(Scaled(fresh, (first, *g.factors, self.sign())))
+        )
         square = self.times(Scaled(op.Mul(fresh, fresh), (second, *g.factors, *g.factors)))
         self.updates[v] = op.Add(op.Mul(v, self.kept(betas[1], dtype)), square)
         root = self._once("root", lambda: op.Sqrt(self.correction(betas[1])))
         floor = self._once(("floor", dtype), lambda: op.cast(op.Mul(root, eps), dtype))
         scale = self._once("adam", lambda: op.Div(op.Mul(self.rate(), root), self.correction(betas[0])))
         ratio = op.Div(self.updates[m], op.Add(op.Sqrt(self.updates[v]), floor))
-        return self.gated(self.times(Scaled(ratio, (scale,))), 0.0)
+        return self.safe(self.times(Scaled(ratio, (scale,))))
 
     def _once(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
         if key not in self._known:
@@ -213,15 +222,15 @@ class Updater:
 
     def finished(self, value: ir.Value, gradient: ir.Value) -> None:
         """A gradient is whole: write what follows from it."""
-        if self._step is None:
+        op, step = self.op, self._step
+        if step is None:
             return
-        op = self.op
         with op.at(f"update/{value.name}"):
             if self.accumulate != "no":
                 total = op.input(f"{value.name}.accumulated", value.dtype or _FLOAT, op.dims(value))
                 self.accumulated[value] = total
                 if self.accumulate == "add":
-                    self.updates[total] = op.Add(total, self._step.gated(gradient, -0.0))
+                    self.updates[total] = op.Add(total, step.times(Scaled(step.safe(gradient), (step.sign(),))))
                     return
                 gradient = op.Add(total, gradient)
             if self.clip_norm is not None:

@@ -135,4 +135,17 @@ class GlobalMaxPool(OpRun):
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
 
 
-KERNELS = [Conv, ConvTranspose, Erf, Gelu, MaxPool, GlobalMaxPool]
+class LRN(OpRun):
+    """LRN; onnx.reference's sums only as many channels as there are images."""
+
+    op_domain = ""
+
+    def _run(self, x, alpha=None, beta=None, bias=None, size=None):  # type: ignore[no-untyped-def]
+        before = (size - 1) // 2
+        total = np.zeros_like(x)
+        for c in range(x.shape[1]):
+            total[:, c] = np.sum(x[:, max(0, c - before) : c - before + size] ** 2, axis=1)
+        return (x / (bias + alpha / size * total) ** beta,)
+
+
+KERNELS = [Conv, ConvTranspose, Erf, Gelu, MaxPool, GlobalMaxPool, LRN]

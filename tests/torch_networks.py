@@ -17,6 +17,8 @@ import memonger
 from memonger.from_torch import from_torch
 from tests import torch_modules as modules
 
+torch.set_num_threads(1)  # networks this small only wait for a second thread, and sums keep their order
+
 
 def images(size: int) -> Callable[[torch.Generator, int], tuple[Tensor, Tensor]]:
     """Return what makes images ``[N, 3, size, size]`` with their classes, of 10."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from memonger import shapes
 from memonger.errors import PlanError
 from memonger.gradients.emitter import Emitter
 from memonger.gradients.registry import RULES, WITHOUT_GRADIENT
@@ -20,7 +21,7 @@ def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.V
     for node in nodes:
         if node.domain == "" and node.op_type in WITHOUT_GRADIENT:
             continue
-        if any(v in active for v in node.inputs if v is not None):
+        if any(v in active for v in _read(node)):
             active.update(v for v in node.outputs if v.name and v.dtype is not None and v.dtype.is_floating_point())
     return active
 
@@ -30,10 +31,23 @@ def needed_nodes(nodes: Sequence[ir.Node], active: set[ir.Value], seeds: Iterabl
     wanted = {value for value in seeds if value in active}
     found = []
     for node in reversed(nodes):
-        if any(v in wanted for v in node.outputs) and any(v in active for v in node.inputs if v is not None):
+        if any(v in wanted for v in node.outputs) and any(v in active for v in _read(node)):
             found.append(node)
-            wanted.update(v for v in node.inputs if v is not None and v in active)
+            wanted.update(v for v in _read(node) if v in active)
     return found[::-1]
+
+
+def _read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, and what its subgraphs read: the branches of an If see the values around it."""
+    found = [v for v in node.inputs if v is not None]
+    pending = shapes.subgraphs(node)
+    while pending:
+        graph = pending.pop()
+        found.extend(graph.outputs)
+        for inner in graph:
+            found.extend(v for v in inner.inputs if v is not None)
+            pending.extend(shapes.subgraphs(inner))
+    return found
 
 
 def backward(
@@ -63,8 +77,9 @@ def backward(
     gradients = {value: seed for value, seed in seeds.items() if value in active}
     closing = _closing(needed, wrt)
     found: dict[ir.Value, ir.Value] = {}
+    kept = frozenset(wrt)
     for node in reversed(needed):
-        _through(op, node, active, gradients, frozenset(wrt))
+        _through(op, node, active, gradients, kept)
         for value in closing.get(node, ()):
             if value in gradients:
                 found[value] = gradients.pop(value)
@@ -130,15 +145,15 @@ def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -
         )
         raise PlanError(
             f"{name}: operator {node.op_type} (domain '{node.domain or 'ai.onnx'}', opset {opset}, node '{node.name}') "
-            f"has no gradient rule, nor a function body to differentiate through. It stands between the loss and {names}: "
-            f"freeze those (frozen=[...]), or cut the model before '{node.outputs[0].name}'."
+            "has no gradient rule, nor a function body to differentiate through. It stands between the loss and "
+            f"{names}: freeze those (frozen=[...]), or cut the model before '{node.outputs[0].name}'."
         )
 
 
 def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:
     """Those of ``wrt`` that the node hangs on."""
     seen: set[ir.Value] = set()
-    pending = [v for v in node.inputs if v is not None]
+    pending = _read(node)
     while pending:
         value = pending.pop()
         if value in seen:
@@ -146,5 +161,5 @@ def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:
         seen.add(value)
         producer = value.producer()
         if producer is not None:
-            pending.extend(v for v in producer.inputs if v is not None)
+            pending.extend(_read(producer))
     return [value for value in wrt if value in seen]

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from memonger import shapes
+from memonger import load, shapes
 from memonger.errors import PlanError
 
 _DOMAIN = "memonger.body"
@@ -51,7 +51,7 @@ def write_out(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> None:
         function = _as_function(proto, f"{node.op_type}_{number}", opset)
         model.functions[function.identifier()] = function
         call = ir.Node(
-            _DOMAIN, function.name, node.inputs, node.attributes.values(), outputs=None, num_outputs=len(node.outputs),
+            _DOMAIN, function.name, node.inputs, _attributes(node, opset), outputs=None, num_outputs=len(node.outputs),
             name=node.name, metadata_props=dict(node.metadata_props),
         )  # fmt: skip
         for old, new in zip(node.outputs, call.outputs, strict=True):
@@ -60,7 +60,15 @@ def write_out(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> None:
     model.opset_imports.setdefault(_DOMAIN, 1)
     passes.InlinePass()(model)
     model.opset_imports.pop(_DOMAIN, None)
+    load.lift_constants(model, name)
     shapes.infer(model, name)
+
+
+def _attributes(node: ir.Node, opset: int) -> list[ir.Attr]:
+    """The node's attributes, and for the others the standard's defaults: a body refers to either."""
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    defaults = [a.default_value for name, a in sorted(schema.attributes.items()) if name not in node.attributes]
+    return [*node.attributes.values(), *(ir.serde.deserialize_attribute(a) for a in defaults if a.name)]
 
 
 def _as_function(proto: onnx.FunctionProto, name: str, opset: int) -> ir.Function:

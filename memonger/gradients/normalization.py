@@ -16,18 +16,39 @@ LARGE_IMAGE = 100  # elements of a channel from which a depthwise convolution is
 @expansion("BatchNormalization")
 def _expand_batch(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
     """In training mode with momentum 0: then its second and third output are the batch's own mean and variance."""
-    momentum = op.attribute(node, "momentum", 0.9)
-    if not op.attribute(node, "training_mode", 0) or momentum == 0.0:
+    x, scale, bias, *running = (op.given(node, i) for i in range(5))
+    if not op.attribute(node, "training_mode", 0) or _is_batch_form(node):
         return None
-    x, scale, bias, *running = node.inputs
-    y, *batch = op.BatchNormalization(
-        x, scale, bias, *running, outputs=3, epsilon=_epsilon(op, node), momentum=0.0, training_mode=1
-    )
+    y, *batch = _training(op, x, scale, bias, running[0], _epsilon(op, node))
+    momentum = op.attribute(node, "momentum", 0.9)
     updated = [
         op.Add(op.Mul(old, momentum), op.Mul(new, 1.0 - momentum)) if used.uses() or used.is_graph_output() else None
         for old, new, used in zip(running, batch, node.outputs[1:], strict=False)
     ]
     return y, *updated
+
+
+def _is_batch_form(node: ir.Node) -> bool:
+    """Whether `_training` wrote it."""
+    mean = node.inputs[3].producer() if node.inputs[3] is not None else None
+    return mean is not None and mean.op_type == "Neg" and node.attributes.get_float("momentum", 0.9) == 0.0
+
+
+def _training(
+    op: Emitter, x: ir.Value, scale: ir.Value, bias: ir.Value, vector: ir.Value, epsilon: float
+) -> tuple[ir.Value, ...]:
+    """x normalized by channel, scaled and shifted; the batch's mean and variance.
+
+    onnxruntime's kernel writes the new running statistics over the old ones, even where those are graph inputs,
+    constants, or read by others (measured on 1.31.1). So it is given two vectors that nobody else reads afterwards;
+    with momentum 0 what is in them doesn't count.
+    """
+    first = op.Neg(vector)
+    second = op.Neg(first)
+    found: tuple[ir.Value, ...] = op.BatchNormalization(
+        x, scale, bias, first, second, outputs=3, epsilon=epsilon, momentum=0.0, training_mode=1
+    )
+    return found
 
 
 @expansion("InstanceNormalization")
@@ -57,13 +78,9 @@ def _normalized(
     op: Emitter, planes: ir.Value, scale: ir.Value, bias: ir.Value, batch: int, epsilon: float
 ) -> ir.Value:
     """``[1, N·C, ...]`` normalized by channel; scale and bias ``[C]``."""
-    count = op.dims(planes)[1]
-    scale, bias = _tiled(op, scale, batch), _tiled(op, bias, batch)
-    zero, one = _filled(op, scale, count, 0.0), _filled(op, scale, count, 1.0)
-    y: ir.Value = op.BatchNormalization(
-        planes, scale, bias, zero, one, outputs=3, epsilon=epsilon, momentum=0.0, training_mode=1
-    )[0]
-    return y
+    rows = op.reshape(planes, (*op.dims(planes)[:2], -1))
+    vector = op.reshape(op.slice(rows, 2, 0, 1), (op.dims(planes)[1],))
+    return _training(op, planes, _tiled(op, scale, batch), _tiled(op, bias, batch), vector, epsilon)[0]
 
 
 def _tiled(op: Emitter, vector: ir.Value, times: int) -> ir.Value:
@@ -90,7 +107,7 @@ def _epsilon(op: Emitter, node: ir.Node) -> float:
 
 
 @gradient("BatchNormalization")
-def _batch_normalization(op: Emitter, node: ir.Node, dy: ir.Value, *_: object) -> tuple[Gradient, ...]:
+def _batch_normalization(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> tuple[Gradient, ...]:
     if dy is None:
         return ()
     if op.attribute(node, "training_mode", 0):
@@ -167,7 +184,7 @@ def _dot(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 @gradient("LayerNormalization")
-def _layer_normalization(op: Emitter, node: ir.Node, dy: ir.Value, *_: object) -> tuple[Gradient, ...]:
+def _layer_normalization(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> tuple[Gradient, ...]:
     if dy is None:
         return ()
     x, scale = op.given(node, 0), op.given(node, 1)

@@ -22,8 +22,10 @@ def _global_max_pool(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 @gradient("MaxPool")
-def _max_pool(op: Emitter, node: ir.Node, dy: ir.Value, *_: object) -> Gradient:
-    x = node.inputs[0]
+def _max_pool(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> Gradient:
+    if dy is None:
+        return None
+    x = op.given(node, 0)
     if op.attribute(node, "storage_order", 0) != 0:
         raise PlanError(
             f"node '{node.name}' (MaxPool): indices in column-major order (storage_order=1) have no gradient rule. "

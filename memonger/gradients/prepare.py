@@ -4,7 +4,7 @@ Rules are written for one version of the operators. What has an expansion is wri
 nor expansion but a function body in the standard is written out as its body.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +17,9 @@ from memonger.gradients.registry import EXPANSIONS, RULES, WITHOUT_GRADIENT
 
 OPSET = 20
 """The newest operator set for whose every operator used here onnxruntime 1.23 and later has a CPU kernel."""
+
+CONVERTED_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
+"""Inputs that were attributes before."""
 
 ROUNDS = 16  # bodies within bodies; the standard's are three deep
 
@@ -73,9 +76,23 @@ def _converted(model: ir.Model, name: str, opset: int) -> ir.Model:
         if value.name in constants:
             value.meta["constant"] = True
     load.lift_constants(made, name)
+    _match_settings(made, {v.name: v.dtype for v in shapes.all_values(model.graph)})
     checks.sort(made, name)
     shapes.infer(made, name)
     return made
+
+
+def _match_settings(model: ir.Model, types: Mapping[str | None, ir.DataType | None]) -> None:
+    """onnx's converter writes what was an attribute in float32, whatever the type of the first input."""
+    for node in model.graph:
+        for index in CONVERTED_SETTINGS.get(node.op_type, ()):
+            value, first = (node.inputs[k] if k < len(node.inputs) else None for k in (index, 0))
+            wanted = None if first is None else types.get(first.name)
+            if value is None or value.const_value is None or wanted is None or value.dtype == wanted:
+                continue
+            content = value.const_value.numpy().astype(wanted.numpy())
+            value.const_value = ir.tensor(content, dtype=wanted, name=value.name)
+            value.type = ir.TensorType(wanted)
 
 
 def expand(model: ir.Model, op: Emitter, keep: Collection[str] = ()) -> None:

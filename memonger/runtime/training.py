@@ -70,11 +70,12 @@ class TrainingSession:
         if not 0 <= random_key < 2**32:
             raise SessionError(f"random_key={random_key} can't be: 0 to {2**32 - 1}.")
         self._name = str(plans[0].model.graph.name)
-        self._values = _persistent(plans, self._roles)
+        values = _persistent(plans, self._roles)
+        self._names = tuple(values)
         known = self._roles[0]
         kept = (*known.parameters, *known.statistics)
-        self._weights = Store({name: self._values[name] for name in kept})
-        self._state = Store({n: v for n, v in self._values.items() if n not in kept})
+        self._weights = Store({name: values[name] for name in kept})
+        self._state = Store({name: value for name, value in values.items() if name not in kept})
         self._fill(plans[0].model)
         scalars = {role for roles in self._roles for role in roles.scalars}
         self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
@@ -283,7 +284,7 @@ class TrainingSession:
 
     def _saved(self) -> list[str]:
         accumulated = {name for roles in self._roles for name in roles.accumulated.values()}
-        return [name for name in self._values if name not in accumulated]
+        return [name for name in self._names if name not in accumulated]
 
     def _array(self, name: str) -> np.ndarray:
         return (self._weights if name in self._weights else self._state).array(name)
@@ -293,7 +294,7 @@ class TrainingSession:
             self._scalars[role][...] = content
 
     def _fill(self, model: ir.Model) -> None:
-        for name in self._values:
+        for name in self._names:
             tensor = model.graph.initializers[name].const_value if name in model.graph.initializers else None
             if tensor is not None:
                 self._array(name)[...] = tensor.numpy()

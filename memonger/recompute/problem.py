@@ -1,0 +1,260 @@
+"""The recomputation problem on integers, and what a schedule costs: peak, bytes at every step, time.
+
+The memory model is the one of Jain et al. 2020, "Checkmate", and Bartan et al. 2023, "Moccasin": a step holds what it
+writes and every value that a later step reads before it is computed again.
+"""
+
+import heapq
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Self
+
+from memonger.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Nodes 0 … n-1 in a topological order; what they read and write, as integers.
+
+    Attributes:
+        costs: Cost of one run of each node, ≥ 0, in any unit.
+        reads: Values each node reads, without repeats. A value that no node writes is there throughout, for free.
+        writes: Values each node writes; each value has one writer, and its readers come after it.
+        sizes: Bytes of each value, ≥ 0.
+        recomputable: Whether the node may run more than once, or elsewhere. Empty: all may. The others run exactly
+            once, in the given order among themselves and after every first run they come after.
+        pinned: Values whose first copy stays to the end (a model's outputs). Other values that nobody reads live for
+            their own step only.
+        workspace: Bytes of scratch at the node's step. Empty: none.
+        base: Bytes that are there at every step (parameters, inputs).
+        deadline: For each node another one, not recomputable, before which all its runs have to be, or n. For readers
+            of what is updated in place. Empty: none.
+        names: What the errors call the nodes. Empty: their numbers.
+
+    Raises:
+        PlanError: there is no node; or a cost or size is negative; or the order isn't topological. It names the node.
+    """
+
+    costs: tuple[float, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    recomputable: tuple[bool, ...] = ()
+    pinned: tuple[int, ...] = ()
+    workspace: tuple[int, ...] = ()
+    base: int = 0
+    deadline: tuple[int, ...] = ()
+    names: tuple[object, ...] = ()
+    producer: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.costs)
+        if not n:
+            raise PlanError("the graph is empty: there is nothing to plan.")
+        defaults = {"recomputable": (True,) * n, "workspace": (0,) * n, "deadline": (n,) * n, "names": tuple(range(n))}
+        for name, default in defaults.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, default)
+            if len(getattr(self, name)) != n:
+                raise PlanError(f"there are {n} nodes, but {len(getattr(self, name))} entries in '{name}'.")
+        object.__setattr__(self, "producer", _producers(self))
+        _check(self)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.costs)
+
+    @property
+    def schedule(self) -> tuple[int, ...]:
+        """The schedule in which nothing is recomputed."""
+        return tuple(range(len(self.costs)))
+
+    @property
+    def lower_bound(self) -> int:
+        """A budget below this is infeasible: some node's own step takes as much, whatever the schedule."""
+        sizes = self.sizes
+        needed = (
+            sum(sizes[v] for v in self.writes[node])
+            + sum(sizes[v] for v in self.reads[node] if self.producer[v] >= 0)
+            + self.workspace[node]
+            for node in range(self.nodes)
+        )
+        return self.base + max(max(needed), sum(sizes[v] for v in self.pinned))
+
+    @classmethod
+    def from_edges(
+        cls,
+        costs: Sequence[float],
+        sizes: Sequence[int],
+        edges: Iterable[tuple[int, int]],
+        names: Sequence[object] = (),
+    ) -> Self:
+        """A problem in which node i writes value i, and an edge (a, b) says that b reads the value of a."""
+        reads: list[dict[int, None]] = [{} for _ in costs]
+        for source, target in edges:
+            reads[target][source] = None
+        every = range(len(costs))
+        return cls(
+            costs=tuple(costs),
+            reads=tuple(tuple(sorted(r)) for r in reads),
+            writes=tuple((i,) for i in every),
+            sizes=tuple(sizes),
+            names=tuple(names),
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """A problem in the form of shared/data/remat: ``nodes`` with ``id``, ``cost``, ``bytes``, and ``edges``."""
+        number = {node["id"]: i for i, node in enumerate(data["nodes"])}
+        return cls.from_edges(
+            [float(node["cost"]) for node in data["nodes"]],
+            [int(node["bytes"]) for node in data["nodes"]],
+            [(number[a], number[b]) for a, b in data["edges"]],
+            [node["id"] for node in data["nodes"]],
+        )
+
+    @classmethod
+    def from_networkx(cls, graph: Any) -> Self:
+        """A problem from a ``networkx.DiGraph`` whose nodes carry ``bytes`` and ``cost``; edges lead to readers.
+
+        The nodes are numbered in the topological order that is closest to the one they were added in; ``names`` has
+        the graph's own. Sinks live to the end of their own step only.
+
+        Raises:
+            PlanError: there is a cycle, or no node, or a node without ``bytes`` or ``cost``, or with bad ones.
+        """
+        order = _topological(graph)
+        number = {name: i for i, name in enumerate(order)}
+        return cls.from_edges(
+            [_attribute(graph, name, "cost", float) for name in order],
+            [_attribute(graph, name, "bytes", operator.index) for name in order],
+            [(number[a], number[b]) for a, b in graph.edges()],
+            order,
+        )
+
+
+def _producers(problem: Problem) -> tuple[int, ...]:
+    producer = [-1] * len(problem.sizes)
+    for node, writes in enumerate(problem.writes):
+        for value in writes:
+            if producer[value] >= 0:
+                raise PlanError(f"nodes {problem.names[producer[value]]!r} and {problem.names[node]!r} write one value.")
+            producer[value] = node
+    return tuple(producer)
+
+
+def _check(problem: Problem) -> None:
+    for node, name in enumerate(problem.names):
+        if not 0 <= problem.costs[node] < math.inf:
+            raise PlanError(f"the cost of node {name!r} is {problem.costs[node]}: it has to be finite and ≥ 0.")
+        if problem.workspace[node] < 0:
+            raise PlanError(f"the workspace of node {name!r} is {problem.workspace[node]} bytes: it has to be ≥ 0.")
+        for value in problem.writes[node]:
+            if problem.sizes[value] < 0:
+                raise PlanError(f"node {name!r} writes {problem.sizes[value]} bytes: that has to be ≥ 0.")
+        for value in problem.reads[node]:
+            if problem.producer[value] >= node:
+                raise PlanError(f"node {name!r} comes before one whose value it reads.")
+
+
+def _topological(graph: Any) -> list[Any]:
+    """The graph's nodes in topological order, ties by the order in which they were added."""
+    added = {name: i for i, name in enumerate(graph.nodes())}
+    names = list(added)
+    missing = [int(graph.in_degree(name)) for name in names]
+    ready = [i for i, count in enumerate(missing) if not count]
+    order = []
+    while ready:
+        name = names[heapq.heappop(ready)]
+        order.append(name)
+        for reader in graph.successors(name):
+            missing[added[reader]] -= 1
+            if not missing[added[reader]]:
+                heapq.heappush(ready, added[reader])
+    if len(order) < len(names):
+        first = next(name for name, count in zip(names, missing, strict=True) if count)
+        raise PlanError(f"the graph has a cycle, at or before node {first!r}: a schedule needs a graph without.")
+    return order
+
+
+def _attribute(graph: Any, name: Any, key: str, convert: Any) -> Any:
+    found = graph.nodes[name].get(key)
+    try:
+        return convert(found)
+    except (TypeError, ValueError):
+        raise PlanError(
+            f"node {name!r} has {'no' if found is None else 'a bad'} '{key}' attribute"
+            f"{'' if found is None else f' ({found!r})'}: give it {'bytes as an integer' if key == 'bytes' else 'a number'}."
+        ) from None
+
+
+def cost(problem: Problem, schedule: Sequence[int]) -> float:
+    """Cost of all steps."""
+    return math.fsum(problem.costs[node] for node in schedule)
+
+
+def memory(problem: Problem, schedule: Sequence[int]) -> list[int]:
+    """Bytes at every step of the schedule, scratch and `Problem.base` included. Linear in its reads and writes.
+
+    Raises:
+        PlanError: the schedule isn't valid; see `check`.
+    """
+    check(problem, schedule)
+    steps = len(schedule)
+    change = [0] * (steps + 1)
+    begin = [-1] * len(problem.sizes)
+    end = [-1] * len(problem.sizes)
+    first = set(problem.pinned)
+
+    def close(value: int) -> None:
+        change[begin[value]] += problem.sizes[value]
+        change[end[value] + 1] -= problem.sizes[value]
+
+    for step, node in enumerate(schedule):
+        for value in problem.reads[node]:
+            end[value] = max(end[value], step)
+        for value in problem.writes[node]:
+            if value in first and begin[value] < 0:
+                change[step] += problem.sizes[value]
+                begin[value], end[value] = steps, steps
+                continue
+            if 0 <= begin[value] < steps:
+                close(value)
+            begin[value] = end[value] = step
+    for value in range(len(problem.sizes)):
+        if 0 <= begin[value] < steps:
+            close(value)
+    held = accumulate(change[:steps], initial=problem.base)
+    next(held)
+    return [live + problem.workspace[node] for live, node in zip(held, schedule, strict=True)]
+
+
+def peak(problem: Problem, schedule: Sequence[int]) -> int:
+    """Bytes at the worst step."""
+    return max(memory(problem, schedule))
+
+
+def check(problem: Problem, schedule: Sequence[int]) -> None:
+    """Check that a schedule runs every node after what it reads, and the nodes that may run once only once.
+
+    Raises:
+        PlanError: it doesn't. The message names the step and the node.
+    """
+    runs = [0] * problem.nodes
+    for step, node in enumerate(schedule):
+        name = problem.names[node]
+        for value in problem.reads[node]:
+            source = problem.producer[value]
+            if source >= 0 and not runs[source]:
+                raise PlanError(f"step {step}, node {name!r}, reads what node {problem.names[source]!r} hasn't written.")
+        if runs[node] and not problem.recomputable[node]:
+            raise PlanError(f"step {step} runs node {name!r} again, which may run only once.")
+        if problem.deadline[node] < problem.nodes and runs[problem.deadline[node]]:
+            raise PlanError(f"step {step} runs node {name!r} after node {problem.names[problem.deadline[node]]!r}.")
+        runs[node] += 1
+    if 0 in runs:
+        raise PlanError(f"node {problem.names[runs.index(0)]!r} doesn't run.")
