@@ -40,10 +40,10 @@ def differentiate(
     """Write a model's backward pass, and with an optimizer its whole training step.
 
     The result's outputs are the forward model's, the loss, and for each parameter ``<parameter>.grad``; with an
-    optimizer ``gradient_norm`` where that is clipped, and new contents: ``<parameter>.next``, and the like of the optimizer's
-    state. Parameters are inputs whose initializers are defaults; one the loss doesn't hang on stays an initializer. The
-    model is differentiated as it stands: `to_training_mode` first, where BatchNormalization and Dropout are in
-    inference form. What inputs and outputs there are, and what for, says `memonger.training.Training`.
+    optimizer ``gradient_norm`` where that is clipped, and new contents: ``<parameter>.next``, and the like of the
+    optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't hang on stays an
+    initializer. The model is differentiated as it stands: `to_training_mode` first, where BatchNormalization and
+    Dropout are in inference form. What inputs and outputs there are, and what for, says `memonger.training.Training`.
 
     Args:
         source: What `memonger.load` takes or gives.
@@ -73,6 +73,8 @@ def differentiate(
     _check_patterns(model.name, optimizer, chosen)
     copy = prepare.raise_opset(model.ir.clone(), model.name)
     name_nodes(copy)
+    if loss is not None:
+        _warn_of_inference_norms(copy, model.name)
     if keep_random:
         random.fix_seeds(copy)
     work = _Work(copy, model.name, Emitter(copy), keep=random.OPERATORS if keep_random else ())
@@ -150,11 +152,14 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer (optimizer=...).")
     if clip_norm is not None and not 0 < clip_norm < math.inf:
         raise PlanError(f"clip_norm={clip_norm} can't be: a finite norm above 0.")
-    norms = training_mode.inference_norms(model.ir)
-    if loss is not None and norms:
+
+
+def _warn_of_inference_norms(model: ir.Model, name: str) -> None:
+    norms = training_mode.inference_norms(model)
+    if norms:
         logger.warning(
             "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
-            "memonger.to_training_mode turns them into training form.", model.name, len(norms), norms[0],
+            "memonger.to_training_mode turns them into training form.", name, len(norms), norms[0],
         )  # fmt: skip
 
 

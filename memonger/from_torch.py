@@ -81,10 +81,10 @@ def from_torch(
     _fold_constants(model)
     _keep_inference_form(model)
     _copy_weights(model)
-    _write_parameters(model, module)
-    model.graph.name = name
     passes.IdentityEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
+    _write_parameters(model, module)
+    model.graph.name = name
     return Model(model, name) if dynamic_batch else load(model)
 
 
@@ -96,7 +96,7 @@ def _warn_of_statistics(module: "torch.nn.Module") -> None:
         if isinstance(part, _BatchNorm) and part.track_running_stats:
             if part.momentum is None:
                 logger.warning(
-                    "'%s' averages its statistics over all batches (momentum=None): in the model they stay as they are.",
+                    "'%s' averages its statistics over all batches (momentum=None): the model leaves them as they are.",
                     name,
                 )
             if module.training and not part.training:
@@ -112,7 +112,7 @@ def _import_torch() -> Any:
         import torch
     except ImportError as error:
         raise RuntimeUnavailableError(
-            f"from_torch needs PyTorch and onnxscript, and {error.name} isn't there: pip install torch onnxscript"
+            f"from_torch needs PyTorch and onnxscript, and {error.name} isn't there: pip install 'memonger[torch]'"
         ) from error
     return torch
 

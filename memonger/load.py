@@ -68,7 +68,8 @@ def load(
             operator nobody knows; a dimension without a size; shapes that contradict each other.
     """
     if isinstance(source, Model):
-        if batch is None and not dims and not input_shapes:
+        is_bound = all(shapes.static_shape(v) is not None for v in source.ir.graph.inputs if shapes.dense(v))
+        if batch is None and not dims and not input_shapes and is_bound:
             return source
         source = source.ir
     model, name = _read(source)

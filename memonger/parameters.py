@@ -15,8 +15,10 @@ EXPORTED_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata PyTorch's exporter writes on initializers: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 
 SETTINGS: dict[str, tuple[int, ...]] = {
-    "BatchNormalization": (3, 4), "Clip": (1, 2), "Dropout": (1,), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,),
-    "OneHot": (1, 2), "Range": (0, 1, 2), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2),
+    "BatchNormalization": (3, 4), "Clip": (1, 2), "DequantizeLinear": (1, 2), "Dropout": (1,),
+    "MelWeightMatrix": (3, 4), "NegativeLogLikelihoodLoss": (2,), "NonMaxSuppression": (3, 4), "OneHot": (1, 2),
+    "Pad": (2,), "QuantizeLinear": (1, 2), "Range": (0, 1, 2), "Resize": (1, 2), "RotaryEmbedding": (1, 2),
+    "SoftmaxCrossEntropyLoss": (2,), "Upsample": (1,),
 }  # fmt: skip
 """Inputs that are settings or running statistics: a float initializer read there alone isn't a parameter."""
 

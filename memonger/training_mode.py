@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
@@ -154,19 +153,42 @@ def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
             "more. Load the model with a larger batch (batch=...)."
         )
     kept = work.momentum if work.momentum is not None else node.attributes.get_float("momentum", 0.9)
-    node.attributes.add(ir.AttrInt64("training_mode", 1))
-    node.attributes.add(ir.AttrFloat32("momentum", 0.0))  # so that its outputs are the batch's own statistics
-    for slot, statistic in zip(_SLOTS, held, strict=True):
-        zeros = np.zeros(op.dims(statistic), (statistic.dtype or ir.DataType.FLOAT).numpy())
-        node.replace_input_with(slot, op.constant(zeros))
     with op.at(name):
+        for slot, unread in zip(_SLOTS, _unread(op, node.inputs[0], held[0]), strict=True):
+            node.replace_input_with(slot, unread)
+        _insert(work, node, before=True)
+        node.attributes.add(ir.AttrInt64("training_mode", 1))
+        node.attributes.add(ir.AttrFloat32("momentum", 0.0))
         variance = op.add_output(node, 2, "batch_var")  # first: the node has one output or three
         mean = op.add_output(node, 1, "batch_mean")
         for statistic, fresh, scale in zip(held, (mean, variance), (1.0, count / (count - 1)), strict=True):
             old = work.current.get(statistic, statistic)
             work.current[statistic] = op.Add(op.Mul(old, kept), op.Mul(fresh, (1.0 - kept) * scale))
-    work.model.graph.insert_after(node, op.nodes)
-    op.nodes = []
+        _insert(work, node, before=False)
+
+
+def _unread(op: Emitter, x: ir.Value | None, statistic: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Two vectors for a node to take as old statistics. With momentum 0 what is in them doesn't count.
+
+    onnxruntime's kernel writes the new statistics over the old ones, even over graph inputs and constants (1.31.1): it
+    is given what nobody else reads, and what no optimizer takes for a constant.
+    """
+    assert x is not None
+    axes = [axis for axis in range(len(op.dims(x))) if axis != 1]
+    first = op.Slice(x, op.ints(*[0] * len(axes)), op.ints(*[1] * len(axes)), op.ints(*axes))
+    vector = op.cast(op.reshape(first, op.dims(statistic)), statistic.dtype)
+    negative = op.Neg(vector)
+    return negative, op.Neg(negative)
+
+
+def _insert(work: _Work, node: ir.Node, *, before: bool) -> None:
+    """Put what was emitted beside the node."""
+    graph, made = work.model.graph, work.op.nodes
+    if before:
+        graph.insert_before(node, made)
+    else:
+        graph.insert_after(node, made)
+    work.op.nodes = []
 
 
 def _statistic(work: _Work, node: ir.Node, slot: int) -> ir.Value:

@@ -46,9 +46,7 @@ class Conv(OpRun):
         strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * 2 * rank
         if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             extent = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
-            total = [
-                max(0, (-(-n // s) - 1) * s + e - n) for n, s, e in zip(x.shape[2:], strides, extent, strict=True)
-            ]
+            total = [max(0, (-(-n // s) - 1) * s + e - n) for n, s, e in zip(x.shape[2:], strides, extent, strict=True)]
             pads = same_pads(total, auto_pad == "SAME_LOWER")
         bias = None if b is None else tensor(b)
         image, weight = padding(tensor(x), pads), tensor(w)
@@ -78,9 +76,7 @@ class ConvTranspose(OpRun):
             total = [max(0, f + e - o) for f, e, o in zip(full, extra, output_shape, strict=True)]
             pads = same_pads(total, auto_pad != "SAME_UPPER")
         else:
-            output_shape = [
-                f + e - a - b for f, e, a, b in zip(full, extra, pads[:rank], pads[rank:], strict=True)
-            ]
+            output_shape = [f + e - a - b for f, e, a, b in zip(full, extra, pads[:rank], pads[rank:], strict=True)]
         image, weight = tensor(x), tensor(w)
         y = TRANSPOSED[rank](image, weight, None, tuple(strides), 0, 0, group, tuple(dilations))
         begin = pads[:rank]

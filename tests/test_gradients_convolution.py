@@ -3,6 +3,7 @@
 The shapes of the tests about formulations are on both sides of the bounds in `memonger.gradients.convolution`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -52,9 +53,15 @@ def transposed(x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, **set
 
 
 def _check(
-    kind: str, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], bias: int, function: Callable[..., Any] | None,
-    settings: dict[str, Any], wrt: list[str] | None,
-) -> onnx.ModelProto:  # fmt: skip
+    kind: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    y: tuple[int, ...],
+    bias: int,
+    function: Callable[..., Any] | None,
+    settings: dict[str, Any],
+    wrt: list[str] | None,
+) -> onnx.ModelProto:
     attributes = ", ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items())
     third, name = (f", FLOAT[{bias}] b", ", b") if bias else ("", "")
     return check(
@@ -113,7 +120,9 @@ def test_conv(x: tuple[int, ...], w: tuple[int, ...], settings: dict[str, Any]) 
     conv(x, w, **settings)
 
 
-@pytest.mark.parametrize(("x", "w"), [((2, 3, 9), (4, 3, 3)), ((2, 3, 5, 4), (4, 3, 3, 3)), ((1, 2, 3, 3, 3), (2, 2, 2, 2, 2))])
+@pytest.mark.parametrize(
+    ("x", "w"), [((2, 3, 9), (4, 3, 3)), ((2, 3, 5, 4), (4, 3, 3, 3)), ((1, 2, 3, 3, 3), (2, 2, 2, 2, 2))]
+)
 def test_conv_with_a_bias(x: tuple[int, ...], w: tuple[int, ...]) -> None:
     conv(x, w, bias=True)
 
@@ -183,3 +192,96 @@ def test_conv_transpose_that_finds_its_padding(auto_pad: str, begin: int) -> Non
 
     settings = {"auto_pad": auto_pad, "strides": [2]}
     _check("ConvTranspose", (2, 3, 3), (3, 2, 3), (2, 2, 6), 0, function, settings, None)
+
+
+@pytest.mark.parametrize(("x", "w"), [((2, 3, 14, 14), (4, 3, 1, 1)), ((1, 3, 14, 14), (2, 3, 1, 1))])
+def test_a_pointwise_weight_over_small_images_is_one_product(x: tuple[int, ...], w: tuple[int, ...]) -> None:
+    made = conv(x, w)
+    assert kinds(made)["MatMul"] == 2
+    assert kinds(made)["Conv"] == 1
+
+
+@pytest.mark.parametrize("strides", [[1, 1], [2, 2]])
+@pytest.mark.parametrize(("n", "c", "k"), [(2, 3, 4), (2, 4, 3), (1, 3, 4), (1, 4, 3)])
+def test_a_pointwise_weight_over_large_images_is_a_product_an_image(n: int, c: int, k: int, strides: list[int]) -> None:
+    side = 15 * strides[0]
+    made = conv((n, c, side, side), (k, c, 1, 1), strides=strides)
+    assert kinds(made)["Conv"] == 2
+    large = n * min(c, k) * 15 * 15
+    assert not [t for t in made.graph.node if t.op_type == "Transpose" and size_of(made, t.output[0]) >= large]
+
+
+def size_of(model: onnx.ModelProto, name: str) -> int:
+    for value in [*model.graph.value_info, *model.graph.output]:
+        if value.name == name:
+            return math.prod(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    raise AssertionError(f"no value {name}")
+
+
+FLIPPED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((1, 2, 28, 28), (3, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((1, 2, 30, 29), (3, 2, 3, 2), {"pads": [2, 0, 1, 1]}),
+    ((1, 2, 28, 28), (3, 2, 3, 3), {"pads": [4, 4, 4, 4], "dilations": [2, 3]}),
+    ((1, 4, 28, 28), (6, 2, 3, 3), {"pads": [1, 1, 1, 1], "group": 2}),
+    ((1, 3, 28, 28), (3, 1, 3, 3), {"pads": [1, 1, 1, 1], "group": 3}),
+    ((1, 3, 28, 28), (6, 1, 5, 5), {"pads": [2, 2, 2, 2], "group": 3}),
+    ((1, 1, 28, 28), (1, 1, 3, 1), {}),
+    ((1, 2, 800), (3, 2, 5), {"pads": [2, 2]}),
+    ((1, 2, 9, 9, 10), (3, 2, 2, 3, 3), {"pads": [1, 1, 1, 0, 1, 1]}),
+]
+
+
+@pytest.mark.parametrize(("x", "w", "settings"), FLIPPED)
+def test_over_large_images_the_gradient_is_a_convolution(
+    x: tuple[int, ...], w: tuple[int, ...], settings: dict[str, Any]
+) -> None:
+    assert "ConvTranspose" not in kinds(conv(x, w, wrt=["x"], **settings))
+
+
+def test_padding_as_wide_as_the_window_is_left_to_conv_transpose() -> None:
+    made = conv((1, 2, 28, 28), (3, 2, 3, 3), pads=[3, 3, 3, 3], wrt=["x"])
+    assert kinds(made)["ConvTranspose"] == 1
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("pads", [[1, 1, 1, 1], [0, 2, 1, 0]])
+def test_a_weight_to_fewer_channels_comes_from_rows_of_the_output_gradient(pads: list[int], group: int) -> None:
+    made = conv((2, 6, 7, 6), (4, 6 // group, 3, 3), pads=pads, group=group, wrt=["w"])
+    last = [node for node in made.graph.node if node.op_type == "Conv"][-1]
+    steps = next(list(a.ints) for a in last.attribute if a.name == "dilations")
+    assert steps == [1, 4 // group]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_dilated_weight_comes_from_a_convolution_of_one_rank_more(group: int) -> None:
+    made = conv((2, 4, 9, 9), (6, 4 // group, 3, 3), dilations=[2, 2], group=group, wrt=["w"])
+    last = [node for node in made.graph.node if node.op_type == "Conv"][-1]
+    assert next(list(a.ints) for a in last.attribute if a.name == "strides") == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "settings"),
+    [
+        ((2, 3, 9, 8), (3, 1, 3, 3), {"pads": [1, 1, 1, 1]}),
+        ((2, 3, 9, 8), (6, 1, 3, 2), {"strides": [2, 3], "pads": [0, 1, 2, 0]}),
+        ((2, 3, 9, 8), (3, 1, 2, 3), {"strides": [4, 2]}),
+        ((1, 3, 9, 8), (3, 1, 1, 1), {}),
+        ((2, 3, 11, 12), (3, 1, 3, 3), {"dilations": [2, 3], "strides": [2, 1], "pads": [1, 2, 0, 3]}),
+        ((2, 3, 11), (3, 1, 4), {"strides": [3], "pads": [2, 1]}),
+        ((2, 3, 11), (6, 1, 3), {"dilations": [3]}),
+    ],
+)
+def test_a_depthwise_weight_is_summed_column_by_column(
+    x: tuple[int, ...], w: tuple[int, ...], settings: dict[str, Any]
+) -> None:
+    made = conv(x, w, group=3, wrt=["w"], **settings)
+    assert kinds(made)["Conv"] == 1 + w[-1]
+    assert "Transpose" not in kinds(made)
+
+
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
+def test_convolutions_in_float16(kind: str) -> None:
+    y = "1,3,4,4" if kind == "Conv" else "1,2,8,8"
+    x, w = ("1,2,6,6", "3,2,3,3") if kind == "Conv" else ("1,2,6,6", "2,2,3,3")
+    text = f"g (FLOAT[{x}] x, FLOAT[{w}] w) => (FLOAT[{y}] y) {{ y = {kind}(x, w) }}"
+    check_half(text, wrt=["x", "w"])

@@ -38,7 +38,6 @@ def loss(
         given={"labels": LABELS[: int(np.prod(y))].reshape(y) if labels is None else labels},
         wrt=["x"],
         draw=lambda generator, shape: generator.uniform(0.2, 2.0, shape),
-        reference=True,
     )
 
 
@@ -86,7 +85,7 @@ def test_labels_of_32_bits() -> None:
 def test_weights_that_are_trained() -> None:
     check(
         "g (FLOAT[4,5] x, int64[4] labels, FLOAT[5] w) => (FLOAT[] l) { l = SoftmaxCrossEntropyLoss (x, labels, w) }",
-        lambda x, labels, w: torch.nn.functional.cross_entropy(x, labels, w),
+        None,
         given={"labels": np.array([0, 4, 2, 2])},
         draw=lambda generator, shape: generator.uniform(0.2, 2.0, shape),
     )

@@ -195,7 +195,8 @@ def test_lp_normalization(p: int, axis: int) -> None:
 @pytest.mark.parametrize(("x", "size"), [((2, 6, 3, 4), 5), ((2, 4, 3, 1), 1), ((1, 7, 2, 2), 3), ((2, 3, 4, 4), 5)])
 def test_lrn(x: tuple[int, ...], size: int) -> None:
     check(
-        f"g (FLOAT[{dims(*x)}] x) => (FLOAT[{dims(*x)}] y) {{ y = LRN <size={size}, alpha=0.3, beta=0.7, bias=1.5> (x) }}",
+        f"g (FLOAT[{dims(*x)}] x) => (FLOAT[{dims(*x)}] y) "
+        f"{{ y = LRN <size={size}, alpha=0.3, beta=0.7, bias=1.5> (x) }}",
         lambda x: torch.nn.functional.local_response_norm(x, size, 0.3, 0.7, 1.5),
         reference=True,
     )
@@ -216,7 +217,10 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
             "{ y, nm, nv = BatchNormalization <training_mode=1> (x, s, b, m, v) }",
             ["x", "s", "b"],
         ),
-        ("g (FLOAT[3,6] x, FLOAT[6] s, FLOAT[6] b) => (FLOAT[3,6] y) { y = LayerNormalization(x, s, b) }", ["x", "s", "b"]),
+        (
+            "g (FLOAT[3,6] x, FLOAT[6] s, FLOAT[6] b) => (FLOAT[3,6] y) { y = LayerNormalization(x, s, b) }",
+            ["x", "s", "b"],
+        ),
     ],
 )
 def test_normalizations_in_float16(text: str, wrt: list[str]) -> None:

@@ -85,8 +85,7 @@ def test_max_pool_that_finds_its_padding(auto_pad: str) -> None:
 
 def test_max_pool_whose_indices_the_model_uses() -> None:
     check(
-        "g (FLOAT[1,1,4] x) => (FLOAT[1,1,2] y, int64[1,1,2] i) "
-        "{ y, i = MaxPool <kernel_shape=[2], strides=[2]> (x) }",
+        "g (FLOAT[1,1,4] x) => (FLOAT[1,1,2] y, int64[1,1,2] i) { y, i = MaxPool <kernel_shape=[2], strides=[2]> (x) }",
         lambda x: torch.nn.functional.max_pool1d(x, 2, 2, return_indices=True),
         draw=distinct,
     )
@@ -94,7 +93,9 @@ def test_max_pool_whose_indices_the_model_uses() -> None:
 
 def test_max_pool_refuses_indices_in_column_major_order() -> None:
     model = parse(
-        "g (FLOAT[1,1,4,4] x) => (FLOAT[1,1,3,3] y) { y = MaxPool <kernel_shape=[2,2], storage_order=1> (x) }", "float", 20
+        "g (FLOAT[1,1,4,4] x) => (FLOAT[1,1,3,3] y) { y = MaxPool <kernel_shape=[2,2], storage_order=1> (x) }",
+        "float",
+        20,
     )
     with pytest.raises(memonger.MemongerError, match="storage_order"):
         memonger.differentiate(model, wrt=["x"])

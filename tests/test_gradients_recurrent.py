@@ -8,18 +8,26 @@ import pytest
 import torch
 
 import memonger
-from tests.gradient_checks import check, parse
+from tests import gradient_checks
+from tests.gradient_checks import parse, run
 
-T, N, I, H = 4, 2, 3, 5
+T, N, D, H = 4, 2, 3, 5
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 
 
-def model(kind: str, attributes: str = "", inputs: str = "x w r b h c", outputs: str = "y yh yc", directions: int = 1) -> str:
+def check(text: str, function: Any) -> onnx.ModelProto:
+    """Against PyTorch alone: no recurrent operator has a float64 kernel."""
+    return gradient_checks.check(text, function, differences=False)
+
+
+def model(
+    kind: str, attributes: str = "", inputs: str = "x w r b h c", outputs: str = "y yh yc", directions: int = 1
+) -> str:
     """One recurrent node, as text. Inputs and outputs left out are empty."""
     d, g = directions, GATES[kind]
     shapes = {
-        "x": f"{T},{N},{I}", "w": f"{d},{g * H},{I}", "r": f"{d},{g * H},{H}", "b": f"{d},{2 * g * H}", "": "",
+        "x": f"{T},{N},{D}", "w": f"{d},{g * H},{D}", "r": f"{d},{g * H},{H}", "b": f"{d},{2 * g * H}", "": "",
         "h": f"{d},{N},{H}", "c": f"{d},{N},{H}", "y": f"{T},{d},{N},{H}", "yh": f"{d},{N},{H}", "yc": f"{d},{N},{H}",
     }  # fmt: skip
     given, made = inputs.split(), outputs.split()
@@ -49,7 +57,7 @@ def by_pytorch(kind: str, names: str, outputs: str, directions: int = 1, nonline
     def function(*values: torch.Tensor) -> list[torch.Tensor]:
         given = dict(zip([n for n in names.split() if kind == "LSTM" or n != "c"], values, strict=True))
         extra = {"nonlinearity": nonlinearity} if kind == "RNN" else {}
-        module = getattr(torch.nn, kind)(I, H, bidirectional=directions == 2, **extra)
+        module = getattr(torch.nn, kind)(D, H, bidirectional=directions == 2, **extra)
         weights = {}
         for d, suffix in enumerate(["", "_reverse"][:directions]):
             weights[f"weight_ih_l0{suffix}"] = reordered(kind, given["w"][d])
@@ -102,7 +110,9 @@ def test_some_outputs_of_a_gru_alone(outputs: str) -> None:
     check(model("GRU", reset("GRU"), outputs=outputs), by_pytorch("GRU", "x w r b h c", outputs))
 
 
-def gru_reset_before(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> list[torch.Tensor]:
+def gru_reset_before(
+    x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor, h: torch.Tensor
+) -> list[torch.Tensor]:
     """By the operator's formulas."""
     state, outputs = h[0], []
     wb, rb = b[0].chunk(2)
@@ -125,8 +135,6 @@ def test_rnn_with_another_activation() -> None:
 
 
 def test_outputs_stay_what_onnxruntime_computes() -> None:
-    from tests.gradient_checks import run
-
     text = model("LSTM", ', direction="bidirectional"', directions=2)
     plain = parse(text, "float", 20)
     made = onnx.ModelProto.FromString(check(text, None).SerializeToString())
@@ -143,7 +151,7 @@ def test_outputs_stay_what_onnxruntime_computes() -> None:
 
 def test_sequence_lengths_that_say_the_whole_length() -> None:
     text = (
-        f"g (FLOAT[{T},{N},{I}] x, FLOAT[1,{H},{I}] w, FLOAT[1,{H},{H}] r) => (FLOAT[{T},1,{N},{H}] y) "
+        f"g (FLOAT[{T},{N},{D}] x, FLOAT[1,{H},{D}] w, FLOAT[1,{H},{H}] r) => (FLOAT[{T},1,{N},{H}] y) "
         f"<int32[{N}] lengths = {{{T}, {T}}}> {{ y = RNN <hidden_size={H}> (x, w, r, , lengths) }}"
     )
     check(text, by_pytorch("RNN", "x w r", "y"))
@@ -156,7 +164,7 @@ def test_sequence_lengths_that_say_the_whole_length() -> None:
 def test_what_cannot_be_unrolled_is_refused_where_it_matters(attributes: str, lengths: str, named: str) -> None:
     constant, name = (f"<int32[{N}] lengths = {{{lengths}}}>", ", , lengths") if lengths else ("", "")
     text = (
-        f"g (FLOAT[{T},{N},{I}] x, FLOAT[1,{H},{I}] w, FLOAT[1,{H},{H}] r, FLOAT[{T},1,{N},{H}] s) => "
+        f"g (FLOAT[{T},{N},{D}] x, FLOAT[1,{H},{D}] w, FLOAT[1,{H},{H}] r, FLOAT[{T},1,{N},{H}] s) => "
         f"(FLOAT[{T},1,{N},{H}] z) {constant} "
         f"{{ y = RNN <hidden_size={H}{attributes}> (x, w, r{name}) z = Mul(y, s) }}"
     )

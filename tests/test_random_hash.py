@@ -29,11 +29,12 @@ def _runner(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 class _Hash:
     """The hash of one salt as a model of its own."""
 
-    def __init__(self, dims: tuple[int, ...], salt: int) -> None:
+    def __init__(self, dims: tuple[int, ...], salt: int, *, upper: bool = False) -> None:
+        self.upper = upper
         graph = ir.Graph([], [], nodes=[], opset_imports={"": 20}, name="hash")
         model = ir.Model(graph, ir_version=10)
         op = Emitter(model)
-        bits = random.hashed(op, dims, salt)
+        bits = random.hashed(op, dims, salt, upper=upper)
         graph.extend(op.nodes)
         graph.outputs.append(bits)
         self._session = _runner(ir.to_proto(model))
@@ -44,9 +45,9 @@ class _Hash:
         return self._session.run(None, {name: a for name, a in feeds.items() if name in known})[0]
 
 
-@pytest.fixture(scope="module")
-def bits() -> _Hash:
-    return _Hash((ROWS, COLUMNS), 12345)
+@pytest.fixture(scope="module", params=[False, True], ids=["all bits", "upper bits"])
+def bits(request: pytest.FixtureRequest) -> _Hash:
+    return _Hash((ROWS, COLUMNS), 12345, upper=request.param)
 
 
 def _signs(numbers: np.ndarray) -> np.ndarray:
@@ -65,16 +66,17 @@ def _number(start: list[int], place: int, key: int, step: int) -> int:
     return _mixed((_mixed((start[place] + step * 0x9E3779B9) & MASK) + key) & MASK) | 1
 
 
+@pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize(("key", "step"), [(0, 0), (7, 3), (2**32 - 1, 2**40 + 5)])
-def test_it_is_the_documented_function(key: int, step: int) -> None:
+def test_it_is_the_documented_function(key: int, step: int, upper: bool) -> None:
     rows, columns = 6, 8
     start = [int(n) for n in random.counters(99, 2 * (rows + columns))]
-    found = _Hash((rows, columns), 99)(key, step)
+    found = _Hash((rows, columns), 99, upper=upper)(key, step)
     for r, c in ((0, 0), (5, 7), (3, 2)):
         a, m = _number(start, r, key, step), _number(start, rows + r, key, step)
         b, n = (_number(start, 2 * rows + k * columns + c, key, step) for k in (0, 1))
         x = ((a + b) * m) & MASK
-        assert found[r, c] == ((x + (x >> 15)) * n) & MASK
+        assert found[r, c] == ((x if upper else x + (x >> 15)) * n) & MASK
 
 
 def test_counters_are_splitmix64() -> None:
@@ -82,18 +84,19 @@ def test_counters_are_splitmix64() -> None:
     assert [int(n) for n in random.counters(0, 3)] == [0xE220A839, 0x6E789E6A, 0x06C45D18]
 
 
-def _check_bytes(numbers: np.ndarray) -> None:
+def _check_bytes(numbers: np.ndarray, lowest: int) -> None:
     """Chi-square of each byte: 255 degrees of freedom, standard deviation 22.6."""
-    for byte in range(4):
+    for byte in range(lowest, 4):
         counts = np.bincount(((numbers >> (8 * byte)) & 255).ravel().astype(np.int64), minlength=256)
         expected = numbers.size / 256
         assert 140 < float(((counts - expected) ** 2 / expected).sum()) < 400, f"byte {byte}"
 
 
 def test_bytes_are_uniform(bits: _Hash) -> None:
-    _check_bytes(bits(0, 0))
-    _check_bytes(bits(1, 1000))
-    _check_bytes(np.stack([bits(5, step)[:8] for step in range(100)]))
+    lowest = 2 if bits.upper else 0
+    _check_bytes(bits(0, 0), lowest)
+    _check_bytes(bits(1, 1000), lowest)
+    _check_bytes(np.stack([bits(5, step)[:8] for step in range(100)]), lowest)
 
 
 @pytest.mark.parametrize("ratio", [0.02, 0.1, 0.5, 0.9])
@@ -114,8 +117,8 @@ def _check_uncorrelated(a: np.ndarray, b: np.ndarray, what: str) -> None:
 
 
 def test_neighbours_are_uncorrelated(bits: _Hash) -> None:
-    for numbers in (bits(0, 0), bits(0, 0) << np.uint32(7), bits(0, 0) << np.uint32(16)):
-        signs = _signs(numbers)
+    for bit in (31, 24, 20 if bits.upper else 0):
+        signs = _signs(bits(0, 0) << np.uint32(31 - bit))
         flat = signs.ravel()
         for lag in (1, 2, 3, 4, 8, 16, 64, COLUMNS, 2 * COLUMNS, 64 * COLUMNS):
             _check_uncorrelated(flat[:-lag], flat[lag:], f"serial, {lag}")
@@ -143,7 +146,7 @@ def test_steps_keys_and_salts_are_unrelated(bits: _Hash) -> None:
     base = bits(0, 0)
     others = {f"step {s}": bits(0, s) for s in (1, 2, 3, 256, 2**31)}
     others |= {f"key {k}": bits(k, 0) for k in (1, 2, 255, 0x9E3779B9)}
-    others |= {f"salt {s}": _Hash((ROWS, COLUMNS), s)(0, 0) for s in (12346, 12345 + 2**16, 0)}
+    others |= {f"salt {s}": _Hash((ROWS, COLUMNS), s, upper=bits.upper)(0, 0) for s in (12346, 12345 + 2**16, 0)}
     for name, numbers in others.items():
         assert (numbers == base).mean() < 1e-4, name
         _check_uncorrelated(_signs(numbers), _signs(base), name)

@@ -76,7 +76,7 @@ class Stock:
         defaults = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
         inputs = {v.name: v.type.tensor_type for v in self.model.graph.input}
         self.state = {}
-        for name in self.roles.persistent:
+        for name in [name for name in self.roles.persistent if name in inputs]:
             kind = onnx.helper.tensor_dtype_to_np_dtype(inputs[name].elem_type)
             zeros = np.zeros([dim.dim_value for dim in inputs[name].shape.dim], kind)
             self.state[name] = (state or {}).get(name, defaults.get(name, zeros))
@@ -84,14 +84,13 @@ class Stock:
     def step(self, feeds: Arrays, number: int = 0, **scalars: float) -> Arrays:
         """All outputs of one step; what is updated is kept."""
         given = {**feeds, **self.state}
-        for role, value in {"step": number, **scalars}.items():
+        for role, value in {"step": number, "random_key": 0, **scalars}.items():
             if role in self.roles.scalars:
                 kind = np.int64 if role == "step" else np.uint32 if role == "random_key" else np.float32
                 given[self.roles.scalars[role]] = np.array(value, kind)
         names = [output.name for output in self.session.get_outputs()]
         results = dict(zip(names, self.session.run(None, given), strict=True))
-        for old, new in self.roles.updates.items():
-            self.state[old] = results[new]
+        self.state.update({old: results[new] for old, new in self.roles.updates.items() if old in self.state})
         return results
 
 

@@ -1,5 +1,9 @@
-"""Convolutions. Which formulation is fastest hangs on the shape; the bounds here were measured on onnxruntime's CPU kernels."""
+"""Convolutions.
 
+Which formulation is fastest hangs on the shape: the bounds here were measured on onnxruntime's CPU kernels.
+"""
+
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -64,19 +68,12 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     if group == 1 and at.is_pointwise and at.is_dense:
         matrix = op.transpose(op.reshape(w, (channels, inner)), (1, 0))
         return op.reshape(op.MatMul(matrix, op.reshape(dy, (batch, channels, -1))), (batch, inner, *at.image))
-    if at.is_dense and _size(at.image) >= LARGE_IMAGE and all(_border(at, a) for a in range(at.rank)):
+    if at.is_dense and math.prod(at.image) >= LARGE_IMAGE and all(_border(at, a) for a in range(at.rank)):
         return _by_flipped_weight(op, dy, w, at, group)
     # Its output ends with the image where the padding at the end is what the last windows reach beyond it.
     extra = [max(0, -excess) for excess in at.excess]
     settings = _settings(at, group, at.begin, [max(0, excess) for excess in at.excess])
     return op.ConvTranspose(dy, w, output_padding=extra if any(extra) else None, **settings)
-
-
-def _size(dims: Sequence[int]) -> int:
-    size = 1
-    for dim in dims:
-        size *= dim
-    return size
 
 
 def _border(at: Windows, axis: int) -> bool:
@@ -86,24 +83,31 @@ def _border(at: Windows, axis: int) -> bool:
 
 def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: int) -> ir.Value:
     """A convolution of dy, padded to the windows that hold each element, with the weight transposed and flipped."""
-    outer, inner = op.dims(w)[:2]
-    axes = range(2, 2 + at.rank)
-    flipped = w
-    if inner > 1:
-        parts = op.reshape(w, (group, outer // group, inner, *at.kernel))
-        flipped = op.Transpose(parts, perm=[0, 2, 1, *(a + 1 for a in axes)])
-    flipped = _flip(op, op.reshape(flipped, (group * inner, outer // group, *at.kernel)), axes)
+    outer, inner, size = op.dims(w)[0] // group, op.dims(w)[1], math.prod(at.kernel)
+    last = _swapped(op, op.reshape(w, (group, outer, inner * size)))
+    flipped = _flip(op, op.reshape(last, (group * inner, *at.kernel, outer)), at.rank)
+    weight = _swapped(op, op.reshape(flipped, (group * inner, size, outer)))
     begin = [e - 1 - p for e, p in zip(at.extent, at.begin, strict=True)]
     end = [e - 1 - p for e, p in zip(at.extent, at.excess, strict=True)]
-    return op.Conv(dy, flipped, **_settings(at, group, begin, end))
+    weight = op.reshape(weight, (group * inner, outer, *at.kernel))
+    image: ir.Value = op.Conv(dy, weight, **_settings(at, group, begin, end))
+    return image
 
 
-def _flip(op: Emitter, x: ir.Value, axes: Sequence[int]) -> ir.Value:
-    axes = [a for a in axes if op.dims(x)[a] > 1]
+def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
+    """A stack of matrices ``[B, m, n]``, each transposed: the kind of Transpose that is fast. A view of a vector."""
+    b, m, n = op.dims(x)
+    return op.reshape(x, (b, n, m)) if m == 1 or n == 1 else op.Transpose(x, perm=[0, 2, 1])
+
+
+def _flip(op: Emitter, x: ir.Value, rank: int) -> ir.Value:
+    """``rank`` axes from the second on, backwards."""
+    axes = [a for a in range(1, rank + 1) if op.dims(x)[a] > 1]
     if not axes:
         return x
     starts, stops = [op.dims(x)[a] - 1 for a in axes], [-op.dims(x)[a] - 1 for a in axes]
-    return op.Slice(x, op.ints(*starts), op.ints(*stops), op.ints(*axes), op.ints(*[-1 for _ in axes]))
+    flipped: ir.Value = op.Slice(x, op.ints(*starts), op.ints(*stops), op.ints(*axes), op.ints(*[-1 for _ in axes]))
+    return flipped
 
 
 # The gradient of the weight: the sum over batch and windows of what a window reads times the window's gradient.
@@ -113,6 +117,8 @@ def _weight_gradient(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
     channels, outputs = op.dims(x)[1], op.dims(dy)[1]
     if group == 1 and at.is_pointwise:
         return op.reshape(_pointwise_weight(op, x, dy, at), (outputs, channels, *at.kernel))
+    if group == channels and at.rank < 3:
+        return _depthwise_weight(op, x, dy, at)
     x = _read_part(op, x, at)
     if at.dilations[-1] > 1 and at.rank < 3:
         return _weight_by_depth(op, x, dy, at, group)
@@ -128,19 +134,42 @@ def _pointwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir
         axes = op.ints(*range(2, 2 + at.rank))
         starts, stops = op.ints(*[0] * at.rank), op.ints(*at.image)
         x = op.Slice(x, starts, stops, axes, op.ints(*at.strides))
-    (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], _size(at.count)
+    (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], math.prod(at.count)
     x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
-    if batch > 1 and (size <= SMALL_IMAGE or not at.is_dense):
-        rows = op.reshape(op.Transpose(dy, perm=[1, 0, 2]), (outputs, batch * size))
-        return op.MatMul(rows, op.reshape(op.Transpose(x, perm=[0, 2, 1]), (batch * size, channels)))
+    if size <= SMALL_IMAGE:
+        rows = op.reshape(_batch_second(op, dy, 1), (outputs, batch * size))
+        product: ir.Value = op.MatMul(rows, op.reshape(_swapped(op, x), (batch * size, channels)))
+        return product
     if outputs >= channels:
-        return _sum_batch(op, op.MatMul(dy, op.Transpose(x, perm=[0, 2, 1])))
-    return op.Transpose(_sum_batch(op, op.MatMul(x, op.Transpose(dy, perm=[0, 2, 1]))), perm=[1, 0])
+        return _sum_batch(op, products_by_rows(op, dy, x))
+    return op.transpose(_sum_batch(op, products_by_rows(op, x, dy)), (1, 0))
+
+
+def products_by_rows(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """a·bᵀ for stacks of matrices ``[G, m, P]`` and ``[G, n, P]``: ``[G, m, n]``.
+
+    As a convolution whose windows are rows of b: onnxruntime's CPU kernel runs it as one product for each matrix that
+    reads b transposed, without a copy of either.
+    """
+    (count, m, size), n = op.dims(a), op.dims(b)[1]
+    found = op.Conv(op.reshape(b, (1, count, n, size)), op.reshape(a, (count * m, 1, 1, size)), group=count)
+    return op.reshape(found, (count, m, n))
 
 
 def _sum_batch(op: Emitter, products: ir.Value) -> ir.Value:
     batch, *rest = op.dims(products)
     return op.reshape(products, rest) if batch == 1 else op.sum(products, [0])
+
+
+def _batch_second(op: Emitter, x: ir.Value, group: int) -> ir.Value:
+    """``[N, g·C, ...]`` as ``[g, N, C·...]``, whole blocks moved."""
+    batch, channels, *image = op.dims(x)
+    parts = op.reshape(x, (batch, group, -1) if group > 1 else (batch, channels, math.prod(image)))
+    if batch == 1 or op.dims(parts)[1] == 1:
+        b, g, size = op.dims(parts)
+        return op.reshape(parts, (g, b, size))
+    moved: ir.Value = op.Transpose(parts, perm=[1, 0, 2])
+    return moved
 
 
 def _rows(op: Emitter, x: ir.Value, group: int) -> ir.Value:
@@ -150,17 +179,15 @@ def _rows(op: Emitter, x: ir.Value, group: int) -> ir.Value:
     """
     batch, channels, *image = op.dims(x)
     inner = channels // group
-    axes = range(3, 3 + len(image))
-    last = op.transpose(op.reshape(x, (batch, group, inner, *image)), (1, 0, *axes, 2))
+    blocks = x if group == 1 else _batch_second(op, x, group)
+    last = _swapped(op, op.reshape(blocks, (group * batch, inner, math.prod(image))))
     return op.reshape(last, (1, group * batch, *image[:-1], image[-1] * inner))
 
 
 def _as_weight(op: Emitter, x: ir.Value) -> ir.Value:
     """``[N, C, ...]`` as the weight ``[C, N, ...]``."""
     batch, channels, *image = op.dims(x)
-    if batch == 1:
-        return op.reshape(x, (channels, 1, *image))
-    return op.Transpose(x, perm=[1, 0, *range(2, 2 + len(image))])
+    return op.reshape(_batch_second(op, x, 1), (channels, batch, *image))
 
 
 def _weight_by_rows_of_x(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
@@ -181,11 +208,12 @@ def _weight_by_rows_of_x(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, gr
     found = op.reshape(found, (outputs, *at.kernel[:-1], at.extent[-1], inner))
     if at.dilations[-1] > 1:
         found = op.slice(found, at.rank, 0, at.extent[-1], at.dilations[-1])
-    return op.transpose(found, (0, at.rank + 1, *range(1, at.rank + 1)))
+    last = _swapped(op, op.reshape(found, (outputs, math.prod(at.kernel), inner)))
+    return op.reshape(last, (outputs, inner, *at.kernel))
 
 
 def _weight_by_rows_of_dy(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
-    """The same with the roles of x and dy exchanged: less work where dy has fewer channels. The weight comes out flipped."""
+    """With x and dy in exchanged roles: less work where dy has fewer channels. The weight comes out flipped."""
     outputs, inner = op.dims(dy)[1] // group, op.dims(x)[1] // group
     begin = [k - 1 - p for k, p in zip(at.kernel, at.begin, strict=True)]
     end = [k - 1 - p for k, p in zip(at.kernel, at.excess, strict=True)]
@@ -196,25 +224,53 @@ def _weight_by_rows_of_dy(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, g
         pads=[*begin[:-1], begin[-1] * outputs, *end[:-1], end[-1] * outputs],
         group=group,
     )
-    found = op.reshape(found, (group, inner, *at.kernel, outputs))
-    found = op.transpose(found, (0, at.rank + 2, 1, *range(2, at.rank + 2)))
-    return _flip(op, op.reshape(found, (group * outputs, inner, *at.kernel)), range(2, at.rank + 2))
+    found = _flip(op, op.reshape(found, (group * inner, *at.kernel, outputs)), at.rank)
+    last = _swapped(op, op.reshape(found, (group, inner * math.prod(at.kernel), outputs)))
+    return op.reshape(last, (group * outputs, inner, *at.kernel))
 
 
 def _weight_by_depth(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
     """A convolution of one rank more: x with the batch as channels and the channels as depth, dy as the weight."""
     (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
-    image = op.dims(x)[2:]
-    parts = op.reshape(x, (batch, group, channels // group, *image))
-    if group > 1:
-        parts = op.Transpose(parts, perm=[1, 0, *range(2, at.rank + 3)])
-    weight = op.reshape(_as_weight(op, dy), (outputs, batch, 1, *at.count))
+    blocks = x if group == 1 else _batch_second(op, x, group)
     found = op.Conv(
-        op.reshape(parts, (1, group * batch, channels // group, *image)),
-        weight,
+        op.reshape(blocks, (1, group * batch, channels // group, *op.dims(x)[2:])),
+        op.reshape(_as_weight(op, dy), (outputs, batch, 1, *at.count)),
         strides=[1, *at.dilations],
         dilations=[1, *at.strides],
         pads=[0, *at.begin, 0, *(max(0, excess) for excess in at.excess)],
         group=group,
     )
     return op.reshape(found, (outputs, channels // group, *at.kernel))
+
+
+def _depthwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """For each column of the kernel, the columns of x it reads, convolved by dy as long as they are wide.
+
+    Every channel of every image is a group. A stride of rows becomes rows of zeros between those of dy.
+    """
+    (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
+    image, count = (1, *op.dims(x)[2:])[-2:], (1, *at.count)[-2:]
+    kernel, extent, stride = (1, *at.kernel)[-2:], (1, *at.extent)[-2:], (1, *at.strides)[-2:]
+    dilation, begin = (1, *at.dilations)[-2:], (0, *at.begin)[-2:]
+    needed = (count[0] * stride[0] + extent[0] - 1, (count[1] - 1) * stride[1] + extent[1])
+    end = [max(0, n - i - b) for n, i, b in zip(needed, image, begin, strict=True)]
+    planes = op.reshape(x, (batch, channels, *image))
+    if any(begin) or any(end):
+        planes = op.Pad(planes, op.ints(0, 0, *begin, 0, 0, *end))
+    weight = op.reshape(dy, (batch * outputs, count[0], 1, count[1]))
+    if stride[0] > 1:
+        weight = op.Pad(weight, op.ints(0, 0, 0, 0, 0, 0, stride[0] - 1, 0))
+    weight = op.reshape(weight, (batch * outputs, 1, count[0] * stride[0], count[1]))
+    columns = []
+    for j in range(kernel[1]):
+        first = j * dilation[1]
+        starts, stops = op.ints(0, first), op.ints(needed[0], first + (count[1] - 1) * stride[1] + 1)
+        column = op.Slice(planes, starts, stops, op.ints(2, 3), op.ints(1, stride[1]))
+        column = op.reshape(column, (1, batch * channels, needed[0], count[1]))
+        found = op.Conv(column, weight, group=batch * channels)
+        if dilation[0] > 1:
+            found = op.slice(found, 2, 0, extent[0], dilation[0])
+        columns.append(op.reshape(found, (batch, outputs, kernel[0], 1)))
+    whole = columns[0] if len(columns) == 1 else op.Concat(*columns, axis=3)
+    return op.reshape(_sum_batch(op, whole), (outputs, 1, *at.kernel))

@@ -58,7 +58,7 @@ def negative_log_likelihood(
     """The loss of logarithms of probabilities ``[N, C, ...]``; the rest as for `cross_entropy`."""
     dims = op.dims(labels)
     ignored = None if ignore_index is None else op.Equal(labels, ignore_index)
-    classes = labels if ignored is None else op.Where(ignored, 0, labels)
+    classes = labels if ignored is None else op.Where(ignored, op.constant(0, labels.dtype), labels)
     picked = op.GatherElements(log_prob, op.reshape(classes, (dims[0], 1, *dims[1:])), axis=1)
     counted = None if weights is None else op.cast(op.Gather(weights, classes), log_prob.dtype)
     if ignored is not None:

@@ -47,6 +47,7 @@ class Emitter:
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
         self.scalars: dict[str, ir.Value] = {}
+        self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, tuple[int, ...]] | None]] = {}
         self._opsets = [onnx.helper.make_opsetid("", self.opset)]
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
@@ -219,19 +220,33 @@ class Emitter:
         return value.const_value.numpy()
 
     def _infer(self, node: ir.Node, only: ir.Value | None = None) -> None:
+        """Give a node's outputs their types and shapes. Equal nodes on equal shapes are inferred once."""
+        key = _signature(node)
+        if key not in self._inferences:
+            self._inferences[key] = self._inferred(node)
+        for value, found in zip(node.outputs, self._inferences[key], strict=True):
+            if only is None or value is only:
+                if found is None:
+                    raise PlanError(f"the gradient of '{self.where}' can't be written: {node.op_type} has no shape.")
+                dtype, dims = found
+                value.type, value.shape = ir.TensorType(dtype), ir.Shape(dims)
+
+    def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, tuple[int, ...]] | None]:
         try:
-            inferred = self._inferred(node)
+            protos = self._protos(node)
         except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError) as error:
             raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type}: {error}") from error
-        for value in node.outputs if only is None else [only]:
-            proto = inferred.get(value.name or "")
-            if proto is None:
-                raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type} has no shape.")
-            value.type = ir.serde.deserialize_type_proto_for_type(proto)
-            value.shape = ir.serde.deserialize_type_proto_for_shape(proto)
-            self.dims(value)
+        found: list[tuple[ir.DataType, tuple[int, ...]] | None] = []
+        for value in node.outputs:
+            proto = protos.get(value.name or "")
+            shape = None if proto is None else ir.serde.deserialize_type_proto_for_shape(proto)
+            kind = None if proto is None else ir.serde.deserialize_type_proto_for_type(proto)
+            dims = [dim for dim in shape or () if isinstance(dim, int)]
+            static = shape is not None and len(dims) == len(shape) and isinstance(kind, ir.TensorType)
+            found.append((kind.dtype, tuple(dims)) if static and kind is not None else None)
+        return found
 
-    def _inferred(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
+    def _protos(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
         inputs = {str(v.name): v for v in node.inputs if v is not None}
         contents = {
             name: ir.serde.serialize_tensor(v.const_value)
@@ -246,6 +261,21 @@ class Emitter:
             opset_imports=self._opsets,
             ir_version=10,
         )
+
+
+def _signature(node: ir.Node) -> tuple[object, ...]:
+    """What the types and shapes of a node's outputs hang on."""
+    inputs = tuple(_input_signature(value) for value in node.inputs)
+    attributes = tuple((name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items()))
+    return node.op_type, inputs, attributes, tuple(bool(value.name) for value in node.outputs)
+
+
+def _input_signature(value: ir.Value | None) -> object:
+    if value is None:
+        return None
+    content = value.const_value
+    small = content is not None and not value.is_graph_input() and content.size <= SMALL
+    return value.dtype, shapes.static_shape(value), value.name if small else None
 
 
 def _type_proto(value: ir.Value) -> onnx.TypeProto:

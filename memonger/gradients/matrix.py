@@ -100,7 +100,7 @@ def _equation(node: ir.Node) -> tuple[list[str], str]:
         result = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
     if "." in equation or any(len(set(term)) < len(term) for term in terms):
         raise PlanError(
-            f"node '{node.name}' (Einsum): equation '{equation}' has no gradient rule: an ellipsis, or a label twice in "
-            "one operand. Write the ellipsis' axes as labels, and take the diagonal by another operator."
+            f"node '{node.name}' (Einsum): equation '{equation}' has no gradient rule: an ellipsis, or a label twice "
+            "in one operand. Write the ellipsis' axes as labels, and take the diagonal by another operator."
         )
     return terms, result

@@ -74,9 +74,7 @@ def _expand_group(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
     return (_affine(op, normal, scale, bias),)
 
 
-def _normalized(
-    op: Emitter, planes: ir.Value, scale: ir.Value, bias: ir.Value, batch: int, epsilon: float
-) -> ir.Value:
+def _normalized(op: Emitter, planes: ir.Value, scale: ir.Value, bias: ir.Value, batch: int, epsilon: float) -> ir.Value:
     """``[1, N·C, ...]`` normalized by channel; scale and bias ``[C]``."""
     rows = op.reshape(planes, (*op.dims(planes)[:2], -1))
     vector = op.reshape(op.slice(rows, 2, 0, 1), (op.dims(planes)[1],))
@@ -185,38 +183,62 @@ def _dot(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @gradient("LayerNormalization")
 def _layer_normalization(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> tuple[Gradient, ...]:
+    """As for a batch, each row a channel. Sums are products with vectors: those are the fastest."""
     if dy is None:
         return ()
     x, scale = op.given(node, 0), op.given(node, 1)
-    rank = len(op.dims(x))
-    first = op.attribute(node, "axis", -1) % rank
-    mean = op.cast(op.add_output(node, 1, "mean"), dy.dtype)
-    inverse = op.cast(op.add_output(node, 2, "inverse"), dy.dtype)
-    normal = op.Mul(op.Sub(x, mean), inverse)
-    rows, axes = list(range(first)), list(range(first, rank))
-    weighted = op.Mul(dy, normal)
-    dscale = op.sum(weighted, rows) if op.wants(1) else None
-    dbias = op.sum(dy, rows) if op.wants(2) else None
+    rows, size = _matrix_dims(op, node)
+    mean, inverse = (
+        op.reshape(op.cast(op.add_output(node, i, name), dy.dtype), (rows, 1))
+        for i, name in ((1, "mean"), (2, "inverse"))
+    )
+    gradient_rows = op.reshape(dy, (rows, size))
+    ones = op.constant([[1.0] * rows], dy.dtype or ir.DataType.FLOAT)
+    dbias = op.reshape(op.MatMul(ones, gradient_rows), op.dims(scale)) if op.wants(2) else None
+    if not op.wants(0) and not op.wants(1):
+        return None, None, dbias
+    product = op.Mul(gradient_rows, op.reshape(x, (rows, size)))
+    dscale = None
+    if op.wants(1):
+        moved = op.MatMul(op.reshape(op.Mul(inverse, mean), (1, rows)), gradient_rows)
+        dscale = op.Sub(op.MatMul(op.reshape(inverse, (1, rows)), product), moved)
+        dscale = op.reshape(dscale, op.dims(scale))
     if not op.wants(0):
         return None, dscale, dbias
-    scaled = op.Mul(dy, scale)
-    along = op.ReduceMean(op.Mul(weighted, scale), op.ints(*axes), keepdims=1)
-    level = op.ReduceMean(scaled, op.ints(*axes), keepdims=1)
-    return op.Mul(inverse, op.Sub(op.Sub(scaled, level), op.Mul(normal, along))), dscale, dbias
+    column = op.reshape(op.cast(scale, dy.dtype), (size, 1))
+    level = op.MatMul(gradient_rows, column)
+    along = op.Mul(op.Sub(op.MatMul(product, column), op.Mul(mean, level)), inverse)
+    share = op.Mul(inverse, -1.0 / size)
+    slope, shift = op.Mul(op.Mul(share, inverse), along), op.Mul(share, level)
+    flat = [op.reshape(v, (rows,)) for v in (slope, shift, mean)]
+    rest = op.reshape(_affine(op, op.reshape(x, (1, rows, size)), *flat), (rows, size))
+    scaled = op.Mul(op.Mul(gradient_rows, op.reshape(column, (size,))), inverse)
+    return op.reshape(op.Add(scaled, rest), op.dims(x)), dscale, dbias
+
+
+def _matrix_dims(op: Emitter, node: ir.Node) -> tuple[int, int]:
+    """How many rows a node normalizes, and of which size."""
+    dims = op.dims(node.inputs[0])
+    first = op.attribute(node, "axis", -1) % len(dims)
+    return math.prod(dims[:first]), math.prod(dims[first:])
 
 
 @gradient("RMSNormalization")
 def _rms_normalization(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     x, scale = op.given(node, 0), op.given(node, 1)
-    rank = len(op.dims(x))
-    first = op.attribute(node, "axis", -1) % rank
-    axes = op.ints(*range(first, rank))
-    inverse = _inverse(op, op.ReduceMean(op.Mul(x, x), axes, keepdims=1), _epsilon(op, node))
-    normal = op.Mul(x, inverse)
-    weighted = op.Mul(dy, normal)
-    along = op.ReduceMean(op.Mul(weighted, scale), axes, keepdims=1)
-    dx = op.Mul(inverse, op.Sub(op.Mul(dy, scale), op.Mul(normal, along)))
-    return dx, op.sum(weighted, list(range(first)))
+    rows, size = _matrix_dims(op, node)
+    matrix, gradient_rows = op.reshape(x, (rows, size)), op.reshape(dy, (rows, size))
+    square = op.ReduceMean(op.Mul(matrix, matrix), op.ints(1), keepdims=1)
+    inverse = _inverse(op, square, _epsilon(op, node))
+    product = op.Mul(gradient_rows, matrix)
+    dscale = op.reshape(op.MatMul(op.reshape(inverse, (1, rows)), product), op.dims(scale)) if op.wants(1) else None
+    if not op.wants(0):
+        return None, dscale
+    column = op.reshape(op.cast(scale, dy.dtype), (size, 1))
+    along = op.Mul(op.MatMul(product, column), op.Mul(op.Mul(inverse, inverse), 1.0 / size))
+    direct = op.Mul(gradient_rows, op.reshape(column, (size,)))
+    dx = op.Mul(op.Sub(direct, op.Mul(matrix, along)), inverse)
+    return op.reshape(dx, op.dims(x)), dscale
 
 
 @gradient("LpNormalization")

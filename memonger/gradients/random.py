@@ -6,7 +6,9 @@ on a runtime that makes a pass over memory for each operator: rows and columns o
 
     x = (a + b) * m        x = x + (x >> 15)        x = x * n        modulo 2³²
 
-in six passes, a comparison included. It is no generator for cryptography.
+What is only compared with a threshold needs random upper bits, and leaves the second step out: then, in four passes
+with the comparison, x = (a·m)·n + m·(b·n), and of any two rows or columns the numbers are independent but for their
+lowest bits. It is no generator for cryptography.
 """
 
 import math
@@ -59,8 +61,11 @@ def counters(salt: int, count: int) -> np.ndarray:
     return ((x ^ (x >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32)
 
 
-def hashed(op: Emitter, dims: Sequence[int], salt: int) -> ir.Value:
-    """A uint32 tensor of random bits, a function of the scalars ``random_key`` and ``step``, of salt and index."""
+def hashed(op: Emitter, dims: Sequence[int], salt: int, *, upper: bool = False) -> ir.Value:
+    """A uint32 tensor of random bits, a function of the scalars ``random_key`` and ``step``, of salt and index.
+
+    ``upper``: the upper bits are all that counts.
+    """
     if 0 in dims:
         return op.constant(np.zeros(dims, np.uint32))
     left, right = _split(dims)
@@ -73,7 +78,8 @@ def hashed(op: Emitter, dims: Sequence[int], salt: int) -> ir.Value:
     a, m = (op.reshape(v, (*left, *[1] * len(right))) for v in (a, m))
     b, n = (op.reshape(v, (*[1] * len(left), *right)) for v in (b, n))
     x = op.Mul(op.Add(a, b), m)
-    x = op.Add(x, op.BitShift(x, 15, direction="RIGHT"))
+    if not upper:
+        x = op.Add(x, op.BitShift(x, 15, direction="RIGHT"))
     return op.reshape(op.Mul(x, n), dims)
 
 
@@ -154,7 +160,7 @@ def _dropout(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
         threshold: float | ir.Value = min(round(ratio * 2**32), 2**32 - 1)
     else:
         threshold = op.cast(op.Mul(op.cast(ratio, ir.DataType.DOUBLE), 2.0**32), _UINT32)
-    keep = op.GreaterOrEqual(hashed(op, op.dims(x), salt_of(node)), threshold)
+    keep = op.GreaterOrEqual(hashed(op, op.dims(x), salt_of(node), upper=True), threshold)
     y = op.Mul(op.Mul(x, op.cast(keep, x.dtype)), _scale(op, ratio, x.dtype))
     return y, keep
 

@@ -108,7 +108,8 @@ def _layer(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], d: int
             bias = _split(op, op.Add(of_x, of_h), parts, 0)
     rows = op.reshape(x, (steps * batch, width))
     products = [
-        op.Gemm(rows, weight, *([bias[k]] if bias else []), transB=1) for k, weight in enumerate(_split(op, w, parts, 0))
+        op.Gemm(rows, weight, *([bias[k]] if bias else []), transB=1)
+        for k, weight in enumerate(_split(op, w, parts, 0))
     ]
     return _Layer(
         inputs=tuple(_split(op, product, [batch] * steps, 0) for product in products),

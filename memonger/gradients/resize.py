@@ -48,7 +48,8 @@ def _shrink(op: Emitter, node: ir.Node, dy: ir.Value, axis: int, size: int, scal
     """The transposed interpolation along one axis."""
     dims = op.dims(dy)
     before, after = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
-    matrix = _matrix(op, node, dims[axis], size, scale)
+    kind = np.dtype(np.float64 if dy.dtype == ir.DataType.DOUBLE else np.float32)
+    matrix = _matrix(op, node, dims[axis], size, scale, kind)
     repeats = dims[axis] // size
     if dims[axis] == repeats * size and np.array_equal(matrix, np.repeat(np.eye(size), repeats, axis=0)):
         blocks = op.sum(op.reshape(dy, (before, size, repeats, after)), [2])
@@ -61,9 +62,9 @@ def _shrink(op: Emitter, node: ir.Node, dy: ir.Value, axis: int, size: int, scal
     return op.reshape(product, (*dims[:axis], size, *dims[axis + 1 :]))
 
 
-def _matrix(op: Emitter, node: ir.Node, count: int, size: int, scale: float) -> np.ndarray:
+def _matrix(op: Emitter, node: ir.Node, count: int, size: int, scale: float, kind: np.dtype) -> np.ndarray:
     """The interpolation along one axis: ``[count, size]``."""
-    places = _places(op.attribute(node, "coordinate_transformation_mode", "half_pixel"), count, size, scale)
+    places = _places(op.attribute(node, "coordinate_transformation_mode", "half_pixel"), count, size, scale, kind)
     mode = op.attribute(node, "mode", "nearest")
     rows = np.arange(count)
     matrix = np.zeros((count, size))
@@ -90,20 +91,17 @@ def _matrix(op: Emitter, node: ir.Node, count: int, size: int, scale: float) -> 
     return matrix
 
 
-def _places(mode: str, count: int, size: int, scale: float) -> np.ndarray:
-    """Where in the image each element of the result lies, in float32 as the kernels compute it: ties hang on it."""
-    o, s, half = np.arange(count, dtype=np.float32), np.float32(scale), np.float32(0.5)
+def _places(mode: str, count: int, size: int, scale: float, kind: np.dtype) -> np.ndarray:
+    """Where in the image each element of the result lies, in the kernels' own precision: ties hang on it."""
+    o, s, half, n = np.arange(count, dtype=kind), kind.type(scale), kind.type(0.5), kind.type(size)
     if mode == "align_corners":
-        return o * np.float32(size - 1) / np.float32(count - 1) if count > 1 else o
+        return o * (n - 1) / kind.type(count - 1) if count > 1 else o
     if mode == "asymmetric":
         return o / s
     if mode == "pytorch_half_pixel" and count == 1:
         return o
-    if mode == "half_pixel_symmetric":
-        adjustment = np.float32(count) / (s * np.float32(size))
-        center = np.float32(size) / 2
-        return (center * (1 - adjustment) + (o + half) / s - half).astype(np.float32)
-    return (o + half) / s - half
+    shift = n / 2 * (1 - kind.type(count) / (s * n)) if mode == "half_pixel_symmetric" else kind.type(0)
+    return np.asarray(shift + ((o + half) / s - half), kind)
 
 
 def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
@@ -111,8 +109,7 @@ def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
         return np.floor(places).astype(np.int64)
     if mode == "ceil":
         return np.ceil(places).astype(np.int64)
-    half = np.float32(0.5)
-    found = np.ceil(places - half) if mode == "round_prefer_floor" else np.floor(places + half)
+    found = np.ceil(places - 0.5) if mode == "round_prefer_floor" else np.floor(places + 0.5)
     return found.astype(np.int64)
 
 

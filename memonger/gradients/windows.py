@@ -79,4 +79,3 @@ def windows_of(
     return Windows(
         tuple(image), tuple(count), tuple(kernel), tuple(strides), tuple(dilations), tuple(begin), tuple(end)
     )
-

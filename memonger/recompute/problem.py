@@ -24,8 +24,8 @@ class Problem:
         reads: Values each node reads, without repeats. A value that no node writes is there throughout, for free.
         writes: Values each node writes; each value has one writer, and its readers come after it.
         sizes: Bytes of each value, ≥ 0.
-        recomputable: Whether the node may run more than once, or elsewhere. Empty: all may. The others run exactly
-            once, in the given order among themselves and after every first run they come after.
+        recomputable: Whether the node may run more than once. Empty: all may. The others run exactly once, and in the
+            given order among themselves.
         pinned: Values whose first copy stays to the end (a model's outputs). Other values that nobody reads live for
             their own step only.
         workspace: Bytes of scratch at the node's step. Empty: none.
@@ -245,6 +245,7 @@ def check(problem: Problem, schedule: Sequence[int]) -> None:
         PlanError: it doesn't. The message names the step and the node.
     """
     runs = [0] * problem.nodes
+    last = -1
     for step, node in enumerate(schedule):
         name = problem.names[node]
         for value in problem.reads[node]:
@@ -253,6 +254,10 @@ def check(problem: Problem, schedule: Sequence[int]) -> None:
                 raise PlanError(f"step {step}, node {name!r}, reads what node {problem.names[source]!r} hasn't written.")
         if runs[node] and not problem.recomputable[node]:
             raise PlanError(f"step {step} runs node {name!r} again, which may run only once.")
+        if not problem.recomputable[node]:
+            if node < last:
+                raise PlanError(f"step {step} runs node {name!r} after node {problem.names[last]!r}.")
+            last = node
         if problem.deadline[node] < problem.nodes and runs[problem.deadline[node]]:
             raise PlanError(f"step {step} runs node {name!r} after node {problem.names[problem.deadline[node]]!r}.")
         runs[node] += 1

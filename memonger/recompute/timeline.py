@@ -1,10 +1,7 @@
 """A schedule that can be changed step by step, with the bytes at every step kept up to date.
 
-Time is a grid: n stages of n slots, and a run of node i in stage j stands at label ``j * n + i``. In the given order
-node i runs in stage i; a recomputation of i for the sake of step j stands in stage j, where ids order the steps, so a
-label says which node runs, and every reader in a stage comes after what it reads there. (Checkmate's and Moccasin's
-stages are the same, but hold no node whose number is above the stage's; here nodes move to earlier stages, too.) Left
-out: the same node twice in a stage.
+Steps stand on a line of integers: each has a label, and there is room for further ones between any two, so a change
+renames nothing (an order-maintenance list whose labels are so long that they never have to be spread anew).
 
 A change costs O(d log n) for the d values the node reads and writes, and as many vector operations on the steps by
 which their lifetimes change; whoever changes something can go back to an earlier state.
@@ -18,23 +15,27 @@ from numpy.typing import NDArray
 
 from memonger.recompute.problem import Problem
 
+_SPACE = 1 << 512
+"""Between two labels of a schedule just loaded: room for some hundred insertions at the worst place in a row."""
+
 
 class Timeline:
     """The steps of a schedule by label, and the bytes at each.
 
     Attributes:
         labels: Of all steps, ascending.
+        node: The node that runs at each label.
         copies: For each node the labels of its runs, ascending.
         reads: For each value the labels of the steps that read it, ascending.
         cost: Of all steps.
-        journal: Labels added (as they are) and removed (inverted), since the beginning.
-        changes: How many additions and removals there have been, also those taken back: the effort.
+        journal: (label, node) of every step added, and (inverted label, node) of every step removed.
+        moving: Whether a first run may vanish that nobody reads any more.
+        work: Additions and removals, also those taken back, and what else callers count: some 10 µs each.
     """
 
-    def __init__(self, problem: Problem, labels: Iterable[int] = ()) -> None:
+    def __init__(self, problem: Problem, schedule: Iterable[int] = ()) -> None:
         self.problem = problem
         self.n = n = problem.nodes
-        self.end = n * n
         self.sizes = problem.sizes
         self.inputs = [[v for v in reads if problem.producer[v] >= 0] for reads in problem.reads]
         self.own = [
@@ -44,22 +45,23 @@ class Timeline:
         for value in problem.pinned:
             self.pinned[value] = True
         self.fixed = [not problem.recomputable[i] or any(self.pinned[v] for v in problem.writes[i]) for i in range(n)]
-        self.latest = [d * n + d if d < n else n * n for d in problem.deadline]
-        self.changes = 0
-        self.load(labels or [i * n + i for i in range(n)])
+        self.work = 0
+        self.moving = True
+        self.load(schedule or problem.schedule)
 
-    def load(self, labels: Iterable[int]) -> None:
-        """Start again from these steps."""
-        self.labels = sorted(labels)
+    def load(self, schedule: Iterable[int]) -> None:
+        """Start again from this schedule."""
+        self.node = {(place + 1) * _SPACE: node for place, node in enumerate(schedule)}
+        self.labels = list(self.node)
+        self.end = (len(self.labels) + 1) * _SPACE
         self.copies: list[list[int]] = [[] for _ in range(self.n)]
         self.reads: list[list[int]] = [[] for _ in self.sizes]
-        for label in self.labels:
-            node = label % self.n
+        for label, node in self.node.items():
             self.copies[node].append(label)
             for value in self.inputs[node]:
                 self.reads[value].append(label)
-        self.cost = sum(self.problem.costs[label % self.n] for label in self.labels)
-        self.journal: list[int] = []
+        self.cost = sum(self.problem.costs[node] for node in self.node.values())
+        self.journal: list[tuple[int, int]] = []
         self._held = np.zeros(max(16, 2 * len(self.labels)), np.int64)
         self._measure()
 
@@ -73,7 +75,7 @@ class Timeline:
                 stop = place[self.until(value, label)] if turn or not self.pinned[value] else count - 1
                 change[place[label]] += size
                 change[stop + 1] -= size
-        scratch = [self.problem.workspace[label % self.n] for label in self.labels]
+        scratch = [self.problem.workspace[node] for node in self.node.values()]
         self._held[:count] = np.cumsum(np.array(change[:count], np.int64)) + np.array(scratch, np.int64)
         self._held[:count] += self.problem.base
 
@@ -84,7 +86,25 @@ class Timeline:
 
     def schedule(self) -> tuple[int, ...]:
         """The steps as node ids."""
-        return tuple(label % self.n for label in self.labels)
+        return tuple(self.node[label] for label in self.labels)
+
+    def between(self, anchor: int, count: int) -> list[int]:
+        """So many new labels right before this one, ascending.
+
+        Raises:
+            MemoryError: no room; load the schedule again.
+        """
+        at = bisect_left(self.labels, anchor)
+        before = self.labels[at - 1] if at else 0
+        width = (anchor - before) // (count + 1)
+        if not width:
+            raise MemoryError("no label is free there.")
+        return [before + width * (i + 1) for i in range(count)]
+
+    def limit(self, node: int) -> int:
+        """The label before which the node has to run."""
+        deadline = self.problem.deadline[node]
+        return self.copies[deadline][0] if deadline < self.n else self.end
 
     def next_copy(self, node: int, label: int) -> int:
         """Label of the node's next run after this label, or `end`."""
@@ -104,29 +124,30 @@ class Timeline:
         at = bisect_left(reads, self.next_copy(self.problem.producer[value], copy))
         return reads[at - 1] if at and reads[at - 1] > copy else copy
 
-    def add(self, label: int) -> None:
-        """Run the node of this label there. What it reads lives on until then; its readers after it read this copy.
+    def add(self, label: int, node: int) -> None:
+        """Run the node at this label. What it reads lives on until then; its readers after it read this copy.
 
         There is a copy of each value it reads before that, and no step at the label.
         """
-        node, labels, count = label % self.n, self.labels, len(self.labels)
+        labels, count = self.labels, len(self.labels)
         at = bisect_left(labels, label)
         if count == len(self._held):
             self._held = np.concatenate((self._held, np.zeros_like(self._held)))
         held, own = self._held, self.own
         if at < count:
-            here = int(held[at]) - own[labels[at] % self.n] + own[node]
+            here = int(held[at]) - own[self.node[labels[at]]] + own[node]
             held[at + 1 : count + 1] = held[at:count]
         else:
             here = self.problem.base + sum(self.sizes[v] for v in self.problem.pinned) + own[node]
         held[at] = here
         labels.insert(at, label)
+        self.node[label] = node
         self._add_copy(node, label, at)
         for value in self.inputs[node]:
             self._add_read(value, label, at)
         self.cost += self.problem.costs[node]
-        self.changes += 1
-        self.journal.append(label)
+        self.work += 1
+        self.journal.append((label, node))
 
     def _add_copy(self, node: int, label: int, at: int) -> None:
         copies, held = self.copies[node], self._held
@@ -158,17 +179,17 @@ class Timeline:
 
     def remove(self, label: int) -> None:
         """Take this step out: its readers read the copy before it, which there has to be if there are any."""
-        node, labels, held = label % self.n, self.labels, self._held
+        node, labels, held = self.node[label], self.labels, self._held
         at = bisect_left(labels, label)
         for value in self.inputs[node]:
             self._remove_read(value, label, at)
         self._remove_copy(node, label, at)
         count = len(labels)
         held[at : count - 1] = held[at + 1 : count]
-        del labels[at]
+        del labels[at], self.node[label]
         self.cost -= self.problem.costs[node]
-        self.changes += 1
-        self.journal.append(~label)
+        self.work += 1
+        self.journal.append((~label, node))
 
     def _remove_read(self, value: int, label: int, at: int) -> None:
         reads, size = self.reads[value], self.sizes[value]
@@ -201,18 +222,18 @@ class Timeline:
     def rollback(self, mark: int) -> None:
         """Take back every change after the journal was of this length."""
         while len(self.journal) > mark:
-            entry = self.journal.pop()
-            if entry >= 0:
-                self.remove(entry)
+            label, node = self.journal.pop()
+            if label >= 0:
+                self.remove(label)
             else:
-                self.add(~entry)
+                self.add(~label, node)
             self.journal.pop()
 
     def unread(self, label: int) -> bool:
         """Whether the node runs elsewhere, too, and nobody reads the copies it writes here."""
-        node = label % self.n
+        node = self.node[label]
         copies = self.copies[node]
-        if len(copies) < 2 or self.fixed[node] and copies[0] == label:
+        if len(copies) < 2 or (copies[0] == label and (self.fixed[node] or not self.moving)):
             return False
         after = self.next_copy(node, label)
         for value in self.problem.writes[node]:
@@ -226,11 +247,8 @@ class Timeline:
         """Remove those of these steps that are unread, and then those that only they read."""
         while pending:
             label = pending.pop()
-            node = label % self.n
-            copies = self.copies[node]
-            i = bisect_left(copies, label)
-            if i == len(copies) or copies[i] != label or not self.unread(label):
+            if label not in self.node or not self.unread(label):
                 continue
-            sources = [self.source(value, label) for value in self.inputs[node]]
+            sources = [self.source(value, label) for value in self.inputs[self.node[label]]]
             self.remove(label)
             pending.extend(source for source in sources if source >= 0)

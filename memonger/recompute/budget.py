@@ -1,0 +1,232 @@
+"""The cheapest schedule that fits a budget, the smallest budget that fits a schedule, and the frontier between the two.
+
+A portfolio: greedy relief of several orders, then large-neighbourhood search from the best (see `greedy`, `improve`).
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from memonger.errors import PlanError
+from memonger.recompute import problem as problems
+from memonger.recompute.greedy import Relief, excess, relieve, tidy
+from memonger.recompute.improve import Annealing, Energy, improve
+from memonger.recompute.problem import Problem
+from memonger.recompute.timeline import Timeline
+
+EFFORT = 300_000
+"""Some 4 s."""
+_START = 0.2
+"""Part of the effort after which no further start is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A valid schedule.
+
+    Attributes:
+        schedule: Node ids; one that occurs again is a recomputation.
+        peak: Bytes at the worst step.
+        cost: Of all steps.
+        overhead: Cost beyond that of running each node once, as a fraction of it.
+    """
+
+    schedule: tuple[int, ...]
+    peak: int
+    cost: float
+    overhead: float
+
+    @classmethod
+    def of(cls, problem: Problem, schedule: tuple[int, ...]) -> "Result":
+        """What a schedule takes.
+
+        Raises:
+            PlanError: It isn't valid.
+        """
+        once = problems.cost(problem, problem.schedule)
+        cost = problems.cost(problem, schedule)
+        return cls(schedule, problems.peak(problem, schedule), cost, cost / once - 1 if once else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is.
+
+    Attributes:
+        spent: Part of the effort or the time that is spent, whichever is more.
+        excess: Bytes above the budget, summed over the steps, of the best schedule so far.
+        cost: Of that.
+    """
+
+    spent: float
+    excess: int
+    cost: float
+
+
+@dataclass(slots=True)
+class _Meter:
+    """What is spent."""
+
+    effort: float
+    time_limit: float | None
+    report: Callable[[Progress], None] | None
+    begin: float = field(default_factory=time.monotonic)
+    used: int = 0
+
+    def spent(self, timeline: Timeline) -> float:
+        """The part of the effort or time that is gone."""
+        used = (self.used + timeline.work) / max(1.0, self.effort)
+        if self.time_limit is None:
+            return used
+        return max(used, (time.monotonic() - self.begin) / self.time_limit if self.time_limit > 0 else 1.0)
+
+    def seen(self, timeline: Timeline, energy: Energy) -> None:
+        if self.report is not None:
+            self.report(Progress(min(1.0, self.spent(timeline)), *energy))
+
+
+def search(
+    problem: Problem,
+    budget: int,
+    *,
+    effort: int = EFFORT,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 1,
+) -> Result:
+    """The cheapest schedule found whose memory is within the budget at every step.
+
+    The same arguments give the same schedule, unless the time limit ends the search.
+
+    Args:
+        problem: What to schedule.
+        budget: Bytes, for everything: `Problem.base` and scratch included.
+        effort: How many changes to a schedule may be tried; some 10 µs each.
+        time_limit: Seconds after which no further improvement is tried; the first plan is finished in any case.
+        progress: Called with every better schedule.
+        seed: Of the random numbers.
+
+    Raises:
+        PlanError: the budget is negative, or no schedule was found that holds it. The message names the smallest
+            budget for which one was found.
+    """
+    if budget < 0:
+        raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
+    once = Result.of(problem, problem.schedule)
+    if once.peak <= budget:
+        return once
+    meter = _Meter(effort, time_limit, progress)
+    found = _within(problem, budget, meter, seed) if budget >= problem.lower_bound else None
+    if found is None:
+        found = smallest_budget(problem, effort=effort // 2, time_limit=time_limit, seed=seed)
+        if found.peak > budget:
+            raise PlanError(
+                f"no schedule within {budget} bytes was found: the smallest budget for which there is one is "
+                f"{found.peak} bytes, as far as the search went (at least {problem.lower_bound} are needed)."
+            )
+    return found
+
+
+def _within(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result | None:
+    """The cheapest schedule found that holds the budget."""
+    timeline = _start(problem, budget, meter)
+    once = problems.cost(problem, problem.schedule)
+    if excess(timeline, budget) or timeline.cost > once:
+        improve(
+            timeline,
+            budget,
+            Annealing(seed=seed),
+            lambda: 1.0 if timeline.cost <= once and not excess(timeline, budget) else meter.spent(timeline),
+            lambda energy: meter.seen(timeline, energy),
+        )
+    if excess(timeline, budget):
+        return None
+    return Result.of(problem, timeline.schedule())
+
+
+def _start(problem: Problem, budget: int, meter: _Meter) -> Timeline:
+    """The best of several greedy plans."""
+    best: tuple[Energy, tuple[int, ...]] | None = None
+    timeline = Timeline(problem)
+    for relief, moving in ((Relief(), True), (Relief(plain=True), False)):
+        timeline.load(problem.schedule)
+        timeline.moving = moving
+        expired = (lambda: False) if best is None else (lambda: meter.spent(timeline) > _START)
+        if relieve(timeline, budget, relief, expired):
+            timeline.moving = True
+            tidy(timeline, budget, expired)
+        energy = (excess(timeline, budget), timeline.cost)
+        if best is None or energy < best[0]:
+            best = energy, timeline.schedule()
+            meter.seen(timeline, energy)
+    assert best is not None
+    timeline.load(best[1])
+    timeline.moving = True
+    return timeline
+
+
+def smallest_budget(
+    problem: Problem,
+    *,
+    effort: int = EFFORT,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 1,
+) -> Result:
+    """The schedule with the smallest peak that was found; its ``peak`` is the smallest budget. Arguments as `search`."""
+    meter = _Meter(effort, time_limit, progress)
+    timeline = Timeline(problem)
+    best = Result.of(problem, problem.schedule)
+    fraction = 0.1
+    while best.peak > problem.lower_bound and meter.spent(timeline) < 1 and fraction > 1e-4:
+        target = best.peak - max(1, int((best.peak - problem.lower_bound) * fraction))
+        share = meter.spent(timeline) + 0.1
+        improve(
+            timeline,
+            target,
+            Annealing(seed=seed),
+            lambda: max(meter.spent(timeline) / share, float(excess(timeline, target) == 0)),
+            lambda energy: meter.seen(timeline, energy),
+        )
+        found = Result.of(problem, timeline.schedule())
+        fraction = min(0.5, fraction * 2) if found.peak <= target else fraction / 2
+        best = min(best, found, key=lambda result: (result.peak, result.cost))
+    return best
+
+
+def pareto(
+    problem: Problem,
+    *,
+    points: int = 8,
+    effort: int = EFFORT,
+    time_limit: float | None = None,
+    seed: int = 1,
+) -> tuple[Result, ...]:
+    """Schedules of which none is better than another in both peak and cost, by falling peak.
+
+    Args:
+        problem: What to schedule.
+        points: How many budgets are tried, evenly between the peak without recomputation and the smallest one found.
+        effort: Of each.
+        time_limit: Seconds for each.
+        seed: Of the random numbers.
+    """
+    once = Result.of(problem, problem.schedule)
+    least = smallest_budget(problem, effort=effort, time_limit=time_limit, seed=seed)
+    found = [once, least]
+    for budget in _between(least.peak, once.peak, points):
+        result = _within(problem, budget, _Meter(effort, time_limit, None), seed)
+        if result is not None:
+            found.append(result)
+    found.sort(key=lambda result: (result.peak, result.cost))
+    frontier: list[Result] = []
+    for result in found:
+        if not frontier or result.cost < frontier[-1].cost:
+            frontier.append(result)
+    return tuple(frontier[::-1])
+
+
+def _between(low: int, high: int, points: int) -> Iterator[int]:
+    for point in range(points):
+        yield low + math.floor((high - low) * point / points)
