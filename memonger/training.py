@@ -22,7 +22,7 @@ class Training:
 
     Attributes:
         loss: The output that was differentiated; None where gradients of outputs are inputs.
-        outputs: The forward model's own outputs.
+        outputs: The forward model's own outputs, new running statistics left out.
         parameters: Inputs that are trained. Their initializers are their defaults.
         gradients: Parameter or input → the output that is its gradient, where the model gives gradients.
         updates: Persistent input → the output that is its new content, and is written over it: parameters, running
@@ -102,7 +102,8 @@ def _check_names(model: ir.Model, training: Training, name: str) -> None:
     ):
         if wanted not in inputs:
             raise PlanError(f"{name}: its metadata '{KEY}' names the input '{wanted}', which it doesn't have.")
-    for wanted in (*training.updates.values(), *training.gradients.values(), *(x for x in [training.loss] if x)):
+    results = (*training.outputs, *training.updates.values(), *training.gradients.values(), training.loss)
+    for wanted in (name for name in results if name is not None):
         if wanted not in outputs:
             raise PlanError(f"{name}: its metadata '{KEY}' names the output '{wanted}', which it doesn't have.")
     for source, target in training.updates.items():

@@ -310,7 +310,7 @@ def test_the_list_survives_a_file(tmp_path: Any) -> None:
 @pytest.mark.parametrize("missing", ["torch", "onnxscript"])
 def test_without_pytorch_the_packages_are_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(memonger.RuntimeUnavailableError, match="pip install torch onnxscript"):
+    with pytest.raises(memonger.RuntimeUnavailableError, match=r"pip install 'memonger\[torch\]'"):
         from_torch(None, IMAGE)  # type: ignore[arg-type]
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import onnx
 import pytest
-import torch
 
 import memonger
 from memonger import parameters
@@ -107,10 +106,3 @@ def test_names_and_patterns_choose() -> None:
 def test_choices_that_cannot_be(wrt: Sequence[str] | None, frozen: Sequence[str], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         _chosen(wrt, frozen)
-
-
-def test_torch_exports_say_what_is_a_parameter() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).eval()
-    module.register_buffer("shift", torch.ones(2))
-    model = memonger.from_torch(module, torch.zeros(5, 3))
-    assert _trainable(model) == tuple(name for name, _ in module.named_parameters())

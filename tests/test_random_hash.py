@@ -373,11 +373,11 @@ def test_dropout_regularizes_as_torch_does() -> None:
     made = _training(_dropout(0.3))
     session = _runner(made)
     sums = []
-    for step in range(60):
+    for step in range(30):
         y = session.run(["y"], {"x": x, "y.grad": x, **_scalars(step=step)})[0]
         sums.append(y.sum(1))
     torch.manual_seed(0)
-    theirs = torch.stack([torch.nn.functional.dropout(torch.ones(16, 4096), 0.3).sum(1) for _ in range(60)])
+    theirs = torch.stack([torch.nn.functional.dropout(torch.ones(16, 4096), 0.3).sum(1) for _ in range(30)])
     expected = np.sqrt(4096 * 0.3 / 0.7)
-    assert np.std(sums) == pytest.approx(expected, rel=0.08)
-    assert float(theirs.std()) == pytest.approx(expected, rel=0.08)
+    assert np.std(sums) == pytest.approx(expected, rel=0.1)
+    assert float(theirs.std()) == pytest.approx(expected, rel=0.1)

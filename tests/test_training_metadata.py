@@ -294,6 +294,7 @@ def test_a_model_without_is_no_training_model() -> None:
         ({"updates": {"w": "u"}}, "names the output 'u', which it doesn't have"),
         ({"loss": "u"}, "names the output 'u'"),
         ({"gradients": {"w": "u"}}, "names the output 'u'"),
+        ({"outputs": ["l", "u"]}, "names the output 'u'"),
         ({"updates": {"v": "w.next"}}, "'w.next' can't be written over 'v': their types or shapes differ"),
         ({"updates": {"w": "a", "r": "a"}}, "types or shapes differ|one output over two inputs"),
     ],

@@ -26,6 +26,8 @@ GROUPS: dict[str, Callable[[int], Iterator[Case]]] = {
 def line(result: Result) -> str:
     """One row: PyTorch's milliseconds, the rule's ratio, then every candidate's, the rule's choice in brackets."""
     case = result.case
+    if result.stalled:
+        return f"{case.group:11}{case.name:38}{result.reference * 1e3:>9.3f}{'-':>7}  PyTorch's threads stalled"
     ratios = {name: seconds / result.reference for name, seconds in result.seconds.items()}
     shown = [
         f"[{name} {ratio:.2f}]" if name == case.rule else f"{name} {ratio:.2f}"
@@ -58,7 +60,10 @@ def main(groups: tuple[str, ...], batch: int, threads: int, seconds: float, matc
     )
     show(machine(("onnxruntime", "torch", "onnx", "numpy")))
     show(f"command: {' '.join(command.split())}\n")
-    show("y: forward; dx, dw: gradient of the input, of the weight; [..]: what the rule by shape picks")
+    show(
+        "y: forward; dx, dw: gradient of the input, of the weight; [..]: what the rule by shape picks; a row where PyTorch's threads"
+    )
+    show("gain nothing over one thread (the machine was busy) shows no ratios")
     show(f"{'group':11}{'case':38}{'torch ms':>9}{'rule':>7}  candidates over torch, fastest first")
     for group in groups or GROUPS:
         for case in GROUPS[group](batch):

@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 
 TURNS, TURN_SECONDS = 5, 0.003  # the least turns a runner takes, and about how long each is
 CONFIRM, AGREE = 4, 1.05  # measuring ends when so many least times of each runner lie within this factor
+STALLED = 1.1  # PyTorch slower by this than with one thread: the row counts for nothing
 HOPELESS = 8.0  # a runner so many times slower than the fastest takes two turns
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
@@ -100,6 +101,7 @@ class Result:
     reference: float
     seconds: Mapping[str, float]
     refused: Mapping[str, str] = field(default_factory=dict)
+    stalled: bool = False  # PyTorch was slower than with one thread: its threads wait for a processor, not for work
 
 
 def model_of(formulation: Formulation, inputs: Mapping[str, Array]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -230,7 +232,19 @@ def measure(case: Case, threads: int, seconds: float) -> Result:
         check(f"{case.group} {case.name} {name}", outputs, expected, case.tolerance)
         runners[name] = run
     best = clock(runners, seconds)
-    return Result(case, best.pop("torch"), best, refused)
+    reference = best.pop("torch")
+    return Result(
+        case, reference, best, refused, threads > 1 and reference > STALLED * alone(runners["torch"], threads)
+    )
+
+
+def alone(run: Run, threads: int) -> float:
+    """The least seconds of PyTorch with one thread."""
+    torch.set_num_threads(1)
+    try:
+        return clock({"torch": run}, 0.2)["torch"]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _arrays(outputs: object) -> list[Array]:

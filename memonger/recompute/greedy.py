@@ -8,6 +8,7 @@ input is kept where there is room; nodes move (a first run that nobody reads any
 earlier); and scores may be perturbed.
 """
 
+import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Relief:
         noise: Factor on a score: called once for each candidate.
         step: Which of the steps above the budget to relieve, from their number: called once a round. None: the worst.
         stop: Gives up as soon as the cost is above this.
+        many: For large problems: takes one move after the other at a step before it looks for others.
         chosen: How many of the candidates that promise most are tried.
     """
 
@@ -36,6 +38,7 @@ class Relief:
     noise: Callable[[], float] | None = None
     step: Callable[[int], int] | None = None
     stop: float = float("inf")
+    many: bool = False
     chosen: int = 12
 
 
@@ -54,7 +57,8 @@ def relieve(timeline: Timeline, budget: int, relief: Relief, expired: Callable[[
     while above:
         if timeline.cost > relief.stop or expired():
             return False
-        chosen = _best(timeline, budget, above, _worst(timeline, budget, relief), relief)
+        turn = _many if relief.many else _best
+        chosen = turn(timeline, budget, above, _worst(timeline, budget, relief), relief)
         if chosen is None:
             return False
         above = chosen
@@ -93,21 +97,80 @@ def _best(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) 
             best = score, move
     if best is None:
         return None
+    mark = len(timeline.journal)
     apply(timeline, best[1], budget, keep=not relief.plain)
-    return excess(timeline, budget)
+    return excess(timeline, budget) if relief.plain else _merge(timeline, budget, mark)
+
+
+def _merge(timeline: Timeline, budget: int, mark: int) -> int:
+    """Let what was just added live on where that saves a later run and costs no excess; returns the excess."""
+    above = excess(timeline, budget)
+    for label, node in timeline.journal[mark:]:
+        later = timeline.next_copy(node, label) if label in timeline.node else timeline.end
+        if later == timeline.end:
+            continue
+        before = len(timeline.journal)
+        withdraw(timeline, later)
+        after = excess(timeline, budget)
+        if after > above:
+            timeline.rollback(before)
+        else:
+            above = after
+    return above
 
 
 _EPSILON = 1e-9
+_NEARLY = 0.7
+
+
+def _many(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) -> int | None:
+    """Apply moves at this step until it is relieved, the best first; as `_best`.
+
+    Scores fall as moves are made, so the first of the heap is scored anew, and made if it is still the first (Minoux
+    1978, "Accelerated greedy algorithms for maximizing submodular set functions").
+    """
+    worst, begin = timeline.labels[at], above
+    heap = [(-promise, move) for promise, move in _promising(timeline, budget, at, relief)]
+    heapq.heapify(heap)
+    timeline.work += len(heap)
+    while heap and timeline.held[bisect_left(timeline.labels, worst)] > budget:
+        _, move = heapq.heappop(heap)
+        if not _current(timeline, worst, move):
+            continue
+        mark, before = len(timeline.journal), timeline.cost
+        apply(timeline, move, budget, keep=True)
+        gain = above - excess(timeline, budget)
+        score = gain / max(timeline.cost - before, _EPSILON)
+        if gain > 0 and (not heap or -score <= _NEARLY * heap[0][0]):
+            above = _merge(timeline, budget, mark)
+            continue
+        timeline.rollback(mark)
+        if gain > 0:
+            heapq.heappush(heap, (-score, move))
+    return above if above < begin else None
+
+
+def _current(timeline: Timeline, worst: int, move: Move) -> bool:
+    """Whether a move found before others were made still stands to reason."""
+    node, anchor, gone = move
+    if worst not in timeline.node or anchor not in timeline.node:
+        return False
+    if gone >= 0:
+        return gone in timeline.node and len(timeline.copies[node]) == 1 and anchor <= worst
+    turn = bisect_left(timeline.copies[node], anchor)
+    return turn > 0 and timeline.copies[node][turn - 1] < worst
 
 
 def _promising(timeline: Timeline, budget: int, at: int, relief: Relief) -> Iterator[tuple[float, Move]]:
     """Moves at this step, each with what it can relieve at most for its cost."""
     above = np.maximum(timeline.held - budget, 0)
+    bytes_to = [0, *np.cumsum(above).tolist()]
+    steps_to = [0, *np.cumsum(above > 0).tolist()]
     costs, sizes, labels = timeline.problem.costs, timeline.sizes, timeline.labels
     for value, begin, stop in across(timeline, labels[at]):
         node = timeline.problem.producer[value]
         low, high = bisect_right(labels, begin), bisect_left(labels, stop)
-        relieved = int(np.minimum(above[low:high], sizes[value]).sum())
+        relieved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
         movable = begin == timeline.copies[node][0]  # then a first run may just move, for free
         price = _EPSILON if movable else max(costs[node], _EPSILON)
         if not timeline.fixed[node]:
