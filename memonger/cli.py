@@ -242,7 +242,9 @@ def plan_command(**arguments: Any) -> None:
 @main.command(name="differentiate")
 @_options(
     MODEL,
-    click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the training model here."),
+    click.option(
+        "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the training model here."
+    ),
     *DIMS,
     *TRAINING,
     click.option("--wrt", multiple=True, metavar="PATTERN", help="Differentiate by these; default: the parameters."),

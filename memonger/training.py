@@ -33,6 +33,8 @@ class Training:
         scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
             ``accumulation_scale``.
         output_gradients: Output → the input that is its gradient, where there is no loss.
+        gradient_norm: The output that is the gradients' global norm, where they are clipped by it: nothing is updated
+            where it isn't finite.
     """
 
     loss: str | None = None
@@ -45,6 +47,7 @@ class Training:
     accumulated: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, str] = field(default_factory=dict)
     output_gradients: Mapping[str, str] = field(default_factory=dict)
+    gradient_norm: str | None = None
 
     @property
     def persistent(self) -> tuple[str, ...]:
@@ -84,7 +87,7 @@ def read(model: ir.Model, name: str) -> Training | None:
 
 
 def _fits(key: str, value: Any) -> bool:
-    if key == "loss":
+    if key in ("loss", "gradient_norm"):
         return value is None or isinstance(value, str)
     if key in ("gradients", "updates", "accumulated", "scalars", "output_gradients"):
         return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
@@ -102,7 +105,13 @@ def _check_names(model: ir.Model, training: Training, name: str) -> None:
     ):
         if wanted not in inputs:
             raise PlanError(f"{name}: its metadata '{KEY}' names the input '{wanted}', which it doesn't have.")
-    results = (*training.outputs, *training.updates.values(), *training.gradients.values(), training.loss)
+    results = (
+        *training.outputs,
+        *training.updates.values(),
+        *training.gradients.values(),
+        training.loss,
+        training.gradient_norm,
+    )
     for wanted in (name for name in results if name is not None):
         if wanted not in outputs:
             raise PlanError(f"{name}: its metadata '{KEY}' names the output '{wanted}', which it doesn't have.")

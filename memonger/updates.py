@@ -212,13 +212,13 @@ class Updater:
     def _write_statistics(self) -> None:
         step, op = self._step, self.op
         assert step is not None
+        gated: dict[ir.Value, ir.Value] = {}
         with op.at("update"):
             for old, new in self._statistics:
                 name = str(new.name)
-                kept = op.Where(step.ok, new, old)
-                new.name, kept.name = op.fresh(f"{name}.ungated"), name
-                outputs = op.graph.outputs
-                outputs[:] = [kept if value is new else value for value in outputs]
+                gated[new] = op.Where(step.ok, new, old)
+                new.name, gated[new].name = op.fresh(f"{name}.ungated"), name
+        op.graph.outputs[:] = [gated.get(value, value) for value in op.graph.outputs]
 
     def finished(self, value: ir.Value, gradient: ir.Value) -> None:
         """A gradient is whole: write what follows from it."""

@@ -204,10 +204,10 @@ def test_a_pointwise_weight_over_small_images_is_one_product(x: tuple[int, ...],
 @pytest.mark.parametrize("strides", [[1, 1], [2, 2]])
 @pytest.mark.parametrize(("n", "c", "k"), [(2, 3, 4), (2, 4, 3), (1, 3, 4), (1, 4, 3)])
 def test_a_pointwise_weight_over_large_images_is_a_product_an_image(n: int, c: int, k: int, strides: list[int]) -> None:
-    side = 15 * strides[0]
+    side = 28 * strides[0]
     made = conv((n, c, side, side), (k, c, 1, 1), strides=strides)
     assert kinds(made)["Conv"] == 2
-    large = n * min(c, k) * 15 * 15
+    large = n * min(c, k) * 28 * 28
     assert not [t for t in made.graph.node if t.op_type == "Transpose" and size_of(made, t.output[0]) >= large]
 
 
@@ -232,7 +232,7 @@ FLIPPED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("x", "w", "settings"), FLIPPED)
-def test_over_large_images_the_gradient_is_a_convolution(
+def test_at_strides_1_the_gradient_is_a_convolution(
     x: tuple[int, ...], w: tuple[int, ...], settings: dict[str, Any]
 ) -> None:
     assert "ConvTranspose" not in kinds(conv(x, w, wrt=["x"], **settings))
@@ -263,11 +263,11 @@ def test_a_dilated_weight_comes_from_a_convolution_of_one_rank_more(group: int) 
     ("x", "w", "settings"),
     [
         ((2, 3, 9, 8), (3, 1, 3, 3), {"pads": [1, 1, 1, 1]}),
-        ((2, 3, 9, 8), (6, 1, 3, 2), {"strides": [2, 3], "pads": [0, 1, 2, 0]}),
-        ((2, 3, 9, 8), (3, 1, 2, 3), {"strides": [4, 2]}),
+        ((2, 3, 9, 8), (6, 1, 3, 2), {"pads": [0, 1, 2, 0]}),
+        ((2, 3, 9, 8), (3, 1, 3, 1), {"pads": [1, 0, 1, 0]}),
         ((1, 3, 9, 8), (3, 1, 1, 1), {}),
-        ((2, 3, 11, 12), (3, 1, 3, 3), {"dilations": [2, 3], "strides": [2, 1], "pads": [1, 2, 0, 3]}),
-        ((2, 3, 11), (3, 1, 4), {"strides": [3], "pads": [2, 1]}),
+        ((2, 3, 11, 12), (3, 1, 3, 3), {"dilations": [2, 3], "pads": [1, 2, 0, 3]}),
+        ((2, 3, 11), (3, 1, 4), {"pads": [2, 1]}),
         ((2, 3, 11), (6, 1, 3), {"dilations": [3]}),
     ],
 )
@@ -277,6 +277,49 @@ def test_a_depthwise_weight_is_summed_column_by_column(
     made = conv(x, w, group=3, wrt=["w"], **settings)
     assert kinds(made)["Conv"] == 1 + w[-1]
     assert "Transpose" not in kinds(made)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "settings"),
+    [
+        ((2, 3, 9, 8), (6, 1, 3, 2), {"strides": [2, 3], "pads": [0, 1, 2, 0]}),
+        ((2, 3, 9, 8), (3, 1, 2, 3), {"strides": [4, 2]}),
+        ((1, 3, 11, 12), (3, 1, 3, 3), {"dilations": [2, 3], "strides": [2, 1], "pads": [1, 2, 0, 3]}),
+        ((2, 3, 11), (3, 1, 4), {"strides": [3], "pads": [2, 1]}),
+        ((2, 2, 5, 4, 5), (2, 1, 2, 2, 2), {"strides": [1, 2, 2]}),
+    ],
+)
+def test_a_depthwise_weight_at_strides_is_one_convolution(
+    x: tuple[int, ...], w: tuple[int, ...], settings: dict[str, Any]
+) -> None:
+    made = conv(x, w, group=x[1], wrt=["w"], **settings)
+    last = [node for node in made.graph.node if node.op_type == "Conv"][-1]
+    assert kinds(made)["Conv"] == 2
+    assert next(a.i for a in last.attribute if a.name == "group") == x[0] * x[1]
+
+
+@pytest.mark.parametrize(("n", "c", "k", "side"), [(1, 128, 128, (4, 5)), (2, 129, 128, (5, 4)), (2, 128, 130, (1, 1))])
+def test_many_channels_by_winograd(n: int, c: int, k: int, side: tuple[int, int]) -> None:
+    made = conv((n, c, *side), (k, c, 3, 3), pads=[1, 1, 1, 1], wrt=["x"])
+    assert kinds(made)["MatMul"] == 3
+    assert kinds(made)["Conv"] == 2
+
+
+@pytest.mark.parametrize(
+    ("c", "k", "side", "kernel", "settings"),
+    [
+        (127, 128, 4, 3, {"pads": [1, 1, 1, 1]}),
+        (128, 128, 15, 3, {"pads": [1, 1, 1, 1]}),
+        (128, 128, 4, 3, {"pads": [1, 0, 1, 1]}),
+        (128, 128, 5, 3, {"pads": [1, 1, 1, 1], "dilations": [1, 2]}),
+        (128, 128, 4, 2, {"pads": [1, 1, 1, 1]}),
+    ],
+)
+def test_winograd_is_left_where_it_does_not_fit(
+    c: int, k: int, side: int, kernel: int, settings: dict[str, Any]
+) -> None:
+    made = conv((1, c, side, side), (k, c, kernel, kernel), wrt=["x"], **settings)
+    assert "MatMul" not in kinds(made)
 
 
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])

@@ -1,5 +1,7 @@
 """Gradients of products of matrices and tensors."""
 
+import math
+
 import onnx
 import pytest
 import torch
@@ -43,6 +45,23 @@ def test_matmul_writes_one_product_where_one_gradient_is_wanted(b: str, wanted: 
 def test_a_stack_times_one_matrix_is_one_product_without_a_copy() -> None:
     made = check("g (FLOAT[2,3,4] a, FLOAT[4,5] b) => (FLOAT[2,3,5] y) { y = MatMul(a, b) }", torch.matmul)
     assert not {node.op_type for node in made.graph.node} & {"Transpose", "ReduceSum"}
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "moved"), [(2, 9, 8, 52), (8, 9, 2, 52), (9, 1, 8, 0), (9, 2, 9, 36), (2, 6, 8, 60)]
+)
+@pytest.mark.parametrize("batch", ["2", "3,2"])
+def test_what_is_transposed_is_small(batch: str, m: int, k: int, n: int, moved: int) -> None:
+    made = check(
+        f"g (FLOAT[{batch},{m},{k}] a, FLOAT[{batch},{k},{n}] b) => (FLOAT[{batch},{m},{n}] y) {{ y = MatMul(a, b) }}",
+        torch.matmul,
+    )
+    sizes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in [*made.graph.value_info, *made.graph.input, *made.graph.output]
+    }
+    found = sum(math.prod(sizes[node.output[0]]) for node in made.graph.node if node.op_type == "Transpose")
+    assert found == moved * (2 if batch == "2" else 6)
 
 
 @pytest.mark.parametrize("trans_a", [0, 1])

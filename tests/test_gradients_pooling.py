@@ -101,6 +101,13 @@ def test_max_pool_refuses_indices_in_column_major_order() -> None:
         memonger.differentiate(model, wrt=["x"])
 
 
+def test_indices_are_made_small_right_behind_the_pool() -> None:
+    made = max_pool((2, 3, 6, 4), kernel_shape=[2, 2], strides=[2, 2])
+    nodes = [node.op_type for node in made.graph.node]
+    assert nodes[:2] == ["MaxPool", "Cast"]
+    assert made.graph.node[1].attribute[0].i == onnx.TensorProto.INT32
+
+
 def average_pool(x: tuple[int, ...], **settings: Any) -> onnx.ModelProto:
     rank = len(x) - 2
     pads, strides = settings.get("pads", [0] * 2 * rank)[:rank], settings.get("strides", [1] * rank)
@@ -132,6 +139,12 @@ AVERAGES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize(("x", "settings"), AVERAGES)
 def test_average_pool(x: tuple[int, ...], settings: dict[str, Any], include: int) -> None:
     average_pool(x, **settings, count_include_pad=include)
+
+
+@pytest.mark.parametrize("kernel", [[2, 2], [3, 2]])
+def test_windows_side_by_side_are_repeated(kernel: list[int]) -> None:
+    made = average_pool((2, 3, 6, 4), kernel_shape=kernel, strides=kernel)
+    assert [node.op_type for node in made.graph.node] == ["AveragePool", "Mul", "Resize"]
 
 
 @pytest.mark.parametrize("include", [0, 1])
@@ -194,6 +207,7 @@ def test_lp_pool(p: int) -> None:
     [
         "g (FLOAT[1,2,4,4] x) => (FLOAT[1,2,2,2] y) { y = MaxPool <kernel_shape=[2,2], strides=[2,2]> (x) }",
         "g (FLOAT[1,2,4,4] x) => (FLOAT[1,2,3,3] y) { y = AveragePool <kernel_shape=[2,2]> (x) }",
+        "g (FLOAT[1,2,4,4] x) => (FLOAT[1,2,2,2] y) { y = AveragePool <kernel_shape=[2,2], strides=[2,2]> (x) }",
         "g (FLOAT[1,2,4,4] x) => (FLOAT[1,2,1,1] y) { y = GlobalAveragePool(x) }",
     ],
 )

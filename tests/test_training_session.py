@@ -285,3 +285,18 @@ def test_only_plans_with_a_loss_are_trained() -> None:
         memonger.TrainingSession(memonger.search_plan(classifier()))
     with pytest.raises(PlanError, match="for training"):
         memonger.search_plan(classifier(), loss="softmax_cross_entropy", mode="inference")
+
+
+def test_a_clipped_step_reports_its_norm_and_skips_what_is_not_finite() -> None:
+    trainer = memonger.TrainingSession(plan(memonger.SGD(lr=0.1), clip_norm=0.5))
+    trainer.step(batch())
+    assert trainer.outputs()["gradient_norm"] > 0
+    state = trainer.state_dict()
+    state["first.weight"][:, 0] = 0.0
+    trainer.load_state_dict(state)
+    huge = batch(1)
+    huge["x"][:, 0] = 1e30  # the loss doesn't see it; the weights' gradients do, and can't be squared
+    assert np.isfinite(trainer.step(huge))
+    assert trainer.skipped_steps == 1
+    for name, array in trainer.state_dict().items():
+        np.testing.assert_array_equal(array, state[name], err_msg=name)

@@ -59,11 +59,10 @@ def main(groups: tuple[str, ...], batch: int, threads: int, seconds: float, matc
         "Gradients in standard ONNX operators: time over that of PyTorch eager's kernel, least of many interleaved runs"
     )
     show(machine(("onnxruntime", "torch", "onnx", "numpy")))
-    show(f"command: {' '.join(command.split())}\n")
-    show(
-        "y: forward; dx, dw: gradient of the input, of the weight; [..]: what the rule by shape picks; a row where PyTorch's threads"
-    )
-    show("gain nothing over one thread (the machine was busy) shows no ratios")
+    show(f"command: {' '.join(command.split())}")
+    show(f"clock: {'processor time of one thread' if threads == 1 else 'wall time'}\n")
+    show("y: forward; dx, dw: gradient of the input, of the weight; [..]: what the rule by shape picks")
+    show("a row where PyTorch's threads gain nothing over one thread (the machine was busy) shows no ratios")
     show(f"{'group':11}{'case':38}{'torch ms':>9}{'rule':>7}  candidates over torch, fastest first")
     for group in groups or GROUPS:
         for case in GROUPS[group](batch):

@@ -190,9 +190,11 @@ def check(name: str, outputs: Sequence[Array], expected: Sequence[Array], tolera
             )
 
 
-def clock(runners: Mapping[str, Run], seconds: float) -> dict[str, float]:
+def clock(runners: Mapping[str, Run], seconds: float, threads: int) -> dict[str, float]:
     """The least seconds of each runner. They take short turns, so that a busy machine slows all alike, until the least
-    times of each agree; each turn starts with a run that is not counted."""
+    times of each agree; each turn starts with a run that is not counted. With one thread the time is the processor's,
+    which leaves out what other programs took."""
+    timer = time.thread_time if threads == 1 else time.perf_counter
     best = {name: [math.inf] * CONFIRM for name in runners}
     stop = time.perf_counter() + seconds
     for turn in itertools.count():
@@ -202,17 +204,17 @@ def clock(runners: Mapping[str, Run], seconds: float) -> dict[str, float]:
             break
         for name, run in runners.items():
             if turn < 2 or best[name][0] <= limit:
-                best[name] = sorted([*best[name], *_turn(run)])[:CONFIRM]
+                best[name] = sorted([*best[name], *_turn(run, timer)])[:CONFIRM]
     return {name: least[0] for name, least in best.items()}
 
 
-def _turn(run: Run) -> list[float]:
+def _turn(run: Run, timer: Callable[[], float]) -> list[float]:
     run()
     times = []
     while sum(times) < TURN_SECONDS:
-        start = time.perf_counter()
+        start = timer()
         run()
-        times.append(time.perf_counter() - start)
+        times.append(timer() - start)
     return times
 
 
@@ -231,7 +233,7 @@ def measure(case: Case, threads: int, seconds: float) -> Result:
             continue
         check(f"{case.group} {case.name} {name}", outputs, expected, case.tolerance)
         runners[name] = run
-    best = clock(runners, seconds)
+    best = clock(runners, seconds, threads)
     reference = best.pop("torch")
     return Result(
         case, reference, best, refused, threads > 1 and reference > STALLED * alone(runners["torch"], threads)
@@ -242,7 +244,7 @@ def alone(run: Run, threads: int) -> float:
     """The least seconds of PyTorch with one thread."""
     torch.set_num_threads(1)
     try:
-        return clock({"torch": run}, 0.2)["torch"]
+        return clock({"torch": run}, 0.2, threads)["torch"]
     finally:
         torch.set_num_threads(threads)
 

@@ -11,9 +11,11 @@ import onnx_ir as ir
 from memonger.gradients.emitter import Emitter
 from memonger.gradients.registry import Gradient, gradient
 from memonger.gradients.windows import Windows, windows_of
+from memonger.gradients.winograd import winograd
 
-SMALL_IMAGE = 196  # elements of a channel up to which a pointwise weight gradient is one product over the whole batch
-LARGE_IMAGE = 784  # elements of a channel from which a convolution with the flipped weight beats ConvTranspose
+LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
+MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
+WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
 
 
 @gradient("Conv")
@@ -68,7 +70,10 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     if group == 1 and at.is_pointwise and at.is_dense:
         matrix = op.transpose(op.reshape(w, (channels, inner)), (1, 0))
         return op.reshape(op.MatMul(matrix, op.reshape(dy, (batch, channels, -1))), (batch, inner, *at.image))
-    if at.is_dense and math.prod(at.image) >= LARGE_IMAGE and all(_border(at, a) for a in range(at.rank)):
+    undone = at.is_dense and all(_border(at, a) for a in range(at.rank))
+    if undone and group == 1 and _winograd_pays(at, channels, inner):
+        return winograd(op, dy, w)
+    if undone:
         return _by_flipped_weight(op, dy, w, at, group)
     # Its output ends with the image where the padding at the end is what the last windows reach beyond it.
     extra = [max(0, -excess) for excess in at.excess]
@@ -79,6 +84,11 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
 def _border(at: Windows, axis: int) -> bool:
     """Whether padding is narrower than the window, so that a convolution's own padding can undo it."""
     return at.begin[axis] < at.extent[axis] and at.excess[axis] < at.extent[axis] and at.excess[axis] >= 0
+
+
+def _winograd_pays(at: Windows, outputs: int, inputs: int) -> bool:
+    plain = at.kernel == at.extent == (3, 3) and at.begin == at.excess == (1, 1)
+    return plain and min(outputs, inputs) >= MANY_CHANNELS and math.prod(at.image) <= WINOGRAD_IMAGE
 
 
 def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: int) -> ir.Value:
@@ -117,9 +127,11 @@ def _weight_gradient(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
     channels, outputs = op.dims(x)[1], op.dims(dy)[1]
     if group == 1 and at.is_pointwise:
         return op.reshape(_pointwise_weight(op, x, dy, at), (outputs, channels, *at.kernel))
-    if group == channels and at.rank < 3:
-        return _depthwise_weight(op, x, dy, at)
+    if group == channels and at.rank < 3 and at.is_dense:
+        return _depthwise_by_columns(op, x, dy, at)
     x = _read_part(op, x, at)
+    if group == channels:
+        return _depthwise_by_images(op, x, dy, at)
     if at.dilations[-1] > 1 and at.rank < 3:
         return _weight_by_depth(op, x, dy, at, group)
     undilated = all(d == 1 for d in at.dilations)
@@ -136,7 +148,7 @@ def _pointwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir
         x = op.Slice(x, starts, stops, axes, op.ints(*at.strides))
     (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], math.prod(at.count)
     x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
-    if size <= SMALL_IMAGE:
+    if size < LARGE_IMAGE:
         rows = op.reshape(_batch_second(op, dy, 1), (outputs, batch * size))
         product: ir.Value = op.MatMul(rows, op.reshape(_swapped(op, x), (batch * size, channels)))
         return product
@@ -244,33 +256,39 @@ def _weight_by_depth(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
     return op.reshape(found, (outputs, channels // group, *at.kernel))
 
 
-def _depthwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
-    """For each column of the kernel, the columns of x it reads, convolved by dy as long as they are wide.
+def _depthwise_by_images(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """A convolution of x by dy, every channel of every image a group."""
+    (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
+    found = op.Conv(
+        op.reshape(x, (1, batch * channels, *op.dims(x)[2:])),
+        op.reshape(dy, (batch * outputs, 1, *at.count)),
+        strides=at.dilations,
+        dilations=at.strides,
+        pads=[*at.begin, *(max(0, excess) for excess in at.excess)],
+        group=batch * channels,
+    )
+    return op.reshape(_sum_batch(op, op.reshape(found, (batch, outputs, *at.kernel))), (outputs, 1, *at.kernel))
 
-    Every channel of every image is a group. A stride of rows becomes rows of zeros between those of dy.
+
+def _depthwise_by_columns(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """The same at strides 1, for each column of the kernel the columns of x it reads.
+
+    Then dy is as wide as the image, where onnxruntime's CPU kernel multiplies without a copy of the windows.
     """
     (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
     image, count = (1, *op.dims(x)[2:])[-2:], (1, *at.count)[-2:]
-    kernel, extent, stride = (1, *at.kernel)[-2:], (1, *at.extent)[-2:], (1, *at.strides)[-2:]
-    dilation, begin = (1, *at.dilations)[-2:], (0, *at.begin)[-2:]
-    needed = (count[0] * stride[0] + extent[0] - 1, (count[1] - 1) * stride[1] + extent[1])
-    end = [max(0, n - i - b) for n, i, b in zip(needed, image, begin, strict=True)]
+    (height, width), (begin, end) = (1, *at.kernel)[-2:], ((0, *pads)[-2:] for pads in (at.begin, at.excess))
+    extent, dilation = (1, *at.extent)[-2:], (1, *at.dilations)[-2:]
     planes = op.reshape(x, (batch, channels, *image))
     if any(begin) or any(end):
         planes = op.Pad(planes, op.ints(0, 0, *begin, 0, 0, *end))
-    weight = op.reshape(dy, (batch * outputs, count[0], 1, count[1]))
-    if stride[0] > 1:
-        weight = op.Pad(weight, op.ints(0, 0, 0, 0, 0, 0, stride[0] - 1, 0))
-    weight = op.reshape(weight, (batch * outputs, 1, count[0] * stride[0], count[1]))
+    weight, groups = op.reshape(dy, (batch * outputs, 1, *count)), batch * channels
     columns = []
-    for j in range(kernel[1]):
-        first = j * dilation[1]
-        starts, stops = op.ints(0, first), op.ints(needed[0], first + (count[1] - 1) * stride[1] + 1)
-        column = op.Slice(planes, starts, stops, op.ints(2, 3), op.ints(1, stride[1]))
-        column = op.reshape(column, (1, batch * channels, needed[0], count[1]))
-        found = op.Conv(column, weight, group=batch * channels)
+    for j in range(width):
+        column = op.slice(planes, 3, j * dilation[1], j * dilation[1] + count[1]) if width > 1 else planes
+        found = op.Conv(op.reshape(column, (1, groups, count[0] + extent[0] - 1, count[1])), weight, group=groups)
         if dilation[0] > 1:
             found = op.slice(found, 2, 0, extent[0], dilation[0])
-        columns.append(op.reshape(found, (batch, outputs, kernel[0], 1)))
-    whole = columns[0] if len(columns) == 1 else op.Concat(*columns, axis=3)
+        columns.append(op.reshape(found, (batch, outputs, height, 1)))
+    whole = columns[0] if width == 1 else op.Concat(*columns, axis=3)
     return op.reshape(_sum_batch(op, whole), (outputs, 1, *at.kernel))

@@ -47,7 +47,7 @@ class Emitter:
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
         self.scalars: dict[str, ir.Value] = {}
-        self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, tuple[int, ...]] | None]] = {}
+        self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, ir.Shape] | None]] = {}
         self._opsets = [onnx.helper.make_opsetid("", self.opset)]
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
@@ -66,6 +66,15 @@ class Emitter:
         self.where, self.wanted = where, tuple(wanted)
         yield
         self.where, self.wanted = before
+
+    @contextmanager
+    def behind(self, node: ir.Node) -> Iterator[None]:
+        """Emit right behind a forward node: what makes a value smaller before it is kept."""
+        before, self.nodes = self.nodes, []
+        yield
+        if node.graph is not None:
+            node.graph.insert_after(node, self.nodes)
+        self.nodes = before
 
     def wants(self, index: int) -> bool:
         """Whether input ``index`` of the forward node needs a gradient."""
@@ -228,22 +237,22 @@ class Emitter:
             if only is None or value is only:
                 if found is None:
                     raise PlanError(f"the gradient of '{self.where}' can't be written: {node.op_type} has no shape.")
-                dtype, dims = found
-                value.type, value.shape = ir.TensorType(dtype), ir.Shape(dims)
+                dtype, value.shape = found
+                value.type = ir.TensorType(dtype)
 
-    def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, tuple[int, ...]] | None]:
+    def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, ir.Shape] | None]:
         try:
             protos = self._protos(node)
         except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError) as error:
             raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type}: {error}") from error
-        found: list[tuple[ir.DataType, tuple[int, ...]] | None] = []
+        found: list[tuple[ir.DataType, ir.Shape] | None] = []
         for value in node.outputs:
             proto = protos.get(value.name or "")
             shape = None if proto is None else ir.serde.deserialize_type_proto_for_shape(proto)
             kind = None if proto is None else ir.serde.deserialize_type_proto_for_type(proto)
             dims = [dim for dim in shape or () if isinstance(dim, int)]
             static = shape is not None and len(dims) == len(shape) and isinstance(kind, ir.TensorType)
-            found.append((kind.dtype, tuple(dims)) if static and kind is not None else None)
+            found.append((kind.dtype, ir.Shape(dims, frozen=True)) if static and kind is not None else None)
         return found
 
     def _protos(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
@@ -275,7 +284,7 @@ def _input_signature(value: ir.Value | None) -> object:
         return None
     content = value.const_value
     small = content is not None and not value.is_graph_input() and content.size <= SMALL
-    return value.dtype, shapes.static_shape(value), value.name if small else None
+    return value.dtype, None if value.shape is None else value.shape.dims, value.name if small else None
 
 
 def _type_proto(value: ir.Value) -> onnx.TypeProto:

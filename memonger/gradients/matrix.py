@@ -1,5 +1,6 @@
 """Products of matrices and of tensors."""
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -7,6 +8,8 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.gradients.emitter import Emitter
 from memonger.gradients.registry import Gradient, gradient
+
+SMALLER = 2  # how much less has to be transposed for the other side to pay
 
 
 @gradient("MatMul")
@@ -26,9 +29,25 @@ def _matmul(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
         db = op.reshape(op.Gemm(left, dy, transA=1), op.dims(b)) if op.wants(1) else None
         return da, db
     dy = op.reshape(dy, (*op.dims(node.outputs[0])[: max(len(batch_a), len(batch_b))], m, n))
-    da = op.MatMul(dy, _swapped(op, right)) if op.wants(0) else None
-    db = op.MatMul(_swapped(op, left), dy) if op.wants(1) else None
+    da = _by_transposed(op, dy, right) if op.wants(0) else None
+    db = _transposed_by(op, left, dy) if op.wants(1) else None
     return None if da is None else op.reshape(op.sum_to(da, (*batch_a, m, k)), op.dims(a)), db
+
+
+def _by_transposed(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """a·bᵀ. Of b and a·bᵀ with a, the smaller are transposed."""
+    product = (*op.dims(a)[:-1], op.dims(b)[-2])
+    if op.size(b) >= SMALLER * (op.size(a) + math.prod(product)):
+        return _swapped(op, op.MatMul(b, _swapped(op, a)))
+    return op.MatMul(a, _swapped(op, b))
+
+
+def _transposed_by(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """aᵀ·b, likewise."""
+    product = (*op.dims(b)[:-2], op.dims(a)[-1], op.dims(b)[-1])
+    if op.size(a) >= SMALLER * (op.size(b) + math.prod(product)):
+        return _swapped(op, op.MatMul(_swapped(op, b), a))
+    return op.MatMul(_swapped(op, a), b)
 
 
 def _sizes(a: Sequence[int], b: Sequence[int]) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from memonger.gradients.emitter import Emitter
 from memonger.gradients.registry import Gradient, expansion, gradient
 
-LARGE_IMAGE = 100  # elements of a channel from which a depthwise convolution is the fastest sum of products
+LARGE_IMAGE = 784  # elements of a channel from which a depthwise convolution is the fastest sum of products
 
 # Over the batch: BatchNormalization, and what is written as one.
 

@@ -32,6 +32,9 @@ def _max_pool(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> Gradient:
             "Set storage_order=0."
         )
     indices = op.add_output(node, 1, "indices")
+    if op.size(x) < 2**31:  # what is kept for the backward pass takes half the memory then
+        with op.behind(node):
+            indices = op.cast(indices, ir.DataType.INT32)
     return op.reshape(add_at(op, dy, indices, op.size(x)), op.dims(x))
 
 
@@ -52,7 +55,8 @@ def _map(op: Emitter, content: np.ndarray, like: ir.Value) -> ir.Value:
 @gradient("GlobalAveragePool")
 def _global_average_pool(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     dims = op.dims(node.inputs[0])
-    return op.expand(op.Mul(dy, 1.0 / math.prod(dims[2:])), dims)
+    image: ir.Value = op.Mul(dy, _map(op, np.full(dims[2:], 1.0 / math.prod(dims[2:])), dy))
+    return image
 
 
 @gradient("AveragePool")
@@ -94,6 +98,13 @@ def _counts(at: Windows, include_pad: bool) -> np.ndarray:
 
 def _spread(op: Emitter, dy: ir.Value, at: Windows, factor: float) -> ir.Value:
     """Each window's number, times ``factor``, added to every element of the window."""
+    if at.kernel == at.strides == at.extent and not any(at.begin) and not any(at.excess):
+        scaled = dy if factor == 1.0 else op.Mul(dy, factor)
+        scales = op.constant([1.0, 1.0, *at.kernel])
+        repeated: ir.Value = op.Resize(
+            scaled, None, scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+        )
+        return repeated
     planes = op.size(dy) // math.prod(at.count)
     extra = [max(0, -excess) for excess in at.excess]
     spread = op.ConvTranspose(

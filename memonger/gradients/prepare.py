@@ -97,6 +97,8 @@ def _match_settings(model: ir.Model, types: Mapping[str | None, ir.DataType | No
 
 def expand(model: ir.Model, op: Emitter, keep: Collection[str] = ()) -> None:
     """Write every operator that has an expansion as that, those in ``keep`` left out."""
+    replaced: dict[ir.Value, ir.Value] = {}
+    gone = []
     for node in list(model.graph):
         rule = EXPANSIONS.get(node.op_type) if node.domain == "" and node.op_type not in keep else None
         if rule is None:
@@ -104,22 +106,29 @@ def expand(model: ir.Model, op: Emitter, keep: Collection[str] = ()) -> None:
         with op.at(str(node.name)):
             results = rule(op, node)
         if results is not None:
-            _replace(model.graph, node, results, op)
+            replaced.update(_replace(model.graph, node, results, op))
+            gone.append(node)
+    if gone:
+        model.graph.outputs[:] = [replaced.get(value, value) for value in model.graph.outputs]
+        model.graph.remove(gone, safe=True)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, results: tuple[ir.Value | None, ...], op: Emitter) -> None:
-    """Put what was emitted in the node's place. Values keep their names."""
+def _replace(
+    graph: ir.Graph, node: ir.Node, results: tuple[ir.Value | None, ...], op: Emitter
+) -> dict[ir.Value, ir.Value]:
+    """Put what was emitted in the node's place, but for graph outputs: old value → new one. Values keep their names."""
     made, op.nodes = op.nodes, []
     graph.insert_before(node, made)
-    for old, new in zip(node.outputs, results, strict=False):
-        if new is None:
-            continue
-        if new in made_values(made):
+    fresh = made_values(made)
+    pairs = {old: new for old, new in zip(node.outputs, results, strict=False) if new is not None}
+    for old, new in pairs.items():
+        if new in fresh:
             old.name, new.name = f"{old.name}.replaced", old.name
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        for user, index in old.uses():
+            user.replace_input_with(index, new)
     if results[0] is not None and (producer := results[0].producer()) is not None:
         producer.metadata_props.update(node.metadata_props)
-    graph.remove(node, safe=True)
+    return pairs
 
 
 def made_values(nodes: list[ir.Node]) -> set[ir.Value]:

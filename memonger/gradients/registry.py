@@ -8,8 +8,8 @@ A rule is given the forward node and the gradients of its outputs, and returns t
         return op.Mul(dy, b), op.Mul(dy, a)
 
 One positional argument follows for each output the node has, None where nothing depends on that output. One gradient is
-returned for each input; None says there is none, and inputs beyond those returned have none. A gradient may have the shape that
-broadcasting gave: the driver sums it back. It also accumulates, and drops what nobody reads.
+returned for each input; None says there is none, and inputs beyond those returned have none. A gradient may have the
+shape that broadcasting gave: the driver sums it back. It also accumulates, and drops what nobody reads.
 """
 
 from collections.abc import Callable, Iterable

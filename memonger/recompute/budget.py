@@ -17,6 +17,10 @@ from memonger.recompute.timeline import Timeline
 
 EFFORT = 300_000
 """Some 4 s."""
+_STARTS = ((Relief(many=True), True), (Relief(), True), (Relief(plain=True), False))
+"""Greedy settings, and whether first runs move."""
+_LARGE = 2_000
+"""Nodes from which on only the first start is made."""
 _START = 0.2
 """Part of the effort after which no further start is tried."""
 
@@ -149,7 +153,7 @@ def _start(problem: Problem, budget: int, meter: _Meter) -> Timeline:
     """The best of several greedy plans."""
     best: tuple[Energy, tuple[int, ...]] | None = None
     timeline = Timeline(problem)
-    for relief, moving in ((Relief(), True), (Relief(plain=True), False)):
+    for relief, moving in _STARTS if problem.nodes <= _LARGE else _STARTS[:1]:
         timeline.load(problem.schedule)
         timeline.moving = moving
         expired = (lambda: False) if best is None else (lambda: meter.spent(timeline) > _START)

@@ -120,7 +120,11 @@ def _merge(timeline: Timeline, budget: int, mark: int) -> int:
 
 
 _EPSILON = 1e-9
-_NEARLY = 0.7
+_NEARLY = 0.8
+
+
+def _silence() -> float:
+    return 1.0
 
 
 def _many(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) -> int | None:
@@ -130,23 +134,26 @@ def _many(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) 
     1978, "Accelerated greedy algorithms for maximizing submodular set functions").
     """
     worst, begin = timeline.labels[at], above
-    heap = [(-promise, move) for promise, move in _promising(timeline, budget, at, relief)]
+    noise = relief.noise or _silence
+    heap = [
+        (-promise * (factor := noise()), move, factor) for promise, move in _promising(timeline, budget, at, relief)
+    ]
     heapq.heapify(heap)
     timeline.work += len(heap)
     while heap and timeline.held[bisect_left(timeline.labels, worst)] > budget:
-        _, move = heapq.heappop(heap)
+        _, move, factor = heapq.heappop(heap)
         if not _current(timeline, worst, move):
             continue
         mark, before = len(timeline.journal), timeline.cost
         apply(timeline, move, budget, keep=True)
         gain = above - excess(timeline, budget)
-        score = gain / max(timeline.cost - before, _EPSILON)
+        score = factor * gain / max(timeline.cost - before, _EPSILON)
         if gain > 0 and (not heap or -score <= _NEARLY * heap[0][0]):
             above = _merge(timeline, budget, mark)
             continue
         timeline.rollback(mark)
         if gain > 0:
-            heapq.heappush(heap, (-score, move))
+            heapq.heappush(heap, (-score, move, factor))
     return above if above < begin else None
 
 
@@ -277,6 +284,7 @@ def chain(timeline: Timeline, node: int, anchor: int, budget: int, keep: bool) -
             pending.append(missing[0])
         else:
             order.append(pending.pop())
+    timeline.work += len(order) // 2
     return order
 
 

@@ -25,12 +25,15 @@ class Annealing:
         warmth: Accepts plans that are worse by this fraction of what recomputation costs, at first; in the end none.
         noise: Standard deviation of the logarithm of the factor on greedy scores.
         most: Recomputations taken out at once.
+        many: How often `Relief.many` repairs.
     """
 
     seed: int = 1
     warmth: float = 0.02
     noise: float = 0.5
     most: int = 12
+    many: float = 0.3
+    patience: float = 2.0
 
 
 Energy = tuple[int, float]
@@ -61,7 +64,7 @@ def improve(
         mark = len(timeline.journal)
         timeline.work += 5 + len(timeline.sizes) // 20
         _destroy(timeline, rng, annealing)
-        found = _repair(timeline, budget, rng, annealing, current, done)
+        found = _repair(timeline, budget, rng, annealing, current, least, done)
         slack = annealing.warmth * (1 - spent) * -math.log(1 - rng.random())
         if _accepted(found, current, slack, least):
             current = found
@@ -88,13 +91,15 @@ def _repair(
     rng: random.Random,
     annealing: Annealing,
     current: Energy,
+    least: float,
     done: Callable[[], float],
 ) -> Energy:
     spread = annealing.noise * rng.random()
     relief = Relief(
         noise=lambda: math.exp(rng.gauss(0.0, spread)),
         step=None if rng.random() < 0.5 else lambda count: int(rng.random() * count),
-        stop=math.inf if current[0] else current[1] * 1.25,
+        stop=math.inf if current[0] else least + (current[1] - least) * annealing.patience,
+        many=rng.random() < annealing.many,
         chosen=8,
     )
     if greedy.relieve(timeline, budget, relief, lambda: done() >= 1):

@@ -142,7 +142,9 @@ def _producers(problem: Problem) -> tuple[int, ...]:
     for node, writes in enumerate(problem.writes):
         for value in writes:
             if producer[value] >= 0:
-                raise PlanError(f"nodes {problem.names[producer[value]]!r} and {problem.names[node]!r} write one value.")
+                raise PlanError(
+                    f"nodes {problem.names[producer[value]]!r} and {problem.names[node]!r} write one value."
+                )
             producer[value] = node
     return tuple(producer)
 
@@ -251,7 +253,9 @@ def check(problem: Problem, schedule: Sequence[int]) -> None:
         for value in problem.reads[node]:
             source = problem.producer[value]
             if source >= 0 and not runs[source]:
-                raise PlanError(f"step {step}, node {name!r}, reads what node {problem.names[source]!r} hasn't written.")
+                raise PlanError(
+                    f"step {step}, node {name!r}, reads what node {problem.names[source]!r} hasn't written."
+                )
         if runs[node] and not problem.recomputable[node]:
             raise PlanError(f"step {step} runs node {name!r} again, which may run only once.")
         if not problem.recomputable[node]:

@@ -38,9 +38,7 @@ class Timeline:
         self.n = n = problem.nodes
         self.sizes = problem.sizes
         self.inputs = [[v for v in reads if problem.producer[v] >= 0] for reads in problem.reads]
-        self.own = [
-            problem.workspace[i] + sum(problem.sizes[v] for v in problem.writes[i]) for i in range(n)
-        ]
+        self.own = [problem.workspace[i] + sum(problem.sizes[v] for v in problem.writes[i]) for i in range(n)]
         self.pinned = [False] * len(problem.sizes)
         for value in problem.pinned:
             self.pinned[value] = True
@@ -146,7 +144,7 @@ class Timeline:
         for value in self.inputs[node]:
             self._add_read(value, label, at)
         self.cost += self.problem.costs[node]
-        self.work += 1
+        self.work += 1 + len(self.inputs[node]) // 4
         self.journal.append((label, node))
 
     def _add_copy(self, node: int, label: int, at: int) -> None:
@@ -188,7 +186,7 @@ class Timeline:
         held[at : count - 1] = held[at + 1 : count]
         del labels[at], self.node[label]
         self.cost -= self.problem.costs[node]
-        self.work += 1
+        self.work += 1 + len(self.inputs[node]) // 4
         self.journal.append((~label, node))
 
     def _remove_read(self, value: int, label: int, at: int) -> None:

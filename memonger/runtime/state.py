@@ -57,9 +57,9 @@ def save(state: State, path: Path) -> None:
 
     def write(target: Any) -> None:
         with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            archive.writestr(HEADER, json.dumps(header))
+            archive.writestr(_info(HEADER), json.dumps(header))
             for number, array in enumerate(state.tensors.values()):
-                with archive.open(_member(number), "w", force_zip64=True) as member:
+                with archive.open(_info(_member(number)), "w", force_zip64=True) as member:
                     np.lib.format.write_array(
                         member, np.ascontiguousarray(array).view(np.uint8).reshape(-1), allow_pickle=False
                     )
@@ -68,6 +68,11 @@ def save(state: State, path: Path) -> None:
         write_whole(path, write)
     except OSError as error:
         raise SessionError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+
+
+def _info(name: str) -> zipfile.ZipInfo:
+    """Without the time of writing: one state is one file, byte for byte."""
+    return zipfile.ZipInfo(name)
 
 
 def _member(number: int) -> str:

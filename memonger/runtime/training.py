@@ -45,7 +45,7 @@ class TrainingSession:
     Attributes:
         learning_rate: Used by each step that isn't given another; the optimizer's own at first.
         steps: Steps taken, those left out for a loss that wasn't finite not counted.
-        skipped_steps: Steps left out because their loss wasn't finite.
+        skipped_steps: Steps left out because their loss, or their gradients' norm, wasn't finite.
 
     Raises:
         SessionError: the plan isn't of a training model with a loss; the two plans are of different models.
@@ -85,7 +85,7 @@ class TrainingSession:
         self._forward = forward.extract(plans[0].model, self._name)
         self._evaluation: BoundPlan | None = None
         self._released: ScratchFolder | None = None
-        self._has_outputs = False
+        self._has_outputs, self._was_finite = False, True
         self._threads = intra_op_threads or plans[0].threads
         self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
 
@@ -97,8 +97,8 @@ class TrainingSession:
                 ``accumulation`` plan.
             learning_rate: For this step only.
 
-        Returns: the loss; of micro-batches the mean. Where it isn't finite, parameters, statistics and optimizer state
-            are as they were before, and ``skipped_steps`` is one more.
+        Returns: the loss; of micro-batches the mean. Where it, or the norm the gradients are clipped by, isn't finite,
+            parameters, statistics and optimizer state are as they were before, and ``skipped_steps`` is one more.
 
         Raises:
             SessionError: wrong inputs; the state is released; the runtime failed.
@@ -116,11 +116,12 @@ class TrainingSession:
         self._set("step", self.steps)
         self._set("random_key", self.random_key)
         loss = self._accumulated(batches) if len(self._bound) > 1 else self._run(0, batches[0])
-        if np.isfinite(loss):
+        if self._was_finite:
             self.steps += 1
         else:
             self.skipped_steps += 1
-            logger.warning("%s: the loss of step %d is %s: nothing was updated.", self._name, self.steps, loss)
+            what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
         return loss
 
     def _accumulated(self, batches: Sequence[Inputs]) -> float:
@@ -130,7 +131,7 @@ class TrainingSession:
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             losses.append(self._run(0 if last else 1, batch))
-            if not np.isfinite(losses[-1]):
+            if not self._was_finite:
                 for name, array in before.items():
                     self._weights.fill(name, array)
                 break
@@ -146,7 +147,10 @@ class TrainingSession:
         self._has_outputs = False
         bound.run(batch)
         self._has_outputs = index == 0
-        return float(np.asarray(bound.result(loss)).reshape(()))
+        norm = self._roles[index].gradient_norm
+        found = [float(bound.result(name).reshape(())) for name in (loss, *([norm] if norm else []))]
+        self._was_finite = bool(np.isfinite(found).all())
+        return found[0]
 
     @property
     def inputs(self) -> tuple[feeding.Input, ...]:
@@ -162,7 +166,8 @@ class TrainingSession:
         if not self._has_outputs:
             raise SessionError("there are no outputs of a step: take one, and read them before evaluate().")
         known = self._roles[0]
-        return {name: self._bound[0].result(name).copy() for name in (*known.outputs, *known.gradients.values())}
+        norm = [known.gradient_norm] if known.gradient_norm else []
+        return {name: self._bound[0].result(name).copy() for name in (*known.outputs, *known.gradients.values(), *norm)}
 
     def evaluate(self, inputs: Inputs) -> dict[str, np.ndarray]:
         """Run the forward model in inference form, with the parameters and running statistics as they are now.
