@@ -28,6 +28,7 @@ from memonger.liveness import Sharing
 from memonger.load import Model, load, load_as_is
 from memonger.optimizers import SGD, Adam, AdamW, Optimizer
 from memonger.plan import Plan, search_plan
+from memonger.recompute import STRATEGIES
 from memonger.report import text
 from memonger.report.summary import plan_record
 from memonger.search import ORDERS
@@ -92,6 +93,8 @@ PLANNING = (
                  help="Threads within a node; 0: onnxruntime's default."),
     click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
                  help="Order of the nodes; best tries all."),
+    click.option("--strategy", default="none", type=click.Choice(list(STRATEGIES)), show_default=True,
+                 help="What is recomputed in the backward pass instead of being kept."),
     click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  help="An .npz with inputs for the calibrating run."),
     click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
@@ -111,7 +114,7 @@ TRAINING = (
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
 
-ONLY_PLANNING = ("batch", "dims", "level", "order", "no_inplace", "no_views", "no_reuse")
+ONLY_PLANNING = ("batch", "dims", "level", "order", "strategy", "no_inplace", "no_views", "no_reuse")
 
 
 def _options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -331,7 +334,7 @@ def run(
     model: Path, outputs: Path | None, compare: bool, against: Path | None, runs: int, seed: int, as_json: bool,
     quiet: bool, **flags: Any,
 ) -> None:  # fmt: skip
-    """Run MODEL as planned; a model without a plan is planned first.
+    """Run MODEL as planned; one without a plan is planned first.
 
     Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own.
     """

@@ -290,7 +290,7 @@ def test_version_and_help() -> None:
         assert memonger.__version__ in _invoke(command, "--version").stdout
     text = _invoke(cli.main, "--help").stdout
     assert text.startswith("Usage: memonger ")
-    for name in ("inspect", "pack", "plan", "run", "verify"):
+    for name in ("differentiate", "inspect", "pack", "plan", "run", "verify"):
         assert f"\n  {name} " in text
         shown = _invoke(cli.main, name, "--help")
         assert shown.exit_code == 0

@@ -1,7 +1,7 @@
 """Winograd's minimal filtering F(2×2, 3×3) for the input gradient of a convolution.
 
-From Lavin & Gray 2015, arXiv:1509.09308. It multiplies 16 times where a plain convolution does 36 times. The rows of all
-channels and images are stacked into one image of one channel: its transform is one convolution, which leaves the
+From Lavin & Gray 2015, arXiv:1509.09308. It multiplies 16 times where a plain convolution does 36 times. The rows of
+all channels and images are stacked into one image of one channel: its transform is one convolution, which leaves the
 transform's index outermost, as the stack of products wants it. F(4×4, 3×3) is left out: its error is larger.
 """
 

@@ -21,6 +21,8 @@ _STARTS = ((Relief(many=True), True), (Relief(), True), (Relief(plain=True), Fal
 """Greedy settings, and whether first runs move."""
 _LARGE = 2_000
 """Nodes from which on only the first start is made."""
+_SHARES = (0.15, 0.3, 0.45, 1.0)
+"""Ends of the stages of a search: several from the same start, then one from the best of them."""
 _START = 0.2
 """Part of the effort after which no further start is tried."""
 
@@ -136,17 +138,46 @@ def _within(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result |
     """The cheapest schedule found that holds the budget."""
     timeline = _start(problem, budget, meter)
     once = problems.cost(problem, problem.schedule)
-    if excess(timeline, budget) or timeline.cost > once:
-        improve(
+    best = _energy(timeline, budget), timeline.schedule()
+    begin, first = best[1], meter.spent(timeline)
+    for turn, share in enumerate(_SHARES):
+        timeline.load(begin if turn < len(_SHARES) - 1 else best[1])
+        until = first + share * (1 - first)
+        energy = improve(
             timeline,
             budget,
-            Annealing(seed=seed),
-            lambda: 1.0 if timeline.cost <= once and not excess(timeline, budget) else meter.spent(timeline),
+            Annealing(seed=seed + turn, many=1.0 if problem.nodes > _LARGE else Annealing.many),
+            _Stage(meter, timeline, until, once, budget),
             lambda energy: meter.seen(timeline, energy),
         )
-    if excess(timeline, budget):
-        return None
-    return Result.of(problem, timeline.schedule())
+        best = min(best, (energy, timeline.schedule()))
+        if best[0] <= (0, once):
+            break
+    return None if best[0][0] else Result.of(problem, best[1])
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The part of a stage that is over: 1 when its share is spent, or nothing is left to improve."""
+
+    meter: _Meter
+    timeline: Timeline
+    until: float
+    once: float
+    budget: int
+    begin: float = -1.0
+
+    def __call__(self) -> float:
+        spent = self.meter.spent(self.timeline)
+        if self.begin < 0:
+            self.begin = spent
+        if spent >= self.until or (self.timeline.cost <= self.once and not excess(self.timeline, self.budget)):
+            return 1.0
+        return (spent - self.begin) / (self.until - self.begin)
+
+
+def _energy(timeline: Timeline, budget: int) -> Energy:
+    return excess(timeline, budget), timeline.cost
 
 
 def _start(problem: Problem, budget: int, meter: _Meter) -> Timeline:
@@ -160,7 +191,7 @@ def _start(problem: Problem, budget: int, meter: _Meter) -> Timeline:
         if relieve(timeline, budget, relief, expired):
             timeline.moving = True
             tidy(timeline, budget, expired)
-        energy = (excess(timeline, budget), timeline.cost)
+        energy = _energy(timeline, budget)
         if best is None or energy < best[0]:
             best = energy, timeline.schedule()
             meter.seen(timeline, energy)

@@ -32,7 +32,7 @@ class Annealing:
     warmth: float = 0.02
     noise: float = 0.5
     most: int = 12
-    many: float = 0.3
+    many: float = 0.1
     patience: float = 2.0
 
 
