@@ -146,7 +146,7 @@ def _within(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result |
         energy = improve(
             timeline,
             budget,
-            Annealing(seed=seed + turn, many=1.0 if problem.nodes > _LARGE else Annealing.many),
+            Annealing(seed + turn, many=1.0) if problem.nodes > _LARGE else Annealing(seed + turn),
             _Stage(meter, timeline, until, once, budget),
             lambda energy: meter.seen(timeline, energy),
         )
