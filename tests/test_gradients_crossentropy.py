@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.gradient_checks import check
+from tests.gradient_half import check_half
 
 SHAPES = [(4, 5), (2, 3, 4), (2, 3, 4, 2), (1, 4), (1, 3, 2, 2)]
 LABELS = np.random.default_rng(1).integers(0, 3, 24)
@@ -99,3 +100,11 @@ def test_the_gradient_is_written_in_three_passes_over_the_scores(settings: dict[
     shapes["x.grad"] = [4, 5]
     large = [node.op_type for node in made.graph.node if shapes.get(node.output[0]) == [4, 5]]
     assert large == ["LogSoftmax", "Exp", "Mul", "ScatterElements"]
+
+
+def test_cross_entropy_in_float16() -> None:
+    check_half(
+        "g (FLOAT[4,5] x, int64[4] labels) => (FLOAT[] l) { l = SoftmaxCrossEntropyLoss (x, labels) }",
+        {"labels": np.array([0, 4, 2, 2])},
+        wrt=["x"],
+    )

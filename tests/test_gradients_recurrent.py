@@ -10,6 +10,7 @@ import torch
 import memonger
 from tests import gradient_checks
 from tests.gradient_checks import parse, run
+from tests.gradient_half import check_half
 
 T, N, D, H = 4, 2, 3, 5
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -171,3 +172,8 @@ def test_what_cannot_be_unrolled_is_refused_where_it_matters(attributes: str, le
     with pytest.raises(memonger.MemongerError, match=named):
         memonger.differentiate(parse(text, "float", 20), wrt=["x"])
     memonger.differentiate(parse(text, "float", 20), wrt=["s"])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_recurrent_in_float16(kind: str) -> None:
+    check_half(model(kind, reset(kind), "x w r b", "y"), wrt=["x", "w", "r", "b"], tolerance=2e-2)

@@ -5,17 +5,18 @@ A portfolio: greedy relief of several orders, then large-neighbourhood search fr
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from memonger.errors import PlanError
 from memonger.recompute import problem as problems
 from memonger.recompute.greedy import Relief, excess, relieve, tidy
 from memonger.recompute.improve import Annealing, Energy, improve
 from memonger.recompute.problem import Problem
-from memonger.recompute.timeline import Timeline
+from memonger.recompute.timeline import CrowdedError, Timeline
 
-EFFORT = 300_000
+EFFORT = 400_000
 """Some 4 s."""
 _STARTS = ((Relief(many=True), True), (Relief(), True), (Relief(plain=True), False))
 """Greedy settings, and whether first runs move."""
@@ -23,6 +24,8 @@ _LARGE = 2_000
 """Nodes from which on only the first start is made."""
 _SHARES = (0.15, 0.3, 0.45, 1.0)
 """Ends of the stages of a search: several from the same start, then one from the best of them."""
+_HEAVY = 2_500
+"""Nodes with which a change takes twice as long."""
 _START = 0.2
 """Part of the effort after which no further start is tried."""
 
@@ -44,7 +47,7 @@ class Result:
     overhead: float
 
     @classmethod
-    def of(cls, problem: Problem, schedule: tuple[int, ...]) -> "Result":
+    def of(cls, problem: Problem, schedule: tuple[int, ...]) -> Self:
         """What a schedule takes.
 
         Raises:
@@ -82,10 +85,15 @@ class _Meter:
 
     def spent(self, timeline: Timeline) -> float:
         """The part of the effort or time that is gone."""
-        used = (self.used + timeline.work) / max(1.0, self.effort)
+        weight = 1 + timeline.n / _HEAVY
+        used = weight * (self.used + timeline.work) / max(1.0, self.effort)
         if self.time_limit is None:
             return used
         return max(used, (time.monotonic() - self.begin) / self.time_limit if self.time_limit > 0 else 1.0)
+
+    def again(self, part: float) -> "_Meter":
+        """One with this part of the effort, and the same end of time."""
+        return _Meter(self.effort * part, self.time_limit, self.report, self.begin)
 
     def seen(self, timeline: Timeline, energy: Energy) -> None:
         if self.report is not None:
@@ -108,8 +116,9 @@ def search(
     Args:
         problem: What to schedule.
         budget: Bytes, for everything: `Problem.base` and scratch included.
-        effort: How many changes to a schedule may be tried; some 10 µs each.
-        time_limit: Seconds after which no further improvement is tried; the first plan is finished in any case.
+        effort: How many changes to a schedule may be tried, some 10 µs each; fewer in large problems, where they take
+            longer. The first plan is finished in any case.
+        time_limit: Seconds after which no further improvement is tried, and no smaller budget looked for; likewise.
         progress: Called with every better schedule.
         seed: Of the random numbers.
 
@@ -122,38 +131,60 @@ def search(
     once = Result.of(problem, problem.schedule)
     if once.peak <= budget:
         return once
-    meter = _Meter(effort, time_limit, progress)
-    found = _within(problem, budget, meter, seed) if budget >= problem.lower_bound else None
-    if found is None:
-        found = smallest_budget(problem, effort=effort // 2, time_limit=time_limit, seed=seed)
-        if found.peak > budget:
-            raise PlanError(
-                f"no schedule within {budget} bytes was found: the smallest budget for which there is one is "
-                f"{found.peak} bytes, as far as the search went (at least {problem.lower_bound} are needed)."
-            )
+    if budget < problem.lower_bound:
+        found = _smallest(problem, budget, _Meter(effort, time_limit, progress), seed)
+    else:
+        found = _fitting(problem, budget, _Meter(effort, time_limit, progress), seed)
+    if found.peak > budget:
+        raise PlanError(
+            f"no schedule within {budget} bytes was found: the smallest budget for which there is one is "
+            f"{found.peak} bytes, as far as the search went (at least {problem.lower_bound} are needed)."
+        )
     return found
 
 
-def _within(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result | None:
-    """The cheapest schedule found that holds the budget."""
-    timeline = _start(problem, budget, meter)
+def _fitting(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result:
+    """The cheapest schedule found that holds the budget, or the one with the smallest peak if none was found."""
+    begin = _start(problem, budget, meter)
+    best = _best_of(problem, budget, meter, seed, begin, _SHARES[:-1])
+    if best[0][0]:  # then the way of `smallest_budget`, so that what that one finds is found here
+        least = _smallest(problem, budget, meter.again(1.0), seed)
+        if least.peak > budget:
+            return least
+        best = (0, least.cost), least.schedule
+        meter = meter.again(_SHARES[0])
+    best = min(best, _best_of(problem, budget, meter, seed + len(_SHARES), best[1], _SHARES[-1:]))
+    return Result.of(problem, best[1])
+
+
+Found = tuple[Energy, tuple[int, ...]]
+
+
+def _best_of(
+    problem: Problem, budget: int, meter: _Meter, seed: int, begin: tuple[int, ...], shares: Sequence[float]
+) -> Found:
+    """The best of several searches from a schedule; each ends when this share of the effort is spent."""
+    timeline = Timeline(problem, begin)
     once = problems.cost(problem, problem.schedule)
-    best = _energy(timeline, budget), timeline.schedule()
-    begin, first = best[1], meter.spent(timeline)
-    for turn, share in enumerate(_SHARES):
-        timeline.load(begin if turn < len(_SHARES) - 1 else best[1])
-        until = first + share * (1 - first)
+    best: Found = _energy(timeline, budget), begin
+    for turn, share in enumerate(shares):
+        timeline.load(begin)
         energy = improve(
             timeline,
             budget,
-            Annealing(seed + turn, many=1.0) if problem.nodes > _LARGE else Annealing(seed + turn),
-            _Stage(meter, timeline, until, once, budget),
+            _annealing(problem, seed + turn),
+            _Stage(meter, timeline, share, once, budget),
             lambda energy: meter.seen(timeline, energy),
         )
         best = min(best, (energy, timeline.schedule()))
-        if best[0] <= (0, once):
+        if best[0] <= (0, once) or (energy[0] and not turn):
             break
-    return None if best[0][0] else Result.of(problem, best[1])
+    meter.used += timeline.work
+    return best
+
+
+def _annealing(problem: Problem, seed: int) -> Annealing:
+    return Annealing(seed, many=1.0) if problem.nodes > _LARGE else Annealing(seed)
 
 
 @dataclass(slots=True)
@@ -180,15 +211,15 @@ def _energy(timeline: Timeline, budget: int) -> Energy:
     return excess(timeline, budget), timeline.cost
 
 
-def _start(problem: Problem, budget: int, meter: _Meter) -> Timeline:
+def _start(problem: Problem, budget: int, meter: _Meter) -> tuple[int, ...]:
     """The best of several greedy plans."""
-    best: tuple[Energy, tuple[int, ...]] | None = None
+    best: Found | None = None
     timeline = Timeline(problem)
     for relief, moving in _STARTS if problem.nodes <= _LARGE else _STARTS[:1]:
         timeline.load(problem.schedule)
         timeline.moving = moving
         expired = (lambda: False) if best is None else (lambda: meter.spent(timeline) > _START)
-        if relieve(timeline, budget, relief, expired):
+        if _relieved(timeline, budget, relief, expired):
             timeline.moving = True
             tidy(timeline, budget, expired)
         energy = _energy(timeline, budget)
@@ -196,9 +227,17 @@ def _start(problem: Problem, budget: int, meter: _Meter) -> Timeline:
             best = energy, timeline.schedule()
             meter.seen(timeline, energy)
     assert best is not None
-    timeline.load(best[1])
-    timeline.moving = True
-    return timeline
+    meter.used += timeline.work
+    return best[1]
+
+
+def _relieved(timeline: Timeline, budget: int, relief: Relief, expired: Callable[[], bool]) -> bool:
+    """`relieve`, however often the labels have to be spread."""
+    while True:
+        try:
+            return relieve(timeline, budget, relief, expired)
+        except CrowdedError:
+            timeline.load(timeline.schedule())
 
 
 def smallest_budget(
@@ -209,25 +248,37 @@ def smallest_budget(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
 ) -> Result:
-    """The schedule with the smallest peak that was found; its ``peak`` is the smallest budget. Arguments as `search`."""
-    meter = _Meter(effort, time_limit, progress)
+    """The schedule with the smallest peak that was found.
+
+    Its ``peak`` is the smallest budget there is a schedule for, as far as is known; for the arguments see `search`.
+    """
+    return _smallest(problem, 0, _Meter(effort, time_limit, progress), seed)
+
+
+def _smallest(problem: Problem, enough: int, meter: _Meter, seed: int) -> Result:
+    """As `smallest_budget`, but ends at the first peak that is small enough."""
     timeline = Timeline(problem)
     best = Result.of(problem, problem.schedule)
-    fraction = 0.1
-    while best.peak > problem.lower_bound and meter.spent(timeline) < 1 and fraction > 1e-4:
-        target = best.peak - max(1, int((best.peak - problem.lower_bound) * fraction))
-        share = meter.spent(timeline) + 0.1
-        improve(
-            timeline,
-            target,
-            Annealing(seed=seed),
-            lambda: max(meter.spent(timeline) / share, float(excess(timeline, target) == 0)),
-            lambda energy: meter.seen(timeline, energy),
-        )
+    step = 0.5 if problem.nodes > _LARGE else 0.03  # of the bytes above the lower bound
+    while best.peak > max(enough, problem.lower_bound) and meter.spent(timeline) < 1 and step > 1e-4:
+        target = best.peak - max(1, int((best.peak - problem.lower_bound) * step))
+        _lower(timeline, target, _annealing(problem, seed), meter)
         found = Result.of(problem, timeline.schedule())
-        fraction = min(0.5, fraction * 2) if found.peak <= target else fraction / 2
+        step = min(0.5, step * 1.3) if found.peak <= target else step / 2
         best = min(best, found, key=lambda result: (result.peak, result.cost))
     return best
+
+
+def _lower(timeline: Timeline, target: int, annealing: Annealing, meter: _Meter) -> None:
+    """Change the timeline until its peak is this, or a fifth of the effort is spent."""
+    until = meter.spent(timeline) + 0.2
+    improve(
+        timeline,
+        target,
+        annealing,
+        lambda: max(meter.spent(timeline) / until, float(int(timeline.held.max()) <= target)),
+        lambda energy: meter.seen(timeline, energy),
+    )
 
 
 def pareto(
@@ -250,10 +301,8 @@ def pareto(
     once = Result.of(problem, problem.schedule)
     least = smallest_budget(problem, effort=effort, time_limit=time_limit, seed=seed)
     found = [once, least]
-    for budget in _between(least.peak, once.peak, points):
-        result = _within(problem, budget, _Meter(effort, time_limit, None), seed)
-        if result is not None:
-            found.append(result)
+    budgets = _between(least.peak, once.peak, points)
+    found += [_fitting(problem, budget, _Meter(effort, time_limit, None), seed) for budget in budgets]
     found.sort(key=lambda result: (result.peak, result.cost))
     frontier: list[Result] = []
     for result in found:

@@ -86,8 +86,6 @@ def solve(
     status = solver.solve(model.model)
     if status == cp_model.INFEASIBLE:
         return Exact(None, math.inf, True)
-    if status == cp_model.MODEL_INVALID:
-        raise AssertionError(model.model.validate())
     bound = solver.best_objective_bound / model.scale
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Exact(None, bound, False)
@@ -141,9 +139,7 @@ class _Model:
     def _node(self, node: int) -> None:
         model, n = self.model, self.problem.nodes
         present = [model.new_constant(1), *(model.new_bool_var("") for _ in range(self.runs[node] - 1))]
-        begin = [self._first(node)]
-        for _ in present[1:]:
-            begin.append(self._later(node, n))
+        begin = [self._first(node), *(self._later(node, n) for _ in present[1:])]
         for run in range(1, len(present)):
             model.add_implication(present[run], present[run - 1])
             model.add(begin[run] > begin[run - 1]).only_enforce_if(present[run])
@@ -166,9 +162,7 @@ class _Model:
         if self.free:
             return self.model.new_int_var(0, self.times - 1, "")
         places = [stage * n + node for stage in range(node + 1, n)] or [self.times - 1]
-        from ortools.sat.python import cp_model
-
-        return self.model.new_int_var_from_domain(cp_model.Domain.from_values(places), "")
+        return self.model.new_int_var_from_domain(_cp_model().Domain.from_values(places), "")
 
     def _deadline(self, node: int) -> None:
         deadline = self.problem.deadline[node]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from memonger.recompute import greedy
 from memonger.recompute.greedy import Relief
-from memonger.recompute.timeline import Timeline
+from memonger.recompute.timeline import CrowdedError, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,13 @@ def improve(
     while (spent := done()) < 1:
         mark = len(timeline.journal)
         timeline.work += 5 + len(timeline.sizes) // 20
-        _destroy(timeline, rng, annealing)
-        found = _repair(timeline, budget, rng, annealing, current, least, done)
+        try:
+            _destroy(timeline, rng, annealing)
+            found = _repair(timeline, budget, rng, annealing, current, least, done)
+        except CrowdedError:
+            timeline.rollback(mark)
+            timeline.load(timeline.schedule())
+            continue
         slack = annealing.warmth * (1 - spent) * -math.log(1 - rng.random())
         if _accepted(found, current, slack, least):
             current = found
@@ -73,8 +78,6 @@ def improve(
                 seen(best)
         else:
             timeline.rollback(mark)
-        if len(timeline.journal) > 100_000:
-            timeline.load(timeline.schedule())
     timeline.load(kept)
     return best
 

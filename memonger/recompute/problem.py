@@ -188,10 +188,9 @@ def _attribute(graph: Any, name: Any, key: str, convert: Any) -> Any:
     try:
         return convert(found)
     except (TypeError, ValueError):
-        raise PlanError(
-            f"node {name!r} has {'no' if found is None else 'a bad'} '{key}' attribute"
-            f"{'' if found is None else f' ({found!r})'}: give it {'bytes as an integer' if key == 'bytes' else 'a number'}."
-        ) from None
+        what = "no" if found is None else f"a bad ({found!r})"
+        needed = "its bytes as an integer" if key == "bytes" else "a number"
+        raise PlanError(f"node {name!r} has {what} '{key}' attribute: give it {needed}.") from None
 
 
 def cost(problem: Problem, schedule: Sequence[int]) -> float:

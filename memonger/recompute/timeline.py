@@ -1,7 +1,7 @@
 """A schedule that can be changed step by step, with the bytes at every step kept up to date.
 
 Steps stand on a line of integers: each has a label, and there is room for further ones between any two, so a change
-renames nothing (an order-maintenance list whose labels are so long that they never have to be spread anew).
+renames nothing (order maintenance with labels so long that they hardly ever have to be spread anew).
 
 A change costs O(d log n) for the d values the node reads and writes, and as many vector operations on the steps by
 which their lifetimes change; whoever changes something can go back to an earlier state.
@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 
 from memonger.recompute.problem import Problem
 
-_SPACE = 1 << 512
+_SPACE = 1 << 1024
 """Between two labels of a schedule just loaded: room for some hundred insertions at the worst place in a row."""
+
+
+class CrowdedError(Exception):
+    """There is no room for a step between two others. The timeline is as before; load its schedule anew and go on."""
 
 
 class Timeline:
@@ -90,13 +94,13 @@ class Timeline:
         """So many new labels right before this one, ascending.
 
         Raises:
-            MemoryError: no room; load the schedule again.
+            CrowdedError: no room.
         """
         at = bisect_left(self.labels, anchor)
         before = self.labels[at - 1] if at else 0
         width = (anchor - before) // (count + 1)
         if not width:
-            raise MemoryError("no label is free there.")
+            raise CrowdedError
         return [before + width * (i + 1) for i in range(count)]
 
     def limit(self, node: int) -> int:

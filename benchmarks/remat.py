@@ -1,0 +1,159 @@
+"""Recomputation under a budget on published and generated graphs: plain greedy, the search, the best known.
+
+Run from the repository's root: ``python -m benchmarks.remat [--exact SECONDS]``. Prints the table and writes it to
+benchmarks/remat.txt. The best schedule's overhead ever found for a case stands in benchmarks/remat.json, with what the
+exact strategy proved, and for which number of runs a node: in the given order of first runs, while the search also
+reorders, so it may be below that optimum. ``--exact`` runs that strategy again on the cases that aren't proven.
+Budgets are percentages of the peak without recomputation; cases below the lower bound of every schedule are left out.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from memonger.errors import PlanError
+from memonger.recompute.budget import search, smallest_budget
+from memonger.recompute.exact import ExactOptions, solve
+from memonger.recompute.greedy import Relief, relieve, tidy
+from memonger.recompute.problem import Problem, cost, peak
+from memonger.recompute.timeline import Timeline
+
+ROOT = Path(__file__).parent.parent
+KNOWN = ROOT / "benchmarks" / "remat.json"
+PERCENT = (90, 80, 60, 50, 40, 30, 20)
+_SMALL = 200
+"""Nodes up to which the exact strategy is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A graph and a budget in bytes."""
+
+    name: str
+    problem: Problem
+    budget: int
+
+    @property
+    def key(self) -> str:
+        """Names the case in remat.json."""
+        return f"{self.name} {self.budget}"
+
+
+def training_chain(layers: int, skips: bool, seed: int = 1) -> Problem:
+    """A chain with its backward pass; with ``skips`` a U-Net's connections."""
+    rng = random.Random(seed)
+    costs = [float(rng.randint(1, 20)) for _ in range(layers)]
+    sizes = [rng.randint(1, 50) * 1000 for _ in range(layers)]
+    edges = [(i, i + 1) for i in range(layers - 1)]
+    edges += [(i, layers - 1 - i) for i in range(1, layers // 2 - 1, 2)] if skips else []
+    for i in reversed(range(layers)):
+        node = 2 * layers - 1 - i
+        costs.append(2 * costs[i])
+        sizes.append(sizes[i])
+        edges += [(node - 1, node), (i, node)] + ([(i - 1, node)] if i else [])
+    return Problem.from_edges(costs, sizes, sorted(set(edges)))
+
+
+def random_graph(nodes: int, seed: int = 1) -> Problem:
+    """Every node reads up to four of the thirty before it."""
+    rng = random.Random(seed)
+    edges = [(rng.randrange(max(0, i - 30), i), i) for i in range(1, nodes) for _ in range(rng.randint(1, 4))]
+    return Problem.from_edges(
+        [float(rng.randint(1, 100)) for _ in range(nodes)],
+        [rng.randint(1, 1000) for _ in range(nodes)],
+        sorted(set(edges)),
+    )
+
+
+def graphs() -> Iterator[tuple[str, Problem]]:
+    """Names and problems."""
+    for path in sorted((ROOT / "tests" / "data" / "remat").glob("*.json")):
+        yield path.stem, Problem.from_json(json.loads(path.read_text(encoding="utf-8")))
+    yield "chain-60", training_chain(60, skips=False)
+    yield "u-net-40", training_chain(40, skips=True)
+    yield "random-150", random_graph(150)
+    yield "chain-2000", training_chain(2000, skips=False)
+
+
+def greedy_overhead(case: Case) -> str:
+    """Percent of the plain greedy, or none."""
+    timeline = Timeline(case.problem)
+    timeline.moving = False
+    if not relieve(timeline, case.budget, Relief(plain=True), lambda: timeline.work > 300_000):
+        return "none"
+    tidy(timeline, case.budget, lambda: False)
+    return f"{100 * (timeline.cost / cost(case.problem, case.problem.schedule) - 1):.3f}"
+
+
+def known(case: Case, schedule: tuple[int, ...], overhead: float, entries: dict[str, Any], seconds: float) -> str:
+    """Update the best known of the case; returns its overhead in percent, and what is proven."""
+    entry = entries.setdefault(case.key, {"overhead": overhead, "by": "search", "proof": "not run"})
+    if overhead < entry["overhead"] - 1e-12:
+        entry.update(overhead=overhead, by="search")
+    if seconds and case.problem.nodes <= _SMALL and not entry["proof"].startswith("optimal"):
+        found = solve(case.problem, case.budget, ExactOptions(copies=2, time_limit=seconds), schedule)
+        if found.result is not None and found.result.overhead < entry["overhead"] - 1e-12:
+            entry.update(overhead=found.result.overhead, by="exact")
+        if found.proven:
+            entry["proof"] = "optimal, 2 runs, given order" if found.result else "infeasible, 2 runs, given order"
+        else:
+            bound = found.bound / cost(case.problem, case.problem.schedule) - 1
+            entry["proof"] = f"≥ {100 * max(0.0, bound):.3f}, 2 runs, given order, {seconds:.0f} s"
+    return f"{100 * entry['overhead']:9.3f}  {entry['by']}; {entry['proof']}"
+
+
+def line(case: Case, label: str, entries: dict[str, Any], seconds: float) -> str:
+    """One line of the table."""
+    begin, used = time.perf_counter(), time.process_time()
+    try:
+        found = search(case.problem, case.budget)
+    except PlanError:
+        return f"{case.name:12} {case.problem.nodes:6} {label:>9} {greedy_overhead(case):>8}     none found"
+    took, cpu = time.perf_counter() - begin, time.process_time() - used
+    assert found.peak <= case.budget
+    best = known(case, found.schedule, found.overhead, entries, seconds)
+    return (
+        f"{case.name:12} {case.problem.nodes:6} {label:>9} {greedy_overhead(case):>8} {100 * found.overhead:8.3f} "
+        f"{took:6.1f} {cpu:6.1f} {best}"
+    )
+
+
+def table(entries: dict[str, Any], seconds: float) -> Iterator[str]:
+    """Lines of the table, as they are measured."""
+    yield f"command: python -m benchmarks.remat\nmachine: {machine(['numpy', 'ortools'])}"
+    yield "overheads in percent of the cost of one pass; seconds: wall, processor"
+    yield f"{'graph':12} {'nodes':>6} {'budget %':>9} {'greedy':>8} {'ours':>8} {'wall':>6} {'cpu':>6} best known"
+    for name, problem in graphs():
+        full = peak(problem, problem.schedule)
+        for percent in PERCENT if problem.nodes < 1000 else (50, 20):
+            budget = full * percent // 100
+            if budget >= problem.lower_bound:
+                yield line(Case(name, problem, budget), str(percent), entries, seconds)
+        if problem.nodes < 1000:
+            least = smallest_budget(problem).peak
+            yield line(Case(name, problem, least), f"min {100 * least / full:.2f}", entries, seconds)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--exact", type=float, default=0.0, metavar="SECONDS", help="for each case not yet proven")
+    seconds = parser.parse_args().exact
+    entries = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
+    lines = []
+    for text in table(entries, seconds):
+        print(text, flush=True)
+        lines.append(text)
+        KNOWN.write_text(json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    (ROOT / "benchmarks" / "remat.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
