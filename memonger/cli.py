@@ -254,7 +254,7 @@ def plan_command(**arguments: Any) -> None:
     click.option("--frozen", multiple=True, metavar="PATTERN", help="Leave these parameters as they are."),
 )
 def differentiate_command(model: Path, output: Path, **flags: Any) -> None:
-    """Write MODEL's backward pass into it: one model of standard operators, forward and backward."""
+    """Write MODEL and its backward pass as one model."""
     optimizer = _optimizer(*(flags.pop(name) for name in ("optimizer", "lr", "momentum", "weight_decay")))
     batch, dims = flags.pop("batch"), flags.pop("dims")
     turn = to_training_mode if flags.pop("train_mode") else load

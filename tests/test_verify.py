@@ -46,7 +46,8 @@ def graphs(draw: st.DrawFn, most: int = 12) -> Graph:
         nodes=tuple(f"n{i}" for i in range(count)), ops=("Op",) * count,
         values=tuple(f"v{i}" for i in range(len(sizes))),
         sizes=tuple(sizes), planned=tuple(planned), reads=tuple(reads), writes=tuple(writes), outputs=outputs,
-        views=tuple(views), inplace=tuple(inplace), ties=ties, updates=((),) * count, forward=(True,) * count, costs=(1.0,) * count, workspace=(0,) * count,
+        views=tuple(views), inplace=tuple(inplace), ties=ties, updates=((),) * count, forward=(True,) * count,
+        costs=(1.0,) * count, workspace=(0,) * count,
     )  # fmt: skip
 
 
@@ -160,7 +161,8 @@ def _chain(**changes: object) -> tuple[Graph, dict[int, int]]:
     graph = Graph(
         nodes=("first", "second", "third"), ops=("Op",) * 3, values=("x", "a", "b", "y"), sizes=(64,) * 4,
         planned=(False, True, True, True), reads=((0,), (1,), (1, 2)), writes=((1,), (2,), (3,)), outputs=(3,),
-        views=((), (), ()), inplace=((), (), ((1, 3),)), ties=((), (), ()), updates=((), (), ()), forward=(True,) * 3, costs=(1.0,) * 3, workspace=(0,) * 3,
+        views=((), (), ()), inplace=((), (), ((1, 3),)), ties=((), (), ()), updates=((), (), ()), forward=(True,) * 3,
+        costs=(1.0,) * 3, workspace=(0,) * 3,
     )  # fmt: skip
     return dataclasses.replace(graph, **changes), {1: 0, 2: 64, 3: 128}  # type: ignore[arg-type]
 

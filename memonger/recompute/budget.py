@@ -152,7 +152,7 @@ def _fitting(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result:
         if least.peak > budget:
             return least
         best = (0, least.cost), least.schedule
-        meter = meter.again(_SHARES[0])
+        meter = meter.again(0.3)
     best = min(best, _best_of(problem, budget, meter, seed + len(_SHARES), best[1], _SHARES[-1:]))
     return Result.of(problem, best[1])
 

@@ -14,6 +14,7 @@ from memonger.errors import SessionError
 from memonger.load import Model, Source
 from memonger.plan import Plan, search_plan
 from memonger.runtime import feeds as feeding
+from memonger.runtime import memory
 from memonger.runtime import state as states
 from memonger.runtime.arena import HostArena
 from memonger.runtime.bound import BoundPlan
@@ -88,6 +89,8 @@ class TrainingSession:
         self._has_outputs, self._was_finite = False, True
         self._threads = intra_op_threads or plans[0].threads
         self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
+        del plan, accumulation, plans, values  # with the models, whose weights would be there twice
+        memory.settle()
 
     def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
         """Train on one batch, or on several micro-batches whose gradients are summed and averaged.
