@@ -131,10 +131,8 @@ def search(
     once = Result.of(problem, problem.schedule)
     if once.peak <= budget:
         return once
-    if budget < problem.lower_bound:
-        found = _smallest(problem, budget, _Meter(effort, time_limit, progress), seed)
-    else:
-        found = _fitting(problem, budget, _Meter(effort, time_limit, progress), seed)
+    way = _fitting if budget >= problem.lower_bound else _smallest
+    found = way(problem, budget, _Meter(effort, time_limit, progress), seed)
     if found.peak > budget:
         raise PlanError(
             f"no schedule within {budget} bytes was found: the smallest budget for which there is one is "
