@@ -21,6 +21,11 @@ from memonger.errors import PlanError
 
 SMALL = 1024  # elements; a larger constant never decides a shape
 
+BROADCASTING = frozenset({
+    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or", "Pow",
+    "Sub", "Where",
+})  # fmt: skip
+
 Operand = ir.Value | float | int | bool | None
 
 
@@ -88,6 +93,8 @@ class Emitter:
         """
         kind = next((v.dtype for v in inputs if isinstance(v, ir.Value) and v.dtype is not None), ir.DataType.FLOAT)
         values = [v if v is None or isinstance(v, ir.Value) else self.constant(v, kind) for v in inputs]
+        if op_type in BROADCASTING:
+            values = self._aligned(values)
         name = self.fresh(f"{self.where}/{op_type}" if self.where else op_type)
         results = [ir.Value(name=name if k == 0 else self.fresh(f"{name}.{k}")) for k in range(outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
@@ -95,6 +102,26 @@ class Emitter:
         self._infer(node)
         self.nodes.append(node)
         return results[0] if outputs == 1 else tuple(results)
+
+    def _aligned(self, values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+        """Single numbers with as many axes as the tensor they meet, where its last axis is 1.
+
+        onnxruntime's CPU kernels go through such a tensor element by element if the number has fewer axes: a hundred
+        times slower.
+        """
+        shaped = [self.dims(v) for v in values if v is not None]
+        rank = max(map(len, shaped), default=0)
+        if not any(len(dims) == rank and dims[-1:] == (1,) and math.prod(dims) > 1 for dims in shaped):
+            return list(values)
+        return [self._with_axes(v, rank) if v is not None and self.size(v) == 1 else v for v in values]
+
+    def _with_axes(self, number: ir.Value, rank: int) -> ir.Value:
+        if len(self.dims(number)) == rank:
+            return number
+        content = self.known(number)
+        if content is not None:
+            return self.constant(content.reshape((1,) * rank))
+        return self.Reshape(number, self.ints(*(1,) * rank))
 
     def add_output(self, node: ir.Node, index: int, suffix: str) -> ir.Value:
         """Output ``index`` of a forward node, made to exist: the indices of a MaxPool, say."""
