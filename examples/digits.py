@@ -3,10 +3,11 @@
     pip install 'memonger[cpu,examples]'
     python examples/digits.py --output digits
 
-Writes the planned training model, the trained network and the loss curve into the folder.
+Writes the planned training model, the trained network and the loss curve into the folder, if one is named.
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -63,16 +64,26 @@ def batches(images: np.ndarray, labels: np.ndarray, generator: np.random.Generat
 
 
 def main() -> None:
-    """Train, save, serve, and draw the loss."""
+    """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--output", type=Path, default=Path("digits"))
+    parser.add_argument("--output", type=Path, help="a folder for what is made")
     options = parser.parse_args()
-    options.output.mkdir(exist_ok=True)
+    if options.output is not None:
+        options.output.mkdir(exist_ok=True)
+        train(options.epochs, options.output)
+        print(f"wrote training.onnx, digits.onnx and loss.png to {options.output}")
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            train(options.epochs, Path(scratch))
+
+
+def train(epochs: int, folder: Path) -> None:
+    """Train, save, serve, and draw the loss."""
 
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)
-    train, test, labels, truth = train_test_split(images, digits.target.astype(np.int64), test_size=0.2, random_state=0)
+    seen, test, labels, truth = train_test_split(images, digits.target.astype(np.int64), test_size=0.2, random_state=0)
 
     forward = network()
     training = memonger.differentiate(
@@ -81,20 +92,20 @@ def main() -> None:
         optimizer=memonger.SGD(lr=0.1, momentum=0.9, weight_decay=1e-4),
     )
     plan = memonger.search_plan(training)
-    plan.save(options.output / "training.onnx")
+    plan.save(folder / "training.onnx")
     print(f"a step takes {plan.arena_bytes:,} bytes of arena beside {plan.parameter_bytes:,} of parameters and state")
 
     trainer = memonger.TrainingSession(plan)
     generator, losses = np.random.default_rng(0), []
     with Progress() as progress:
-        task = progress.add_task("training", total=options.epochs)
-        for epoch in range(options.epochs):
-            rate = 0.1 * 0.5 * (1 + np.cos(np.pi * epoch / options.epochs))
-            losses += [trainer.step(batch, learning_rate=rate) for batch in batches(train, labels, generator)]
+        task = progress.add_task("training", total=epochs)
+        for epoch in range(epochs):
+            rate = 0.1 * 0.5 * (1 + np.cos(np.pi * epoch / epochs))
+            losses += [trainer.step(batch, learning_rate=rate) for batch in batches(seen, labels, generator)]
             progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}")
 
-    trainer.export(options.output / "digits.onnx", forward)
-    session = onnxruntime.InferenceSession(options.output / "digits.onnx")
+    trainer.export(folder / "digits.onnx", forward)
+    session = onnxruntime.InferenceSession(folder / "digits.onnx")
     scores = session.run(None, {"image": test})[0]
     print(f"test accuracy {np.mean(scores.argmax(1) == truth):.2%} on {len(test)} digits, served by stock onnxruntime")
 
@@ -103,8 +114,7 @@ def main() -> None:
     plt.ylabel("loss")
     plt.yscale("log")
     plt.title("Softmax cross-entropy on handwritten digits")
-    plt.savefig(options.output / "loss.png", dpi=120)
-    print(f"wrote training.onnx, digits.onnx and loss.png to {options.output}")
+    plt.savefig(folder / "loss.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 from memonger.graph import Graph
+from memonger.recompute.budget import Progress, Result, pareto, search, smallest_budget
 from memonger.recompute.cheap import cheap
+from memonger.recompute.problem import Problem
 
 
 def none(graph: Graph) -> tuple[int, ...]:
@@ -15,4 +17,6 @@ Strategy = Callable[[Graph], tuple[int, ...]]
 
 STRATEGIES: dict[str, Strategy] = {"none": none, "cheap": cheap}
 
-__all__ = ["STRATEGIES", "Strategy", "cheap", "none"]
+__all__ = [
+    "STRATEGIES", "Problem", "Progress", "Result", "Strategy", "cheap", "none", "pareto", "search", "smallest_budget",
+]  # fmt: skip

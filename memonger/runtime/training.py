@@ -89,7 +89,7 @@ class TrainingSession:
         self._has_outputs, self._was_finite = False, True
         self._threads = intra_op_threads or plans[0].threads
         self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
-        del plan, accumulation, plans, values  # with the models, whose weights would be there twice
+        del plan, accumulation, plans, one, values  # with the models, whose weights would be there twice
         memory.settle()
 
     def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
