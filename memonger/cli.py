@@ -200,8 +200,9 @@ def _plan(model: Path, output: Path | None, as_json: bool, quiet: bool, **flags:
     console.print(f"Planned in {plan.planning_seconds:.2f} s.", markup=False)
     if output is not None:
         known = plan.training
-        what = "Train it: memonger.TrainingSession('{}')" if known and known.loss else "Run it: memonger run {} --compare"
-        console.print(f"Wrote {output}. " + what.format(output), markup=False, soft_wrap=True)
+        trains = known is not None and known.loss is not None
+        what = f"Train it: memonger.TrainingSession('{output}')" if trains else f"Run it: memonger run {output} --compare"
+        console.print(f"Wrote {output}. {what}", markup=False, soft_wrap=True)
 
 
 _PLAN_OPTIONS = _options(
