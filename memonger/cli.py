@@ -201,7 +201,9 @@ def _plan(model: Path, output: Path | None, as_json: bool, quiet: bool, **flags:
     if output is not None:
         known = plan.training
         trains = known is not None and known.loss is not None
-        what = f"Train it: memonger.TrainingSession('{output}')" if trains else f"Run it: memonger run {output} --compare"
+        what = (
+            f"Train it: memonger.TrainingSession('{output}')" if trains else f"Run it: memonger run {output} --compare"
+        )
         console.print(f"Wrote {output}. {what}", markup=False, soft_wrap=True)
 
 
