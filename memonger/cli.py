@@ -156,8 +156,7 @@ def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
-    names = ("optimizer", "lr", "momentum", "weight_decay")
-    optimizer = _optimizer(*(flags.pop(name, None) for name in names))
+    optimizer = _optimizer(flags)
     turned = flags.pop("train_mode", False)
     with _progress(quiet, f"Planning {model.name}") as tell:
         inputs = _read_inputs(flags.pop("inputs"))
@@ -167,13 +166,14 @@ def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
         return search_plan(source, sharing=sharing, progress=tell, inputs=inputs, optimizer=optimizer, **flags)
 
 
-def _optimizer(name: str | None, lr: float | None, momentum: float | None, decay: float | None) -> Optimizer | None:
-    """The optimizer of the flags; PyTorch's defaults where one isn't given."""
-    given = {"lr": lr, "momentum": momentum, "weight_decay": decay}
+def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
+    """The optimizer of the flags, which are taken out; PyTorch's defaults where one isn't given."""
+    name = flags.pop("optimizer", None)
+    given = {key: flags.pop(key, None) for key in ("lr", "momentum", "weight_decay")}
     chosen = {key: value for key, value in given.items() if value is not None}
     if name is None and chosen:
         raise click.UsageError(f"--{next(iter(chosen)).replace('_', '-')} is for an --optimizer.")
-    if momentum is not None and name != "sgd":
+    if "momentum" in chosen and name != "sgd":
         raise click.UsageError("--momentum is for --optimizer sgd.")
     kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
     return None if name is None else kinds[name](**chosen)
@@ -258,7 +258,7 @@ def plan_command(**arguments: Any) -> None:
 )
 def differentiate_command(model: Path, output: Path, **flags: Any) -> None:
     """Write MODEL and its backward pass as one model."""
-    optimizer = _optimizer(*(flags.pop(name) for name in ("optimizer", "lr", "momentum", "weight_decay")))
+    optimizer = _optimizer(flags)
     batch, dims = flags.pop("batch"), flags.pop("dims")
     turn = to_training_mode if flags.pop("train_mode") else load
     wrt = flags.pop("wrt") or None

@@ -167,7 +167,7 @@ class _Work:
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
     known = training.read(model.ir, model.name)
-    before = known is not None and bool(known.parameters or known.gradients)
+    before = known is not None and known.is_differentiated
     if before or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
         raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
     if accumulate not in ("no", "add", "apply"):
@@ -208,7 +208,7 @@ def _start(work: _Work, loss: str | losses.Loss | None) -> None:
         work.loss_name = str(built.loss.name)
         work.begin = {str(built.start.name): built.gradient}
         return
-    floats = [v for v in outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [v for v in outputs if shapes.is_floating(v)]
     if not floats:
         raise PlanError(f"{work.name} has no floating-point output to differentiate.")
     for v in floats:
@@ -307,15 +307,7 @@ def _finish(work: _Work, source: ir.Model) -> ir.Model:
     model = work.model
     training.write(model, work.known)
     passes.RemoveUnusedNodesPass()(model)
-    _drop_unused(model)
     if forward.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
         forward.embed(model, source)
     model.metadata_props.pop(parameters.KEY, None)
     return model
-
-
-def _drop_unused(model: ir.Model) -> None:
-    """Take out initializers nobody reads."""
-    for name, value in list(model.graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-            del model.graph.initializers[name]

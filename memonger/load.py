@@ -180,13 +180,21 @@ def _raise_versions(model: ir.Model, name: str) -> ir.Model:
 
 def _convert(model: ir.Model, name: str, opset: int) -> ir.Model:
     try:
-        proto = onnx.version_converter.convert_version(ir.to_proto(model), MIN_OPSET)
+        return convert(model, MIN_OPSET)
     except (RuntimeError, ValueError) as error:
         raise LoadError(
             f"{name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
             f"{_root_cause(error)}. Export it again with a newer opset."
         ) from error
-    return _from_proto_of(model, proto)
+
+
+def convert(model: ir.Model, opset: int) -> ir.Model:
+    """The model in another operator set, by onnx's own converter.
+
+    Raises:
+        RuntimeError, ValueError: it can't be converted.
+    """
+    return _from_proto_of(model, onnx.version_converter.convert_version(ir.to_proto(model), opset))
 
 
 def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:

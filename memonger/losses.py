@@ -248,7 +248,7 @@ def attach(op: Emitter, model: ir.Model, name: str, loss: str | Loss, outputs: S
 
 
 def _own(op: Emitter, value: ir.Value, name: str) -> ir.Value:
-    if op.size(value) != 1 or not _is_float(value):
+    if op.size(value) != 1 or not shapes.is_floating(value):
         raise PlanError(
             f"{name}: output '{value.name}' can't be the loss: it is {_described(value)}, not one floating-point "
             f"number. A loss of it can be {', '.join(NAMES)}."
@@ -258,7 +258,7 @@ def _own(op: Emitter, value: ir.Value, name: str) -> ir.Value:
 
 def _output(known: dict[str, ir.Value], loss: Loss, name: str) -> ir.Value:
     """The output that ``loss`` is of."""
-    floats = {key: v for key, v in known.items() if _is_float(v)}
+    floats = {key: v for key, v in known.items() if shapes.is_floating(v)}
     which = f"memonger.{type(loss).__name__}(output=...)"
     if loss.output is not None:
         if loss.output not in floats:
@@ -302,10 +302,6 @@ def _softplus(op: Emitter, x: ir.Value) -> ir.Value:
 def _check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum"):
         raise PlanError(f"reduction={reduction!r} can't be: 'mean' or 'sum'.")
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

@@ -14,6 +14,7 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import PlanError
 from memonger.load import Model
+from memonger.naming import fresh
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -89,9 +90,4 @@ def name_nodes(model: ir.Model) -> None:
     for graph in model.graphs():
         for node in graph:
             base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else len(used)}"
-            name, count = base, 1
-            while name in used:
-                count += 1
-                name = f"{base}#{count}"
-            used.add(name)
-            node.name = name
+            node.name = fresh(base, used)

@@ -38,9 +38,7 @@ class SGD:
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
-        op, decay = step.op, _decay(self, p)
-        if decay:
-            g = Scaled(op.Add(step.times(g), op.Mul(p, decay)))
+        op, g = step.op, _penalized(self, step, p, g)
         if self.momentum:
             v = step.state(p, "momentum")
             left = step.first_dampening(self.dampening)
@@ -76,9 +74,7 @@ class Adam:
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
-        decay = _decay(self, p)
-        if decay:
-            g = Scaled(step.op.Add(step.times(g), step.op.Mul(p, decay)))
+        g = _penalized(self, step, p, g)
         step.updates[p] = step.op.Sub(p, step.adam(p, g, self.betas, self.eps))
 
 
@@ -127,6 +123,12 @@ def _check_betas(betas: tuple[float, float]) -> None:
 
 def _decay(optimizer: Optimizer, p: ir.Value) -> float:
     return 0.0 if matches(str(p.name), optimizer.no_decay) else optimizer.weight_decay
+
+
+def _penalized(optimizer: Optimizer, step: Step, p: ir.Value, g: Scaled) -> Scaled:
+    """The gradient with the L2 penalty's."""
+    decay = _decay(optimizer, p)
+    return Scaled(step.op.Add(step.times(g), step.op.Mul(p, decay))) if decay else g
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

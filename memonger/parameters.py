@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from memonger import shapes
 from memonger.errors import PlanError
 
 KEY = "memonger.parameters"
@@ -32,7 +33,7 @@ def trainable(model: ir.Model, name: str) -> tuple[str, ...]:
     listed = model.metadata_props.get(KEY)
     if listed is not None:
         return _listed(model, listed, name)
-    values = [v for v in model.graph.initializers.values() if _is_float(v) and not v.meta.get("constant")]
+    values = [v for v in model.graph.initializers.values() if shapes.is_floating(v) and not v.meta.get("constant")]
     kinds = {str(v.name): v.metadata_props[EXPORTED_KIND] for v in values if EXPORTED_KIND in v.metadata_props}
     if kinds:
         return tuple(name for name, kind in kinds.items() if kind.rpartition(".")[2] == "PARAMETER")
@@ -48,10 +49,6 @@ def _listed(model: ir.Model, text: str, name: str) -> tuple[str, ...]:
         raise PlanError(f"{name}: its metadata '{KEY}' is not a JSON list of names.")
     known = {str(v.name) for v in (*model.graph.initializers.values(), *model.graph.inputs)}
     return tuple(n for n in names if n in known)
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _is_setting(value: ir.Value) -> bool:
@@ -76,7 +73,7 @@ def choose(model: ir.Model, name: str, wrt: Sequence[str] | None, frozen: Sequen
     for left_out in _matching(values, frozen, name, "frozen"):
         chosen.pop(left_out, None)
     for known in chosen:
-        if not _is_float(values[known]):
+        if not shapes.is_floating(values[known]):
             kind = values[known].dtype
             raise PlanError(
                 f"{name}: '{known}' is {kind.name.lower() if kind else 'no tensor'}: only floating-point tensors have "

@@ -311,7 +311,7 @@ def _mode(model: Model, options: Choices) -> str:
 
 def _is_differentiated(model: Model) -> bool:
     known = training.read(model.ir, model.name)
-    return known is not None and bool(known.parameters or known.gradients)
+    return known is not None and known.is_differentiated
 
 
 def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered:

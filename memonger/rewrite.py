@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import Graph, Pair
+from memonger.naming import fresh
 
 _COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?$")
 
@@ -18,9 +19,13 @@ _COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?$")
 def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     """The graph with a node for each step. Values keep their numbers; copies get new ones behind them.
 
+    In its own order it is the graph itself.
+
     Raises:
         PlanError: a node that updates a persistent input stands twice.
     """
+    if _is_own_order(schedule, len(graph.nodes)):
+        return graph
     names, sizes, planned = list(graph.values), list(graph.sizes), list(graph.planned)
     nodes: list[str] = []
     reads: list[tuple[int, ...]] = []
@@ -30,17 +35,17 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     runs = [0] * len(graph.nodes)
     taken = {*graph.values, *graph.nodes}
     for node in schedule:
-        before = dict.fromkeys(graph.reads[node])
-        source = {value: latest[value] for value in before}
+        source = {value: latest[value] for value in graph.reads[node]}
         reads.append(tuple(source.values()))
         if runs[node] and graph.updates[node]:
             raise PlanError(f"node '{graph.nodes[node]}' updates a persistent input: it can't run twice.")
         for value in graph.writes[node] if runs[node] else ():
             latest[value] = len(names)
-            names.append(_copy_name(graph.values[value], runs[node], taken))
+            names.append(fresh(f"{graph.values[value]}.recompute{runs[node]}", taken))
             sizes.append(sizes[value])
             planned.append(planned[value])
-        nodes.append(_copy_name(graph.nodes[node], runs[node], taken) if runs[node] else graph.nodes[node])
+        name = graph.nodes[node]
+        nodes.append(fresh(f"{name}.recompute{runs[node]}", taken) if runs[node] else name)
         runs[node] += 1
         writes.append(tuple(latest[value] for value in graph.writes[node]))
         for key, found in pairs.items():
@@ -64,14 +69,8 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     )
 
 
-def _copy_name(name: str, run: int, taken: set[str]) -> str:
-    base = result = f"{name}.recompute{run}"
-    count = 1
-    while result in taken:
-        count += 1
-        result = f"{base}#{count}"
-    taken.add(result)
-    return result
+def _is_own_order(schedule: Sequence[int], nodes: int) -> bool:
+    return len(schedule) == nodes and all(step == node for step, node in enumerate(schedule))
 
 
 def is_copy(name: str) -> bool:
@@ -80,13 +79,15 @@ def is_copy(name: str) -> bool:
 
 
 def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -> ir.Model:
-    """A copy of the model with a node for each step.
+    """A copy of the model with a node for each step; in its own order the model itself.
 
     Args:
         model: Its nodes are numbered in file order.
         schedule: The steps.
         scheduled: What `schedule_graph` makes of the model's graph and the schedule: it names the copies.
     """
+    if _is_own_order(schedule, model.graph.num_nodes()):
+        return model
     copy = model.clone()
     nodes = list(copy.graph)
     copy.graph.remove(nodes)

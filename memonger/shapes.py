@@ -46,6 +46,11 @@ def dense(value: ir.Value) -> bool:
     )
 
 
+def is_floating(value: ir.Value) -> bool:
+    """Whether the value is a tensor of floating-point numbers."""
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     """The value's shape where every dimension is a number, else None."""
     if value.shape is None:

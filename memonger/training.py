@@ -50,6 +50,11 @@ class Training:
     gradient_norm: str | None = None
 
     @property
+    def is_differentiated(self) -> bool:
+        """Whether there are gradients or updates; without, it is a forward model in training form."""
+        return bool(self.parameters or self.gradients)
+
+    @property
     def persistent(self) -> tuple[str, ...]:
         """Every input that a session keeps from step to step."""
         found = (*self.parameters, *self.statistics, *self.state, *self.accumulated.values())

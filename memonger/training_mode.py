@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from memonger import forward, parameters, shapes, training
+from memonger import forward, parameters, training
 from memonger.errors import PlanError
 from memonger.gradients import prepare
 from memonger.gradients.emitter import Emitter
@@ -274,12 +274,8 @@ def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
         new.name = work.op.fresh(f"{old.name}.next")
         graph.outputs.append(new)
         work.updates[str(old.name)] = str(new.name)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]
     passes.RemoveUnusedNodesPass()(model)
     known = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates))
     training.write(model, known)
     model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
     forward.embed(model, source)
-    shapes.infer_once(model, work.name)

@@ -11,6 +11,7 @@ from memonger import shapes
 from memonger.errors import PlanError
 from memonger.gradients.emitter import Emitter
 from memonger.gradients.registry import RULES, WITHOUT_GRADIENT
+from memonger.graph import read_values
 
 Finished = Callable[[ir.Value, ir.Value], None]
 
@@ -21,8 +22,8 @@ def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.V
     for node in nodes:
         if node.domain == "" and node.op_type in WITHOUT_GRADIENT:
             continue
-        if any(v in active for v in _read(node)):
-            active.update(v for v in node.outputs if v.name and v.dtype is not None and v.dtype.is_floating_point())
+        if any(v in active for v in read_values(node)):
+            active.update(v for v in node.outputs if v.name and shapes.is_floating(v))
     return active
 
 
@@ -31,23 +32,10 @@ def needed_nodes(nodes: Sequence[ir.Node], active: set[ir.Value], seeds: Iterabl
     wanted = {value for value in seeds if value in active}
     found = []
     for node in reversed(nodes):
-        if any(v in wanted for v in node.outputs) and any(v in active for v in _read(node)):
+        if any(v in wanted for v in node.outputs) and any(v in active for v in read_values(node)):
             found.append(node)
-            wanted.update(v for v in _read(node) if v in active)
+            wanted.update(v for v in read_values(node) if v in active)
     return found[::-1]
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, and what its subgraphs read: the branches of an If see the values around it."""
-    found = [v for v in node.inputs if v is not None]
-    pending = shapes.subgraphs(node)
-    while pending:
-        graph = pending.pop()
-        found.extend(graph.outputs)
-        for inner in graph:
-            found.extend(v for v in inner.inputs if v is not None)
-            pending.extend(shapes.subgraphs(inner))
-    return found
 
 
 def backward(
@@ -153,7 +141,7 @@ def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -
 def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:
     """Those of ``wrt`` that the node hangs on."""
     seen: set[ir.Value] = set()
-    pending = _read(node)
+    pending = read_values(node)
     while pending:
         value = pending.pop()
         if value in seen:
@@ -161,5 +149,5 @@ def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:
         seen.add(value)
         producer = value.producer()
         if producer is not None:
-            pending.extend(_read(producer))
+            pending.extend(read_values(producer))
     return [value for value in wrt if value in seen]

@@ -60,13 +60,12 @@ def _converted(model: ir.Model, name: str, opset: int) -> ir.Model:
     metadata, graph_name = dict(model.metadata_props), model.graph.name
     constants = {v.name for v in model.graph.initializers.values() if v.meta.get("constant")}
     try:
-        proto = onnx.version_converter.convert_version(ir.to_proto(model), OPSET)
+        made = load.convert(model, OPSET)
     except (RuntimeError, ValueError) as error:
         raise PlanError(
             f"{name} is in opset {opset}, and gradients need {OPSET}: onnx's converter can't raise it: "
             f"{str(error).strip()}. Export it again with a newer opset."
         ) from error
-    made = ir.serde.deserialize_model(proto)
     made.ir_version = max(made.ir_version or 0, load.MIN_IR_VERSION)
     made.graph.name = graph_name
     made.metadata_props.update(metadata)

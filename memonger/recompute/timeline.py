@@ -169,7 +169,12 @@ class Timeline:
     def _add_read(self, value: int, label: int, at: int) -> None:
         reads, size = self.reads[value], self.sizes[value]
         i = bisect_left(reads, label)
-        copies = self.copies[self.problem.producer[value]]
+        self._hold_for_read(value, label, at, i, size)
+        reads.insert(i, label)
+
+    def _hold_for_read(self, value: int, label: int, at: int, i: int, size: int) -> None:
+        """Add ``size`` to the steps that hold the value for this read alone; ``i`` is its place among the others."""
+        reads, copies = self.reads[value], self.copies[self.problem.producer[value]]
         c = bisect_left(copies, label)
         if size and not (c == 1 and self.pinned[value]):
             after = copies[c] if c < len(copies) else self.end
@@ -177,7 +182,6 @@ class Timeline:
                 before = copies[c - 1]
                 last = reads[i - 1] if i and reads[i - 1] > before else before
                 self._held[bisect_right(self.labels, last) : at + 1] += size
-        reads.insert(i, label)
 
     def remove(self, label: int) -> None:
         """Take this step out: its readers read the copy before it, which there has to be if there are any."""
@@ -197,14 +201,7 @@ class Timeline:
         reads, size = self.reads[value], self.sizes[value]
         i = bisect_left(reads, label)
         del reads[i]
-        copies = self.copies[self.problem.producer[value]]
-        c = bisect_left(copies, label)
-        if size and not (c == 1 and self.pinned[value]):
-            after = copies[c] if c < len(copies) else self.end
-            if not (i < len(reads) and reads[i] < after):
-                before = copies[c - 1]
-                last = reads[i - 1] if i and reads[i - 1] > before else before
-                self._held[bisect_right(self.labels, last) : at + 1] -= size
+        self._hold_for_read(value, label, at, i, -size)
 
     def _remove_copy(self, node: int, label: int, at: int) -> None:
         copies, held = self.copies[node], self._held

@@ -45,6 +45,7 @@ class BoundPlan:
         model = exposed(_without_defaults(plan.model, {*fixed, *scalars}), self.program.places, (), False)
         self.engine = Engine(Group(model, (0,), (self.program,)), device, threads, check_order)
         self.inputs = tuple(i for i in self.program.inputs if i.name not in fixed and i.name not in scalars)
+        self._kinds = {value.name: value.kind for value in self.inputs}
         self.binding = self.engine.session.io_binding()
         self._placed = {place.name: place for place in self.program.places}
         self._late = {old: new for old, new in updates.items() if new in self._placed}
@@ -58,14 +59,12 @@ class BoundPlan:
         for name in self._held:
             self.binding.bind_output(name)
         for place in self.program.places:
-            address = self.arena.address + place.offset
-            self.binding.bind_output(place.name, "cpu", 0, ort.enum_of(place.dtype), list(place.shape), address)
+            ort.bind_output(self.binding, place.name, place.dtype, place.shape, self.arena.address + place.offset)
         for new, old in replaced.items():
             if new not in self._placed:
                 store = self.fixed[old]
                 slot = store.slots[old]
-                kind = ort.enum_of(slot.dtype)
-                self.binding.bind_output(new, "cpu", 0, kind, list(slot.shape), store.address(old))
+                ort.bind_output(self.binding, new, slot.dtype, slot.shape, store.address(old))
 
     def _bind_fixed(self, scalars: Mapping[str, np.ndarray]) -> None:
         for name, store in self.fixed.items():
@@ -86,9 +85,8 @@ class BoundPlan:
         feeding.check_feeds(self.inputs, inputs, "the model")
         if self.engine.refused is not None:
             raise SessionError(self.engine.refused)
-        kinds = {value.name: value.kind for value in self.inputs}
         for name, feed in inputs.items():
-            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, kinds[name]))
+            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
         for name in self._held:
             self.binding.bind_output(name)
         self.engine.run(self.binding)

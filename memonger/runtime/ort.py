@@ -159,6 +159,11 @@ def enum_of(dtype: ir.DataType) -> int:
     return int(dtype)
 
 
+def bind_output(binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int) -> None:
+    """Let a run write an output to an address of ours, on the CPU."""
+    binding.bind_output(name, "cpu", 0, enum_of(dtype), list(shape), address)
+
+
 def wrap(value: Any) -> Any:
     """The public OrtValue around one of a session's raw ones."""
     return value if isinstance(value, onnxruntime().OrtValue) else onnxruntime().OrtValue(value)

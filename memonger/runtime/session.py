@@ -222,7 +222,7 @@ class _Binding:
         return self._results(outputs, copy)
 
     def _bind_output(self, place: Place, address: int) -> None:
-        self.binding.bind_output(place.name, "cpu", 0, ort.enum_of(place.dtype), list(place.shape), address)
+        ort.bind_output(self.binding, place.name, place.dtype, place.shape, address)
 
     def _bind_inputs(self, inputs: feeding.Feeds) -> None:
         if self.fed != set(inputs):

@@ -60,9 +60,7 @@ def save(state: State, path: Path) -> None:
             archive.writestr(_info(HEADER), json.dumps(header))
             for number, array in enumerate(state.tensors.values()):
                 with archive.open(_info(_member(number)), "w", force_zip64=True) as member:
-                    np.lib.format.write_array(
-                        member, np.ascontiguousarray(array).view(np.uint8).reshape(-1), allow_pickle=False
-                    )
+                    np.lib.format.write_array(member, _bytes(array), allow_pickle=False)
 
     try:
         write_whole(path, write)
@@ -89,7 +87,12 @@ def _header_digest(header: Mapping[str, Any]) -> str:
 
 
 def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data).hexdigest()
+    return hashlib.sha256(_bytes(array).data).hexdigest()
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """A tensor's content, ``uint8[nbytes]``."""
+    return np.ascontiguousarray(array).view(np.uint8).reshape(-1)
 
 
 def load(path: Path, wanted: Mapping[str, np.ndarray]) -> State:
