@@ -80,7 +80,7 @@ def random_inputs(plan: memonger.Plan, seed: int) -> dict[str, np.ndarray]:
 
 def measure(name: str, model: Path, batch: int, folder: Path) -> Row:
     """Plan and measure one network at one batch."""
-    plan = memonger.search_plan(model, batch=batch, device="cpu")
+    plan = memonger.search_plan(model, batch=batch, device="cpu", mode="inference")
     planned, inputs = folder / "planned.onnx", folder / "inputs.npz"
     plan.save(planned)
     feeds = random_inputs(plan, seed=0)

@@ -47,7 +47,7 @@ def measure(path: str) -> None:
     """Plan one model and print what it took."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.perf_counter()
-    plan = memonger.search_plan(path, batch=4, device="none")
+    plan = memonger.search_plan(path, batch=4, device="none", mode="inference")
     seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(

@@ -30,7 +30,7 @@ def demo_model(folder: Path) -> Path:
 
 def main(model: Path) -> None:
     """Plan each batch, run them all in one session, print what each takes."""
-    plans = [memonger.search_plan(model, batch=batch) for batch in BATCHES]
+    plans = [memonger.search_plan(model, batch=batch, mode="inference") for batch in BATCHES]
     for plan in plans:
         print(f"batch {plan.batch:2}: arena {format_size(plan.arena_bytes)}, scratch {plan.workspace_bytes} bytes")
     session = memonger.Session(plans)

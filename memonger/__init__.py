@@ -20,7 +20,8 @@ from memonger.liveness import Sharing
 from memonger.load import Model, load
 from memonger.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
 from memonger.optimizers import SGD, Adam, AdamW
-from memonger.plan import Plan, search_plan
+from memonger.plan import GraphPlan, Plan
+from memonger.planning import get_cost, make_mirror_plan, pareto, search_plan
 from memonger.training_mode import to_training_mode
 from memonger.units import GiB, KiB, MiB
 
@@ -44,8 +45,9 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buffer", "GiB", "KiB", "Layout", "LayoutError", "LoadError",
-    "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError", "PlanFileError",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buffer", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
+    "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError", "PlanFileError",
     "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
-    "VerificationError", "differentiate", "from_torch", "load", "pack", "search_plan", "to_training_mode",
+    "VerificationError", "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan", "pack", "pareto",
+    "search_plan", "to_training_mode",
 ]  # fmt: skip

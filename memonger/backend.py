@@ -12,7 +12,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from memonger.device import parse_device
 from memonger.load import Model, Source
-from memonger.plan import Plan, search_plan
+from memonger.plan import Plan
+from memonger.planning import search_plan
 from memonger.runtime.session import Session
 
 Shapes = tuple[tuple[int, ...] | None, ...]
@@ -27,7 +28,7 @@ class PlannedModel(BackendRep):
 
     def __init__(self, model: Source | Model, device: str, **choices: Any) -> None:
         self._model = model
-        self._choices = {"device": device, **choices}
+        self._choices = {"device": device, "mode": "inference", **choices}
         self._inputs = _input_names(model)
         self._sessions: dict[Shapes, Session] = {}
         self.plans: dict[Shapes, Plan] = {}

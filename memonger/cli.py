@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from memonger import __version__
+from memonger import __version__, training
 from memonger.allocate import allocate, check_layout, lower_bound
 from memonger.allocate.minimalloc_csv import read_problem, write_solution
 from memonger.differentiate import differentiate
@@ -27,14 +27,15 @@ from memonger.file import KEY, save_model
 from memonger.liveness import Sharing
 from memonger.load import Model, load, load_as_is
 from memonger.optimizers import SGD, Adam, AdamW, Optimizer
-from memonger.plan import Plan, search_plan
+from memonger.plan import Plan
+from memonger.planning import search_plan
 from memonger.recompute import STRATEGIES
 from memonger.report import text
 from memonger.report.summary import plan_record
 from memonger.search import ORDERS
 from memonger.training_mode import to_training_mode
 
-STAGES = 6
+STAGES = 7
 
 Command = Callable[..., None]
 
@@ -93,8 +94,18 @@ PLANNING = (
                  help="Threads within a node; 0: onnxruntime's default."),
     click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
                  help="Order of the nodes; best tries all."),
-    click.option("--strategy", default="none", type=click.Choice(list(STRATEGIES)), show_default=True,
-                 help="What is recomputed in the backward pass instead of being kept."),
+    click.option("--budget", metavar="SIZE",
+                 help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
+    click.option("--strategy", type=click.Choice(list(STRATEGIES)),
+                 help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
+                 "none for inference."),
+    click.option("--mirror", multiple=True, metavar="PATTERN",
+                 help="Recompute these nodes (name, operator or output). May be repeated."),
+    click.option("--keep", multiple=True, metavar="PATTERN", help="Keep these nodes. May be repeated."),
+    click.option("--trials", type=click.IntRange(0), default=6, metavar="N", show_default=True,
+                 help="Thresholds in the sweep's grid."),
+    click.option("--time-limit", type=click.FloatRange(0), metavar="SECONDS",
+                 help="Improve nothing after that; the plan then depends on the machine's speed."),
     click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  help="An .npz with inputs for the calibrating run."),
     click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
@@ -114,7 +125,21 @@ TRAINING = (
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
 
-ONLY_PLANNING = ("batch", "dims", "level", "order", "strategy", "no_inplace", "no_views", "no_reuse")
+ONLY_PLANNING = (
+    "batch",
+    "dims",
+    "level",
+    "order",
+    "strategy",
+    "budget",
+    "mirror",
+    "keep",
+    "trials",
+    "time_limit",
+    "no_inplace",
+    "no_views",
+    "no_reuse",
+)
 
 
 def _options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -133,9 +158,12 @@ def _progress(quiet: bool, title: str) -> Iterator[Callable[[str], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task(title, total=STAGES)
+        seen = set[str]()
 
         def tell(stage: str) -> None:
-            progress.update(task, description=f"{title}: {stage}", advance=1)
+            new = stage.partition(":")[0] not in seen
+            seen.add(stage.partition(":")[0])
+            progress.update(task, description=f"{title}: {stage}", advance=int(new))
 
         yield tell
 
@@ -163,7 +191,8 @@ def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
         source: Path | Model = model
         if turned:
             source = to_training_mode(model, batch=flags.pop("batch"), dims=flags.pop("dims"))
-        return search_plan(source, sharing=sharing, progress=tell, inputs=inputs, optimizer=optimizer, **flags)
+        plan: Plan = search_plan(source, sharing=sharing, progress=tell, inputs=inputs, optimizer=optimizer, **flags)
+        return plan
 
 
 def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
@@ -183,16 +212,24 @@ def _print_json(record: Any) -> None:
     click.echo(json.dumps(record))
 
 
-def _plan(model: Path, output: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+def _plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
     plan = _search(model, quiet, **flags)
+    for note in plan.notes:
+        click.echo(f"memonger: note: {note}", err=True)
     if output is not None:
         plan.save(output)
+    if annotated is not None:
+        save_model(plan.annotated, annotated)
     record = plan_record(plan, str(model), None if output is None else str(output))
     if as_json:
         _print_json(record)
         return
     console = Console()
+    if plan.outcome is not None and plan.outcome.candidates:
+        console.print(text.candidates_table(plan.outcome.candidates))
     console.print(text.plan_table(record))
+    if record["recomputed_nodes"]:
+        console.print(text.recomputation_line(record), markup=False, soft_wrap=True)
     console.print(f"{record['nodes']} steps, live bytes up to the arena: [{text.memory_curve(plan)}]", markup=False)
     held = record["unplanned_values"]
     if held:
@@ -209,8 +246,13 @@ def _plan(model: Path, output: Path | None, as_json: bool, quiet: bool, **flags:
 
 _PLAN_OPTIONS = _options(
     MODEL,
-    click.option("--mode", type=click.Choice(["inference", "training"])),
+    click.option("--mode", default="training", type=click.Choice(["training", "inference"]), show_default=True),
     click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the planned model here."),
+    click.option(
+        "--annotated",
+        type=click.Path(path_type=Path),
+        help="Write MODEL here with force_mirroring, the decision, on every node.",
+    ),
     *PLANNING,
     *TRAINING,
     AS_JSON,
@@ -351,7 +393,8 @@ def run(
             _refuse_planning_options(model)
         else:
             planned = Path(scratch) / "planned.onnx"
-            _search(model, quiet, **flags).save(planned)
+            mode = "training" if training.KEY in loaded.metadata_props else "inference"
+            _search(model, quiet, mode=mode, **flags).save(planned)
         del loaded
         settings = comparing.Settings(runs=runs, seed=seed, threads=flags["threads"], device=flags["device"])
         with _progress(quiet, f"Running {model.name}") as tell:

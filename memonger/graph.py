@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from memonger import aliasing, shapes
+from memonger import aliasing, costs, shapes
 from memonger.errors import PlanError
 
 Pair = tuple[int, int]
@@ -36,7 +36,7 @@ class Graph:
             model, and is written over it: after that nothing may read the old one. Such outputs aren't planned.
         forward: Whether the node computes the model's own outputs or the loss; the others are the backward pass and
             updates.
-        costs: Cost of one run of each node: seconds where measured, else bytes read and written.
+        costs: Cost of one run of each node: seconds where measured, else an estimate in bytes (`costs`).
         workspace: Bytes of scratch each node's kernel takes beside the arena; 0 where not measured.
     """
 
@@ -90,6 +90,7 @@ def from_model(
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple((shapes.nbytes(v) or 0) for v in values)
     rules = _PairFinder(number, sizes, planned, values, elsewhere)
+    views = tuple(rules.pairs(node, aliasing.view_pairs) for node in nodes)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
         ops=tuple(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes),
@@ -99,12 +100,12 @@ def from_model(
         reads=reads,
         writes=writes,
         outputs=_unique(number[v] for v in model.graph.outputs),
-        views=tuple(rules.pairs(node, aliasing.view_pairs) for node in nodes),
+        views=views,
         inplace=tuple(rules.pairs(node, aliasing.inplace_pairs) for node in nodes),
         ties=tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
         updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
         forward=_forward(nodes, [v for v in model.graph.outputs if results is None or v.name in results]),
-        costs=_costs(nodes, seconds, sizes, reads, writes),
+        costs=_costs(nodes, seconds, sizes, reads, writes, views),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
     )
 
@@ -228,7 +229,13 @@ def _costs(
     sizes: tuple[int, ...],
     reads: tuple[tuple[int, ...], ...],
     writes: tuple[tuple[int, ...], ...],
+    views: tuple[tuple[Pair, ...], ...],
 ) -> tuple[float, ...]:
+    """Seconds where measured, else estimates; a node whose only output is a view moves nothing."""
     if seconds is not None:
         return tuple(seconds.get(str(node.name), 0.0) for node in nodes)
-    return tuple(float(sum(sizes[v] for v in (*r, *w))) for r, w in zip(reads, writes, strict=True))
+    found = []
+    for node, read, written, pairs in zip(nodes, reads, writes, views, strict=True):
+        is_view = pairs and len(written) == 1
+        found.append(0.0 if is_view else costs.estimate(node, [sizes[v] for v in read], [sizes[v] for v in written]))
+    return tuple(found)

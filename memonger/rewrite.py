@@ -78,6 +78,11 @@ def is_copy(name: str) -> bool:
     return _COPY.search(name) is not None
 
 
+def original(name: str) -> str:
+    """The name of what a recomputed node or value is a copy of; any other name as it is."""
+    return _COPY.sub("", name)
+
+
 def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -> ir.Model:
     """A copy of the model with a node for each step; in its own order the model itself.
 

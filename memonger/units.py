@@ -1,4 +1,8 @@
-"""Sizes in bytes: units to multiply with, and sizes as people read them."""
+"""Sizes in bytes: units to multiply with, and sizes as people read and write them."""
+
+import re
+
+from memonger.errors import PlanError
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -13,3 +17,24 @@ def format_size(size: int) -> str:
             digits = 2 if amount < 10 else 1 if amount < 100 else 0
             return f"{amount:.{digits}f} {name}"
     return f"{size} B"
+
+
+_UNITS = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": 1024 * GiB,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(-?\d+(?:\.\d*)?|-?\.\d+)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a text such as ``4GiB``, ``1.5 GB``, ``800 MiB`` or ``65536B``; letters of either case.
+
+    Raises:
+        PlanError: no number, no unit, an unknown one, or a negative size.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise PlanError(f"{text!r} is no size: write a number and its unit (B, KB, MB, GB, KiB, MiB, GiB), as in 4GiB.")
+    if found[1].startswith("-"):
+        raise PlanError(f"{text!r} is negative: a size is at least 0.")
+    return int(float(found[1]) * _UNITS[found[2].upper()])

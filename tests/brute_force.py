@@ -22,9 +22,22 @@ def slow_memory(problem: Problem, schedule: tuple[int, ...]) -> list[int]:
                 return False
         return False
 
+    def later(step: int) -> range:
+        return range(step + 1, len(schedule))
+
     found = []
     for step, node in enumerate(schedule):
         held = problem.base + problem.workspace[node]
+        sources = {v: max(s for s in range(step) if v in problem.writes[schedule[s]]) for v in problem.inplace[node]}
+        dying = [
+            v
+            for v, copy in sources.items()
+            if not any(
+                v in problem.reads[schedule[s]] and _latest(problem, schedule, v, s) == copy for s in later(step)
+            )
+            and not (v in problem.pinned and problem.producer[v] not in schedule[:copy])
+        ]
+        held -= max((problem.sizes[v] for v in dying), default=0)
         for copy in range(step + 1):
             for value in problem.writes[schedule[copy]]:
                 again = any(value in problem.writes[schedule[s]] for s in range(copy + 1, step + 1))
@@ -33,6 +46,10 @@ def slow_memory(problem: Problem, schedule: tuple[int, ...]) -> list[int]:
                     held += problem.sizes[value]
         found.append(held)
     return found
+
+
+def _latest(problem: Problem, schedule: tuple[int, ...], value: int, step: int) -> int:
+    return max(s for s in range(step) if value in problem.writes[schedule[s]])
 
 
 def cheapest(problem: Problem, budget: int, given_order: bool) -> tuple[int, ...] | None:
@@ -82,6 +99,8 @@ def _steps(problem: Problem, budget: int, state: State, given_order: bool) -> It
         for value in problem.writes[node]:
             twice += problem.sizes[value] if again and value in problem.pinned else 0
             after |= 1 << value
-        held = sum(size for value, size in enumerate(problem.sizes) if after >> value & 1) + twice
-        if problem.base + held + problem.workspace[node] <= budget:
-            yield node, (run | 1 << node, after, (node if again else -1) if given_order else -1)
+        for gone in (-1, *(v for v in problem.inplace[node] if v not in problem.pinned)):
+            left = after if gone < 0 else after & ~(1 << gone)
+            held = sum(size for value, size in enumerate(problem.sizes) if left >> value & 1) + twice
+            if problem.base + held + problem.workspace[node] <= budget:
+                yield node, (run | 1 << node, left, (node if again else -1) if given_order else -1)

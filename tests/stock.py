@@ -57,7 +57,7 @@ def planned_as_stock(
     plans = {}
     for device in devices:
         level = LEVELS[device]
-        plans[device] = memonger.search_plan(model, device=device, **choices)
+        plans[device] = memonger.search_plan(model, device=device, **choices, mode="inference")
         session = memonger.Session(plans[device])
         for fill in (0x00, 0xFF):
             results = []

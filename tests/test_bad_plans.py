@@ -28,7 +28,7 @@ def _model(width: int = 8) -> onnx.ModelProto:
 def planned(place: Place) -> Path:
     """A portable plan whose values are a, b, c and y, 512 bytes each."""
     path = place.folder / "planned.onnx"
-    memonger.search_plan(_model(), batch=16, device="none").save(path)
+    memonger.search_plan(_model(), batch=16, device="none", mode="inference").save(path)
     assert set(plan_of(path)["offsets"]) == set("abcy")
     return path
 
@@ -169,7 +169,7 @@ def test_a_graph_that_was_changed(place: Place, planned: Path, change: str) -> N
 )
 def test_a_plan_bound_to_another_machine_runtime_or_provider(place: Place, key: str, value: str) -> None:
     path = place.folder / "planned.onnx"
-    memonger.search_plan(_model(), batch=2, device="cpu").save(path)
+    memonger.search_plan(_model(), batch=2, device="cpu", mode="inference").save(path)
     changed = with_plan(path, {"stamp": {**plan_of(path)["stamp"], key: value}})
     words = (f"bound to another {key}", value, "Plan the model again here", "--device none")
     place.fails("run", changed, words=words)
@@ -216,7 +216,21 @@ def test_a_size_limit_leaves_nothing_behind(place: Place, device: str, existing:
     if existing:
         place.write("out.onnx", b"what was there")
     before = contents(place.folder)
-    command = [sys.executable, "-c", LIMITED, "plan", path, "--batch", "2", "--device", device, "-o", out]
+    command = [
+        sys.executable,
+        "-c",
+        LIMITED,
+        "plan",
+        "--mode",
+        "inference",
+        path,
+        "--batch",
+        "2",
+        "--device",
+        device,
+        "-o",
+        out,
+    ]
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, env={**os.environ, "TMPDIR": str(place.temporary)}
     )

@@ -47,7 +47,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def planned(model: Path) -> Path:
-    _run("plan", model, "--batch", 4, "--device", "cpu", "-o", "planned.onnx")
+    _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu", "-o", "planned.onnx")
     return Path("planned.onnx")
 
 
@@ -93,7 +93,7 @@ def test_both_names_of_the_plan_command_do_the_same(model: Path) -> None:
 
 @pytest.mark.parametrize("device", ["none", "cpu"])
 def test_a_plans_figures_as_json(model: Path, device: str) -> None:
-    record = _json("plan", model, "--batch", 4, "--device", device, "-o", "planned.onnx")
+    record = _json("plan", "--mode", "inference", model, "--batch", 4, "--device", device, "-o", "planned.onnx")
     assert record.keys() >= PLAN_KEYS
     assert (record["model"], record["output"], record["batch"]) == ("model.onnx", "planned.onnx", 4)
     assert (record["mode"], record["device"]) == ("inference", device)
@@ -102,19 +102,32 @@ def test_a_plans_figures_as_json(model: Path, device: str) -> None:
     assert record["parameter_bytes"] >= 32 * 32 * 4
     assert (record["workspace_bytes"] is None) == (device == "none")
     assert memonger.Plan.load("planned.onnx").arena_bytes == record["arena_bytes"]
-    assert _json("plan", model, "--batch", 4, "--device", device)["output"] is None
+    assert _json("plan", "--mode", "inference", model, "--batch", 4, "--device", device)["output"] is None
 
 
 def test_a_plans_figures_as_a_table(model: Path) -> None:
-    text = _run("plan", model, "--batch", 4, "--device", "none", "-o", "planned.onnx")
+    text = _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "none", "-o", "planned.onnx")
     for word in ("model.onnx", "inference", "portable", "activations", "peak", "lower bound", "arena", "workspace",
                  "not measured", "Planned in", "Wrote planned.onnx", "memonger run planned.onnx"):  # fmt: skip
         assert word in text
-    assert "on cpu" in _run("plan", model, "--batch", 4, "--device", "cpu")
+    assert "on cpu" in _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu")
 
 
 def test_progress_is_shown_on_a_terminal_only_and_not_when_quiet(model: Path) -> None:
-    command = [sys.executable, "-m", "memonger.cli", "plan", "model.onnx", "--batch", "4", "--device", "none", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "memonger.cli",
+        "plan",
+        "--mode",
+        "inference",
+        "model.onnx",
+        "--batch",
+        "4",
+        "--device",
+        "none",
+        "--json",
+    ]
     results = {}
     for quiet in (False, True):
         mine, theirs = os.openpty()
@@ -140,19 +153,25 @@ def test_less_sharing_never_takes_a_smaller_arena(model: Path, device: str) -> N
     )
     model.write_bytes(parse(text).SerializeToString())
     arenas = {
-        flags: _json("plan", model, "--batch", 64, "--device", device, "--level", "disable", *flags)["arena_bytes"]
+        flags: _json(
+            "plan", "--mode", "inference", model, "--batch", 64, "--device", device, "--level", "disable", *flags
+        )["arena_bytes"]
         for flags in ((), ("--no-inplace",), ("--no-views",), ("--no-inplace", "--no-views"), ("--no-reuse",))
     }
     assert all(arenas[()] <= arena for arena in arenas.values())
     assert arenas[("--no-inplace",)] <= arenas[("--no-inplace", "--no-views")]
     assert arenas[()] < arenas[("--no-inplace", "--no-views")]
-    assert arenas[()] < _json("plan", model, "--batch", 64, "--device", device, *OFF)["arena_bytes"]
+    assert (
+        arenas[()] < _json("plan", "--mode", "inference", model, "--batch", 64, "--device", device, *OFF)["arena_bytes"]
+    )
 
 
 def test_dimensions_by_name_and_by_place(model: Path) -> None:
-    by_batch = _json("plan", model, "--batch", 4, "--device", "none")["arena_bytes"]
-    assert _json("plan", model, "--dim", "batch=4", "--device", "none")["arena_bytes"] == by_batch
-    assert _json("plan", model, "--dim", "x[0]=4", "--device", "none")["arena_bytes"] == by_batch
+    by_batch = _json("plan", "--mode", "inference", model, "--batch", 4, "--device", "none")["arena_bytes"]
+    assert (
+        _json("plan", "--mode", "inference", model, "--dim", "batch=4", "--device", "none")["arena_bytes"] == by_batch
+    )
+    assert _json("plan", "--mode", "inference", model, "--dim", "x[0]=4", "--device", "none")["arena_bytes"] == by_batch
 
 
 def test_inspect_a_model_without_a_plan(model: Path) -> None:
@@ -196,7 +215,7 @@ def test_names_that_look_like_markup_are_printed_as_they_are(model: Path) -> Non
         node.name = f"[red]{node.op_type}[/blue]"
     proto.graph.input[0].name = proto.graph.node[0].input[0] = "[/x]"
     Path("[odd].onnx").write_bytes(proto.SerializeToString())
-    assert "[odd].onnx" in _run("plan", "[odd].onnx", "-o", "[out].onnx")
+    assert "[odd].onnx" in _run("plan", "--mode", "inference", "[odd].onnx", "-o", "[out].onnx")
     assert "[/x]" in _run("inspect", "[out].onnx")
     assert "y" in _run("run", "[out].onnx")
 

@@ -22,7 +22,7 @@ PLAN_AND_SAVE = """
 import json, sys
 from pathlib import Path
 import memonger
-plan = memonger.search_plan(sys.argv[1], batch=8, device="none")
+plan = memonger.search_plan(sys.argv[1], batch=8, device="none", mode="inference")
 plan.save(sys.argv[2])
 again = memonger.Plan.load(sys.argv[2])
 # Not ru_maxrss: a child begins with its parent's.
@@ -81,7 +81,7 @@ def test_a_planned_file_in_another_folder_holds_its_weights_itself(tmp_path: Pat
     home.mkdir()
     away.mkdir()
     whole = _small(home)
-    memonger.search_plan(home / "model.onnx", batch=4, device=device).save(away / "planned.onnx")
+    memonger.search_plan(home / "model.onnx", batch=4, device=device, mode="inference").save(away / "planned.onnx")
     for entry in home.iterdir():
         entry.unlink()
     assert [entry.name for entry in away.iterdir()] == ["planned.onnx"]
@@ -96,7 +96,9 @@ def test_a_planned_file_in_another_folder_holds_its_weights_itself(tmp_path: Pat
 
 def test_a_planned_file_beside_the_data_refers_to_it(tmp_path: Path) -> None:
     whole = _small(tmp_path)
-    memonger.search_plan(tmp_path / "model.onnx", batch=4, device="none").save(tmp_path / "planned.onnx")
+    memonger.search_plan(tmp_path / "model.onnx", batch=4, device="none", mode="inference").save(
+        tmp_path / "planned.onnx"
+    )
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "planned.onnx", "weights.bin"]
     saved = onnx.load(tmp_path / "planned.onnx", load_external_data=False)
     assert all(tensor.data_location == TensorProto.EXTERNAL for tensor in saved.graph.initializer)
@@ -108,7 +110,9 @@ def test_a_planned_file_beside_the_data_refers_to_it(tmp_path: Path) -> None:
 def test_data_in_a_folder_below_the_model_is_found(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     whole = _small(tmp_path, "data/weights.bin")
-    memonger.search_plan(tmp_path / "model.onnx", batch=4, device="none").save(tmp_path / "planned.onnx")
+    memonger.search_plan(tmp_path / "model.onnx", batch=4, device="none", mode="inference").save(
+        tmp_path / "planned.onnx"
+    )
     feed = {"x": normal(5, 4, 16)}
     session = memonger.Session(tmp_path / "planned.onnx")
     assert np.array_equal(session.run(feed)["y"], run_stock(whole, feed, "ORT_DISABLE_ALL")["y"])
@@ -122,7 +126,7 @@ def test_weights_too_large_for_one_message_go_into_a_file_beside(
     home.mkdir()
     away.mkdir()
     whole = _small(home)
-    memonger.search_plan(home / "model.onnx", batch=4, device="none").save(away / "planned.onnx")
+    memonger.search_plan(home / "model.onnx", batch=4, device="none", mode="inference").save(away / "planned.onnx")
     assert sorted(entry.name for entry in away.iterdir()) == ["planned.onnx", "planned.onnx.data"]
     onnx.checker.check_model(str(away / "planned.onnx"))
     feed = {"x": normal(5, 4, 16)}
@@ -148,7 +152,7 @@ def test_a_constant_node_with_external_data_travels_too(tmp_path: Path, in_subgr
     constant = normal(3, 64)
     (home / "c.bin").write_bytes(constant.tobytes())
     (home / "model.onnx").write_bytes(model.SerializeToString())
-    memonger.search_plan(home / "model.onnx", device="none").save(away / "planned.onnx")
+    memonger.search_plan(home / "model.onnx", device="none", mode="inference").save(away / "planned.onnx")
     (home / "c.bin").unlink()
     x = normal(5, 64)
     y = memonger.Session(away / "planned.onnx").run({"x": x, "b": np.array(True)})["y"]

@@ -35,7 +35,7 @@ def _inputs(plan: memonger.Plan, seed: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str, device: str) -> None:
     model = networks.light(name)
-    plan = memonger.search_plan(model, device=device)
+    plan = memonger.search_plan(model, device=device, mode="inference")
     plan.verify()
     assert plan.arena_bytes == plan.lower_bound_bytes
     session, stock = memonger.Session(plan), networks.stock(model, LEVELS[device])
@@ -62,7 +62,7 @@ def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str, device: str) 
 )
 def test_no_step_reads_a_byte_that_died(name: str, device: str) -> None:
     model = networks.light(name)
-    plan = memonger.search_plan(model, device=device)
+    plan = memonger.search_plan(model, device=device, mode="inference")
     feeds = _inputs(plan, 3)
     expected = networks.run_stock(networks.stock(model, LEVELS[device]), feeds)
     assert networks.same_bits(run_poisoned(plan, feeds), expected)
@@ -70,7 +70,7 @@ def test_no_step_reads_a_byte_that_died(name: str, device: str) -> None:
 
 def test_the_poisoning_executor_catches_a_wrong_plan() -> None:
     model = networks.light("squeezenet")
-    plan = memonger.search_plan(model, device="none")
+    plan = memonger.search_plan(model, device="none", mode="inference")
     feeds = _inputs(plan, 3)
     expected = run_poisoned(plan, feeds)
     conv = next(n for n, op in enumerate(plan.graph.ops) if op == "Concat")
@@ -92,6 +92,6 @@ def test_a_plan_is_the_same_byte_for_byte_each_time(tmp_path: Path) -> None:
         files = []
         for number in range(2):
             path = tmp_path / f"{device}{number}.onnx"
-            memonger.search_plan(model, device=device).save(path)
+            memonger.search_plan(model, device=device, mode="inference").save(path)
             files.append(path.read_bytes())
         assert files[0] == files[1], device

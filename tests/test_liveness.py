@@ -99,7 +99,7 @@ def test_what_a_subgraph_captures_stays_alive_through_it() -> None:
     assert number["a"] in graph.reads[-1]
     storage = assign_storage(graph)
     assert storage.buffers[storage.of_value[number["a"]]].stop == len(graph.nodes)
-    plan = memonger.search_plan(model, device="cpu")
+    plan = memonger.search_plan(model, device="cpu", mode="inference")
     x = np.linspace(-1, 1, 256, dtype=np.float32)
     expected = networks.run_stock(networks.stock(model), {"x": x})
     assert networks.same_bits(memonger.Session(plan).run({"x": x}), expected)

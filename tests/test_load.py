@@ -23,7 +23,7 @@ def _shape(model: memonger.Model, name: str) -> tuple[int, ...] | None:
 
 
 def _plan_and_run(source: object) -> np.ndarray:
-    plan = memonger.search_plan(source, batch=4, device="cpu")
+    plan = memonger.search_plan(source, batch=4, device="cpu", mode="inference")
     return memonger.Session(plan).run({"x": normal(0, 4, 8)})["y"]
 
 
@@ -49,7 +49,7 @@ def test_given_models_with_weights_functions_and_old_versions_stay_unchanged(ir_
     model = ir.from_proto(proto)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     memonger.load(model, batch=4)
-    memonger.search_plan(model, batch=4, device="cpu")
+    memonger.search_plan(model, batch=4, device="cpu", mode="inference")
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
@@ -90,7 +90,7 @@ def test_functions_are_inlined_nested_and_called_twice_with_domains_of_their_own
     ]  # fmt: skip
     alphas = [node.attributes.get_float("alpha") for node in loaded.ir.graph if node.op_type == "LeakyRelu"]
     assert alphas == pytest.approx([0.1, 0.3])
-    plan = memonger.search_plan(model, batch=2, device="cpu")
+    plan = memonger.search_plan(model, batch=2, device="cpu", mode="inference")
     x = normal(0, 2, 4)
     stock = run_stock(model, {"x": x}, "ORT_ENABLE_ALL")["y"]
     assert np.array_equal(memonger.Session(plan).run({"x": x})["y"], stock)
@@ -133,7 +133,7 @@ def test_opsets_that_onnxruntime_has_no_kernels_for_are_raised(opset: int) -> No
         f"b = BatchNormalization <{consumed}is_test = 1> (a, s, s, s, s)  c = Dropout <is_test = 1> (b)  y = Relu(c) }}"
     )
     model = parse(text, opset, ir_version=3)
-    plan = memonger.search_plan(model, batch=2, device="none")
+    plan = memonger.search_plan(model, batch=2, device="none", mode="inference")
     assert plan.model.opset_imports[""] == 7
     assert [value.name for value in plan.model.graph.inputs] == ["x"]
     s, w = np.array([1, 2, 3], np.float32).reshape(1, 3, 1, 1), np.arange(16).reshape(4, 4) % 9 + 1
@@ -149,7 +149,7 @@ def test_a_raised_model_still_finds_its_external_data(tmp_path: Path) -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     path = tmp_path / "old.onnx"
     onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-    plan = memonger.search_plan(path, batch=2, device="none")
+    plan = memonger.search_plan(path, batch=2, device="none", mode="inference")
     x = normal(0, 2, 64)
     assert np.array_equal(memonger.Session(plan).run({"x": x})["y"], x + weight)
 
@@ -232,9 +232,9 @@ def test_declared_sizes_count_where_inference_knows_nothing() -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     with pytest.raises(memonger.PlanError, match=r"type of value 'a'.*QuickGelu.*--device cpu.*value_info"):
-        memonger.search_plan(model, device="none")
+        memonger.search_plan(model, device="none", mode="inference")
     model.graph.value_info.append(values[2])
-    assert planned_names(memonger.search_plan(model, device="none")) == {"a", "y"}
+    assert planned_names(memonger.search_plan(model, device="none", mode="inference")) == {"a", "y"}
 
 
 SHAPE_ARITHMETIC = {

@@ -251,7 +251,7 @@ def test_half_precision_needs_a_plan_for_the_device() -> None:
     feeds = [{"x": normal(seed, 2, 8).astype(np.float16)} for seed in (0, 1)]
     planned_as_stock(half, feeds, devices=["cpu"])
     with pytest.raises(memonger.SessionError, match=r"InsertedPrecisionFreeCast.*--device cpu"):
-        memonger.Session(memonger.search_plan(half, device="none")).run(feeds[0])
+        memonger.Session(memonger.search_plan(half, device="none", mode="inference")).run(feeds[0])
 
 
 def test_a_planned_file_of_each_plan_runs_the_same(tmp_path: Path) -> None:

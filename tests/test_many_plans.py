@@ -46,7 +46,7 @@ def _x(batch: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("device", ["none", "cpu"])
 def test_each_run_picks_its_plan(device: str) -> None:
-    plans = [memonger.search_plan(_model(), batch=batch, device=device) for batch in BATCHES]
+    plans = [memonger.search_plan(_model(), batch=batch, device=device, mode="inference") for batch in BATCHES]
     session = memonger.Session(plans)
     assert session.arena.size == max(plan.arena_bytes for plan in plans)
     stock = networks.stock(_model(), "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")
@@ -58,7 +58,7 @@ def test_each_run_picks_its_plan(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["none", "cpu"])
 def test_plans_that_differ_in_shapes_share_one_runtime_session(device: str) -> None:
-    plans = [memonger.search_plan(_model(), batch=batch, device=device) for batch in BATCHES]
+    plans = [memonger.search_plan(_model(), batch=batch, device=device, mode="inference") for batch in BATCHES]
     groups = group_plans(plans)
     assert [group.members for group in groups] == [(0, 1, 2)]
     if device == "cpu":
@@ -68,8 +68,8 @@ def test_plans_that_differ_in_shapes_share_one_runtime_session(device: str) -> N
 
 def test_plans_of_other_structure_run_in_a_session_of_their_own() -> None:
     plans = [
-        memonger.search_plan(_model(), batch=1, device="cpu"),
-        memonger.search_plan(_model(), batch=8, device="none"),
+        memonger.search_plan(_model(), batch=1, device="cpu", mode="inference"),
+        memonger.search_plan(_model(), batch=8, device="none", mode="inference"),
     ]
     assert len(group_plans(plans)) == 2
     session = memonger.Session(plans)
@@ -79,7 +79,10 @@ def test_plans_of_other_structure_run_in_a_session_of_their_own() -> None:
 
 
 def test_other_weights_are_never_shared() -> None:
-    plans = [memonger.search_plan(_model(seed=seed), batch=batch, device="none") for seed, batch in ((0, 1), (1, 8))]
+    plans = [
+        memonger.search_plan(_model(seed=seed), batch=batch, device="none", mode="inference")
+        for seed, batch in ((0, 1), (1, 8))
+    ]
     session = memonger.Session(plans)
     for seed, batch in ((0, 1), (1, 8)):
         expected = networks.run_stock(networks.stock(_model(seed=seed), "ORT_DISABLE_ALL"), {"x": _x(batch, 5)})
@@ -90,27 +93,27 @@ def test_plans_from_files_share_too(tmp_path: Path) -> None:
     paths = []
     for batch in BATCHES:
         paths.append(f"{tmp_path}/{batch}.onnx")
-        memonger.search_plan(_model(), batch=batch, device="cpu").save(paths[-1])
+        memonger.search_plan(_model(), batch=batch, device="cpu", mode="inference").save(paths[-1])
     session = memonger.Session(paths)
     expected = networks.run_stock(networks.stock(_model()), {"x": _x(8, 1)})
     assert networks.same_bits(session.run({"x": _x(8, 1)}), expected)
 
 
 def test_a_shape_without_a_plan_is_named() -> None:
-    plans = [memonger.search_plan(_model(), batch=batch, device="none") for batch in (1, 8)]
+    plans = [memonger.search_plan(_model(), batch=batch, device="none", mode="inference") for batch in (1, 8)]
     with pytest.raises(memonger.SessionError, match=r"no plan was made for .*\[4, 3, 8, 8\].*\[1, 3, 8, 8\]"):
         memonger.Session(plans).run({"x": _x(4, 0)})
 
 
 def test_what_is_no_family_is_refused() -> None:
-    plan = memonger.search_plan(_model(), batch=1, device="none")
+    plan = memonger.search_plan(_model(), batch=1, device="none", mode="inference")
     other = networks.model_of([helper.make_node("Relu", ["z"], ["q"], name="r")], {"z": [2]}, {"q": [2]})
     with pytest.raises(memonger.SessionError, match="at least one"):
         memonger.Session([])
     with pytest.raises(memonger.SessionError, match="plans 0 and 1 are for the same input shapes"):
         memonger.Session([plan, plan])
     with pytest.raises(memonger.SessionError, match="plan 1 is of another model"):
-        memonger.Session([plan, memonger.search_plan(other, device="none")])
+        memonger.Session([plan, memonger.search_plan(other, device="none", mode="inference")])
 
 
 PROBE = """
@@ -137,7 +140,7 @@ def test_three_plans_take_the_arena_of_the_largest_and_the_weights_once(tmp_path
     paths = {}
     for batch in BATCHES:
         paths[batch] = str(tmp_path / f"{batch}.onnx")
-        memonger.search_plan(_model(width=65536), batch=batch, device="cpu").save(paths[batch])
+        memonger.search_plan(_model(width=65536), batch=batch, device="cpu", mode="inference").save(paths[batch])
 
     def measured(batches: tuple[int, ...]) -> list[int]:
         command = [sys.executable, "-c", PROBE, *(paths[batch] for batch in batches)]

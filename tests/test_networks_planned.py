@@ -25,7 +25,7 @@ def _feeds(session: Any, seed: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", models.NAMES)
 def test_planned_at_the_lower_bound_with_the_same_bits(name: str, device: str) -> None:
     model = small(name)
-    plan = memonger.search_plan(model, device=device)
+    plan = memonger.search_plan(model, device=device, mode="inference")
     assert plan.arena_bytes == plan.lower_bound_bytes
     session = memonger.Session(plan)
     stock = networks.stock(model, "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")

@@ -31,7 +31,8 @@ def load(name: str) -> Problem:
 
 @st.composite
 def small_problems(draw: st.DrawFn, most: int = 8, plain: bool = False) -> Problem:
-    """Problems with several outputs a node, zero sizes and costs, pinned values, scratch, fixed nodes and deadlines."""
+    """Problems with several outputs a node, zero sizes and costs, pinned values, scratch, fixed nodes, deadlines, and
+    nodes that may overwrite what they read."""
     n = draw(st.integers(1, most))
     reads, writes, sizes = [], [], list[int]()
     for _ in range(n):
@@ -54,6 +55,7 @@ def small_problems(draw: st.DrawFn, most: int = 8, plain: bool = False) -> Probl
         workspace=tuple(draw(st.integers(0, 3)) for _ in range(n)),
         base=draw(st.integers(0, 5)),
         deadline=tuple(draw(st.sampled_from([n, n, *late[i]])) for i in range(n)),
+        inplace=tuple(tuple(v for v in values if draw(st.booleans())) for values in reads),
     )
 
 
@@ -76,15 +78,26 @@ def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random) -> None:
     timeline = Timeline(problem)
-    for _ in range(12):
+    states = [(0, timeline.schedule())]
+    for _ in range(15):
         node = rng.randrange(problem.nodes)
         anchor = rng.choice(timeline.labels)
         runnable = all(timeline.source(v, anchor) >= 0 for v in timeline.inputs[node])
-        if not timeline.fixed[node] and timeline.copies[node][0] < anchor <= timeline.limit(node) and runnable:
-            timeline.add(timeline.between(anchor, 1)[0], node)
-    schedule = timeline.schedule()
+        kind = rng.random()
+        if kind < 0.6 and not timeline.fixed[node] and timeline.copies[node][0] < anchor <= timeline.limit(node):
+            if runnable:
+                timeline.add(timeline.between(anchor, 1)[0], node)
+        elif kind < 0.85 and timeline.copies[timeline.node[anchor]][0] != anchor:
+            timeline.remove(anchor)
+        else:
+            mark, schedule = states.pop(rng.randrange(len(states)))
+            states = [state for state in states if state[0] < mark] or [(0, problem.schedule)]
+            timeline.rollback(mark)
+            assert timeline.schedule() == schedule
+        schedule = timeline.schedule()
+        assert timeline.held.tolist() == memory(problem, schedule)
+        states.append((len(timeline.journal), schedule))
     assert memory(problem, schedule) == slow_memory(problem, schedule)
-    assert timeline.held.tolist() == slow_memory(problem, schedule)
 
 
 @settings(max_examples=100, deadline=None)
@@ -299,6 +312,21 @@ def test_networkx_graphs_are_problems() -> None:
 def test_bad_networkx_graphs_are_named(graph: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Problem.from_networkx(graph)
+
+
+def test_a_node_overwrites_what_it_reads_last() -> None:
+    reads = ((), (0,), (1,), (0, 2), ())
+    problem = Problem((1.0,) * 5, reads, tuple((i,) for i in range(5)), (8, 8, 8, 8, 0), inplace=((), *reads[1:]))
+    assert memory(problem, (0, 1, 2, 3, 4)) == [8, 16, 16, 16, 0]
+    assert memory(problem, (0, 1, 2, 0, 3, 4)) == [8, 8, 8, 16, 16, 0]
+    assert problem.lower_bound == 16
+    pinned = Problem(problem.costs, reads, problem.writes, problem.sizes, inplace=problem.inplace, pinned=(0, 2))
+    assert memory(pinned, (0, 1, 2, 3, 4)) == [8, 16, 16, 24, 16]
+
+
+def test_only_what_a_node_reads_may_be_overwritten() -> None:
+    with pytest.raises(PlanError, match="node 1 may overwrite value 1"):
+        Problem((1.0, 1.0), ((), (0,)), ((0,), (1,)), (1, 1), inplace=((), (1,)))
 
 
 def test_bad_schedules_are_named() -> None:

@@ -39,7 +39,7 @@ def _x(seed: int, batch: int = 8) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def plan() -> memonger.Plan:
-    return memonger.search_plan(_mlp(), batch=8, device="cpu")
+    return memonger.search_plan(_mlp(), batch=8, device="cpu", mode="inference")
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +173,11 @@ def test_an_order_the_runtime_does_not_follow_is_refused() -> None:
     )
     model = helper.make_model(half, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     x = np.arange(-8, 8).astype(np.float16)
-    session = memonger.Session(memonger.search_plan(model, device="none"))
+    session = memonger.Session(memonger.search_plan(model, device="none", mode="inference"))
     for _ in range(2):
         with pytest.raises(memonger.SessionError, match="didn't run the planned order"):
             session.run({"x": x})
-    lowered = memonger.Session(memonger.search_plan(model, device="cpu"))
+    lowered = memonger.Session(memonger.search_plan(model, device="cpu", mode="inference"))
     assert np.array_equal(lowered.run({"x": x})["y"], networks.stock(model).run(None, {"x": x})[0])
 
 
@@ -199,7 +199,7 @@ def test_a_session_keeps_no_model(plan: memonger.Plan) -> None:
     import gc
     import weakref
 
-    own = memonger.search_plan(_mlp(), batch=8, device="none")
+    own = memonger.search_plan(_mlp(), batch=8, device="none", mode="inference")
     model = weakref.ref(own.model)
     session = memonger.Session(own)
     del own
@@ -209,14 +209,14 @@ def test_a_session_keeps_no_model(plan: memonger.Plan) -> None:
 
 
 def test_a_portable_plan_runs_too(expected: dict[int, np.ndarray]) -> None:
-    session = memonger.Session(memonger.search_plan(_mlp(), batch=8, device="none"))
+    session = memonger.Session(memonger.search_plan(_mlp(), batch=8, device="none", mode="inference"))
     stock = networks.stock(_mlp(), "ORT_DISABLE_ALL")
     assert np.array_equal(session.run({"x": _x(0)})["y"], stock.run(None, {"x": _x(0)})[0])
 
 
 @pytest.mark.parametrize("level", ["disable", "basic", "extended", "all"])
 def test_each_level_equals_stock_at_that_level(level: str) -> None:
-    plan = memonger.search_plan(_mlp(), batch=8, device="cpu", level=level)
+    plan = memonger.search_plan(_mlp(), batch=8, device="cpu", level=level, mode="inference")
     stock = networks.stock(_mlp(), "ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
     assert np.array_equal(memonger.Session(plan).run({"x": _x(0)})["y"], stock.run(None, {"x": _x(0)})[0])
 
@@ -231,7 +231,11 @@ def test_stamp_names_what_the_plan_is_bound_to(plan: memonger.Plan) -> None:
 def test_a_file_that_lies_about_a_size_is_refused_before_a_byte_too_many_is_written(lie: dict[str, object]) -> None:
     """The checker believes the sizes the model states; onnxruntime compares them with what its kernels ask for."""
     sound = memonger.search_plan(
-        _mlp(), batch=8, device="none", sharing=memonger.Sharing(inplace=False, views=False, reuse=False)
+        _mlp(),
+        batch=8,
+        device="none",
+        sharing=memonger.Sharing(inplace=False, views=False, reuse=False),
+        mode="inference",
     )
     model = sound.model.clone()
     value = next(value for node in model.graph for value in node.outputs if value.name == "t2")

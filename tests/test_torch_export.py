@@ -54,7 +54,7 @@ def test_an_export_with_a_dynamic_batch(
     exported: tuple[Path, "torch.nn.Module"], device: str, batch: int, tmp_path: Path
 ) -> None:
     path, module = exported
-    plan = memonger.search_plan(path, batch=batch, device=device)
+    plan = memonger.search_plan(path, batch=batch, device=device, mode="inference")
     assert plan.arena_bytes == plan.lower_bound_bytes
     plan.save(tmp_path / "planned.onnx")
     session = memonger.Session(memonger.Plan.load(tmp_path / "planned.onnx"))
@@ -78,7 +78,7 @@ def test_an_export_with_a_dynamic_batch(
 @pytest.mark.parametrize("device", ["none", "cpu"])
 def test_no_step_reads_a_byte_that_died(exported: tuple[Path, "torch.nn.Module"], device: str) -> None:
     path, _ = exported
-    plan = memonger.search_plan(path, batch=3, device=device)
+    plan = memonger.search_plan(path, batch=3, device=device, mode="inference")
     x = np.random.default_rng(0).standard_normal((3, 3, 32, 32)).astype(np.float32)
     feeds = {str(plan.model.graph.inputs[0].name): x}
     stock = networks.stock(str(path), "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")
@@ -87,4 +87,4 @@ def test_no_step_reads_a_byte_that_died(exported: tuple[Path, "torch.nn.Module"]
 
 def test_without_a_batch_the_dimension_is_named(exported: tuple[Path, "torch.nn.Module"]) -> None:
     with pytest.raises(memonger.LoadError, match="--dim"):
-        memonger.search_plan(exported[0], device="none")
+        memonger.search_plan(exported[0], device="none", mode="inference")

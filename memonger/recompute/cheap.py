@@ -6,7 +6,8 @@ the first.
 """
 
 from memonger.graph import Graph
-from memonger.recompute.on_demand import recompute_on_demand
+from memonger.recompute.on_demand import forward_pass, in_time, recompute_on_demand
+from memonger.recompute.reduction import deadlines, fixed_nodes
 
 CHEAP = frozenset({
     "BatchNormalization", "Cast", "Celu", "Clip", "Concat", "Elu", "Erf", "Exp", "Expand", "Flatten", "Gelu",
@@ -17,6 +18,9 @@ CHEAP = frozenset({
 
 
 def cheap(graph: Graph) -> tuple[int, ...]:
-    """Recompute every node whose operator is in `CHEAP`."""
-    dropped = [n for n, op in enumerate(graph.ops) if op in CHEAP and graph.forward[n] and not graph.updates[n]]
-    return recompute_on_demand(graph, dropped)
+    """Recompute every node whose operator is in `CHEAP` and that may run twice."""
+    fixed = fixed_nodes(graph)
+    forward = forward_pass(graph.reads, graph.writes, graph.forward)
+    dropped = [n for n, op in enumerate(graph.ops) if op in CHEAP and graph.forward[n] and not fixed[n]]
+    dropped = in_time(graph.reads, graph.writes, forward, deadlines(graph), dropped)
+    return recompute_on_demand(graph.reads, graph.writes, forward, dropped)

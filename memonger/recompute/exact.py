@@ -118,6 +118,7 @@ class _Model:
         self.present: list[list[Any]] = []
         self.begin: list[list[Any]] = []
         self.until: list[list[Any]] = [[] for _ in problem.sizes]
+        self.overwritten: list[list[list[Any]]] = [[] for _ in problem.sizes]
 
     def build(self) -> None:
         """Everything but the hint."""
@@ -125,9 +126,12 @@ class _Model:
             self._node(node)
         for node in range(self.problem.nodes):
             self._deadline(node)
+            over: list[list[Any]] = [[] for _ in self.present[node]]
             for value in self.problem.reads[node]:
                 if self.problem.producer[value] >= 0:
-                    self._reads(node, value)
+                    self._reads(node, value, over)
+            for several in over:
+                self.model.add_at_most_one(several)
         self._memory()
         if self.free:
             self._one_at_a_time()
@@ -152,6 +156,7 @@ class _Model:
                 if value in self.problem.pinned and not run:
                     model.add(until == self.times - 1)
                 self.until[value].append(until)
+                self.overwritten[value].append([])
 
     def _first(self, node: int) -> Any:
         if self.free:
@@ -170,10 +175,10 @@ class _Model:
             for present, begin in zip(self.present[node], self.begin[node], strict=True):
                 self.model.add(begin < self.begin[deadline][0]).only_enforce_if(present)
 
-    def _reads(self, node: int, value: int) -> None:
-        """Every run of the node lies in the retention of one copy of the value."""
+    def _reads(self, node: int, value: int, over: list[list[Any]]) -> None:
+        """Every run of the node lies in the retention of one copy of the value, and may overwrite that at its end."""
         source, model = self.problem.producer[value], self.model
-        for present, begin in zip(self.present[node], self.begin[node], strict=True):
+        for present, begin, several in zip(self.present[node], self.begin[node], over, strict=True):
             chosen = []
             for there, start, until in zip(self.present[source], self.begin[source], self.until[value], strict=True):
                 reads = model.new_bool_var("")
@@ -181,6 +186,14 @@ class _Model:
                 model.add(start < begin).only_enforce_if(reads)
                 model.add(until >= begin).only_enforce_if(reads)
                 chosen.append(reads)
+                first = len(chosen) == 1
+                if value in self.problem.inplace[node] and not (first and value in self.problem.pinned):
+                    last = model.new_bool_var("")
+                    model.add_implication(last, reads)
+                    model.add_implication(last, present)
+                    model.add(until == begin).only_enforce_if(last)
+                    self.overwritten[value][len(chosen) - 1].append(last)
+                    several.append(last)
             model.add_at_least_one(chosen).only_enforce_if(present)
 
     def _memory(self) -> None:
@@ -191,7 +204,7 @@ class _Model:
                 begin = self.begin[node][run]
                 for value in writes:
                     stop = model.new_int_var(1, self.times, "")
-                    model.add(stop == self.until[value][run] + 1)
+                    model.add(stop == self.until[value][run] + 1 - sum(self.overwritten[value][run]))
                     size = model.new_int_var(1, self.times, "")
                     intervals.append(model.new_optional_interval_var(begin, size, stop, present, ""))
                     demands.append(problem.sizes[value])

@@ -177,6 +177,7 @@ def _promising(timeline: Timeline, budget: int, at: int, relief: Relief) -> Iter
     for value, begin, stop in across(timeline, labels[at]):
         node = timeline.problem.producer[value]
         low, high = bisect_right(labels, begin), bisect_left(labels, stop)
+        low -= value in timeline.over[timeline.node[begin]]  # that step then overwrites it
         relieved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
         movable = begin == timeline.copies[node][0]  # then a first run may just move, for free
         price = _EPSILON if movable else max(costs[node], _EPSILON)
@@ -190,7 +191,9 @@ def _promising(timeline: Timeline, budget: int, at: int, relief: Relief) -> Iter
 
 
 def across(timeline: Timeline, label: int) -> Iterator[tuple[int, int, int]]:
-    """Values alive at the step of this label that it neither reads nor writes: (value, last use, next use)."""
+    """Values alive at the step of this label that it neither reads nor writes, or that it could overwrite if they were
+    not: (value, last use, next use)."""
+    over = timeline.over[timeline.node[label]]
     copies, reads, producer = timeline.copies, timeline.reads, timeline.problem.producer
     for value, size in enumerate(timeline.sizes):
         if not size or not reads[value] or reads[value][-1] <= label or timeline.pinned[value]:
@@ -198,7 +201,9 @@ def across(timeline: Timeline, label: int) -> Iterator[tuple[int, int, int]]:
         uses = reads[value]
         after = bisect_left(uses, label)
         if uses[after] == label:
-            continue
+            after += 1
+            if value not in over:
+                continue
         runs = copies[producer[value]]
         turn = bisect_right(runs, label)
         if not turn or runs[turn - 1] == label or (turn < len(runs) and runs[turn] < uses[after]):

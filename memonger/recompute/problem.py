@@ -32,6 +32,8 @@ class Problem:
         base: Bytes that are there at every step (parameters, inputs).
         deadline: For each node another one, not recomputable, before which all its runs have to be, or n. For readers
             of what is updated in place. Empty: none.
+        inplace: For each node values it reads of which it may overwrite one if nobody reads that copy later: its step
+            holds that many bytes less. A pinned first copy isn't overwritten. Empty: none.
         names: What the errors call the nodes. Empty: their numbers.
 
     Raises:
@@ -47,6 +49,7 @@ class Problem:
     workspace: tuple[int, ...] = ()
     base: int = 0
     deadline: tuple[int, ...] = ()
+    inplace: tuple[tuple[int, ...], ...] = ()
     names: tuple[object, ...] = ()
     producer: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -54,8 +57,7 @@ class Problem:
         n = len(self.costs)
         if not n:
             raise PlanError("the graph is empty: there is nothing to plan.")
-        defaults = {"recomputable": (True,) * n, "workspace": (0,) * n, "deadline": (n,) * n, "names": tuple(range(n))}
-        for name, default in defaults.items():
+        for name, default in _defaults(n).items():
             if not getattr(self, name):
                 object.__setattr__(self, name, default)
             if len(getattr(self, name)) != n:
@@ -81,6 +83,7 @@ class Problem:
             sum(sizes[v] for v in self.writes[node])
             + sum(sizes[v] for v in self.reads[node] if self.producer[v] >= 0)
             + self.workspace[node]
+            - max((sizes[v] for v in self.inplace[node]), default=0)
             for node in range(self.nodes)
         )
         return self.base + max(max(needed), sum(sizes[v] for v in self.pinned))
@@ -137,6 +140,16 @@ class Problem:
         )
 
 
+def _defaults(nodes: int) -> dict[str, tuple[object, ...]]:
+    return {
+        "recomputable": (True,) * nodes,
+        "workspace": (0,) * nodes,
+        "deadline": (nodes,) * nodes,
+        "inplace": ((),) * nodes,
+        "names": tuple(range(nodes)),
+    }
+
+
 def _producers(problem: Problem) -> tuple[int, ...]:
     producer = [-1] * len(problem.sizes)
     for node, writes in enumerate(problem.writes):
@@ -161,6 +174,11 @@ def _check(problem: Problem) -> None:
         for value in problem.reads[node]:
             if problem.producer[value] >= node:
                 raise PlanError(f"node {name!r} comes before one whose value it reads.")
+        for value in problem.inplace[node]:
+            if value not in problem.reads[node] or problem.producer[value] < 0:
+                raise PlanError(
+                    f"node {name!r} may overwrite value {value}: it has to read it, and a node to write it."
+                )
 
 
 def _topological(graph: Any) -> list[Any]:
@@ -205,33 +223,45 @@ def memory(problem: Problem, schedule: Sequence[int]) -> list[int]:
         PlanError: the schedule isn't valid; see `check`.
     """
     check(problem, schedule)
+    return usage(problem, schedule)[0]
+
+
+def usage(problem: Problem, schedule: Sequence[int]) -> tuple[list[int], list[int]]:
+    """`memory` of a valid schedule, and for each step the bytes it overwrites, which the first doesn't hold."""
     steps = len(schedule)
+    sizes, inplace = problem.sizes, problem.inplace
     change = [0] * (steps + 1)
-    begin = [-1] * len(problem.sizes)
-    end = [-1] * len(problem.sizes)
+    credit = [0] * steps
+    begin = [-1] * len(sizes)
+    end = [-1] * len(sizes)
     first = set(problem.pinned)
 
     def close(value: int) -> None:
-        change[begin[value]] += problem.sizes[value]
-        change[end[value] + 1] -= problem.sizes[value]
+        start, stop, size = begin[value], end[value], sizes[value]
+        change[start] += size
+        change[stop + 1] -= size
+        if stop > start and value in inplace[schedule[stop]]:
+            credit[stop] = max(credit[stop], size)
 
     for step, node in enumerate(schedule):
         for value in problem.reads[node]:
-            end[value] = max(end[value], step)
+            if end[value] < step:
+                end[value] = step
         for value in problem.writes[node]:
             if value in first and begin[value] < 0:
-                change[step] += problem.sizes[value]
+                change[step] += sizes[value]
                 begin[value], end[value] = steps, steps
                 continue
             if 0 <= begin[value] < steps:
                 close(value)
             begin[value] = end[value] = step
-    for value in range(len(problem.sizes)):
+    for value in range(len(sizes)):
         if 0 <= begin[value] < steps:
             close(value)
     held = accumulate(change[:steps], initial=problem.base)
     next(held)
-    return [live + problem.workspace[node] for live, node in zip(held, schedule, strict=True)]
+    workspace = (problem.workspace[node] for node in schedule)
+    return [live + more - less for live, more, less in zip(held, workspace, credit, strict=True)], credit
 
 
 def peak(problem: Problem, schedule: Sequence[int]) -> int:

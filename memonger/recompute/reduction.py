@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from memonger.graph import Graph
 from memonger.liveness import Sharing
+from memonger.recompute.on_demand import forward_pass
 from memonger.recompute.problem import Problem
 
 SMALL = 1 / 64
@@ -28,7 +29,7 @@ class Reduction:
     Attributes:
         problem: What to search.
         graph: What it was made of.
-        forward: Whether each node of the problem belongs to the forward pass.
+        forward: Whether each node of the problem belongs to the forward pass; see `forward_pass`.
         members: Nodes of the graph behind each node of the problem, in file order.
         view_of: For each value the value it is a view of by a folded node, or -1.
         viewing: For each value the folded node that makes it a view, or -1.
@@ -40,6 +41,20 @@ class Reduction:
     members: tuple[tuple[int, ...], ...]
     view_of: tuple[int, ...]
     viewing: tuple[int, ...]
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """For each node of the graph the node of the problem it is in; -1 for views of inputs. A view is where its
+        source is written."""
+        found = [-1] * len(self.graph.nodes)
+        for group, nodes in enumerate(self.members):
+            for node in nodes:
+                found[node] = group
+        group_of = {value: found[node] for node, writes in enumerate(self.graph.writes) for value in writes}
+        for value, node in enumerate(self.viewing):
+            if node >= 0:
+                found[node] = group_of[value] = group_of.get(self.view_of[value], -1)
+        return tuple(found)
 
     def expand(self, schedule: Sequence[int]) -> tuple[int, ...]:
         """The schedule of the graph's nodes. Views run before their first reader after each run of their source."""
@@ -83,7 +98,7 @@ def reduce(graph: Graph, *, base: int = 0, sharing: Sharing | None = None, keep:
     sharing = sharing or Sharing()
     view_of, viewing = _views(graph) if sharing.views else ([-1] * len(graph.values), [-1] * len(graph.values))
     root = _roots(view_of)
-    fixed = _fixed(graph, set(keep))
+    fixed = fixed_nodes(graph, keep)
     members = _group(graph, viewing, root)
     of_node = [-1] * len(graph.nodes)
     for group, nodes in enumerate(members):
@@ -100,9 +115,11 @@ def reduce(graph: Graph, *, base: int = 0, sharing: Sharing | None = None, keep:
         workspace=found.scratch,
         base=base,
         deadline=_deadlines(graph, members, of_node),
+        inplace=_inplace(graph, members, root, found) if sharing.inplace else (),
         names=tuple(graph.nodes[nodes[0]] for nodes in members),
     )
-    forward = tuple(all(graph.forward[node] for node in nodes) for nodes in members)
+    early = forward_pass(graph.reads, graph.writes, graph.forward)
+    forward = tuple(all(early[node] for node in nodes) for nodes in members)
     return Reduction(problem, graph, forward, members, tuple(view_of), tuple(viewing))
 
 
@@ -124,13 +141,23 @@ def _roots(view_of: Sequence[int]) -> list[int]:
     return root
 
 
-def _fixed(graph: Graph, keep: set[int]) -> list[bool]:
-    """Whether each node has to run exactly once."""
+def fixed_nodes(graph: Graph, keep: Collection[int] = ()) -> list[bool]:
+    """Whether each node has to run exactly once.
+
+    Such nodes write an output, a persistent input or what isn't planned, hold random state, or stand in ``keep``.
+    """
+    once = set(keep)
     held = {value for ties in graph.ties for pair in ties for value in pair} | set(graph.outputs)
     return [
-        node in keep or op in _STATEFUL or any(v in held or not graph.planned[v] for v in writes)
+        node in once or op in _STATEFUL or any(v in held or not graph.planned[v] for v in writes)
         for node, (op, writes) in enumerate(zip(graph.ops, graph.writes, strict=True))
     ]
+
+
+def deadlines(graph: Graph) -> tuple[int, ...]:
+    """For each node the first other one that writes over what it reads, or the number of nodes."""
+    every = range(len(graph.nodes))
+    return _deadlines(graph, [(node,) for node in every], every)
 
 
 def _group(graph: Graph, viewing: Sequence[int], root: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -210,6 +237,23 @@ def _scratch(graph: Graph, nodes: Sequence[int], wanted: Collection[int], root: 
         dying = {root[v] for v in graph.reads[node] if last[root[v]] == node} | {v for v in own if v not in last}
         live -= sum(graph.sizes[v] for v in dying & mine)
     return most
+
+
+def _inplace(
+    graph: Graph, members: Sequence[Sequence[int]], root: Sequence[int], found: _Renumbered
+) -> tuple[tuple[int, ...], ...]:
+    """For each group of one node what its output may overwrite: roots it reads through no other value, and of which
+    the runtime holds no alias."""
+    tied = {root[source] for ties in graph.ties for source, _ in ties}
+    result = []
+    for group, nodes in enumerate(members):
+        pairs = graph.inplace[nodes[0]] if len(nodes) == 1 else ()
+        read = [root[value] for value in graph.reads[nodes[0]]] if pairs else []
+        inside = set(found.reads[group])
+        roots = dict.fromkeys(root[source] for source, _ in pairs)
+        allowed = [r for r in roots if read.count(r) == 1 and r not in tied and found.number.get(r, -1) in inside]
+        result.append(tuple(found.number[r] for r in allowed))
+    return tuple(result)
 
 
 def _deadlines(graph: Graph, members: Sequence[Sequence[int]], of_node: Sequence[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from memonger.recompute.problem import Problem
+from memonger.recompute.problem import Problem, usage
 
 _SPACE = 1 << 1024
 """Between two labels of a schedule just loaded: room for some hundred insertions at the worst place in a row."""
@@ -34,6 +34,7 @@ class Timeline:
         cost: Of all steps.
         journal: (label, node) of every step added, and (inverted label, node) of every step removed.
         moving: Whether a first run may vanish that nobody reads any more.
+        over: For each node the values it may overwrite; see `Problem.inplace`.
         work: Additions and removals, also those taken back, and what else callers count: some 10 µs each.
     """
 
@@ -46,6 +47,11 @@ class Timeline:
         self.pinned = [False] * len(problem.sizes)
         for value in problem.pinned:
             self.pinned[value] = True
+        self.over = problem.inplace
+        self._overwritten = [False] * len(problem.sizes)
+        for values in problem.inplace:
+            for value in values:
+                self._overwritten[value] = self.sizes[value] > 0
         self.fixed = [not problem.recomputable[i] or any(self.pinned[v] for v in problem.writes[i]) for i in range(n)]
         self.work = 0
         self.moving = True
@@ -53,33 +59,48 @@ class Timeline:
 
     def load(self, schedule: Iterable[int]) -> None:
         """Start again from this schedule."""
-        self.node = {(place + 1) * _SPACE: node for place, node in enumerate(schedule)}
-        self.labels = list(self.node)
-        self.end = (len(self.labels) + 1) * _SPACE
+        steps = list(schedule)
+        self.labels = [place * _SPACE for place in range(1, len(steps) + 1)]
+        self.node = dict(zip(self.labels, steps, strict=True))
+        self.end = (len(steps) + 1) * _SPACE
         self.copies: list[list[int]] = [[] for _ in range(self.n)]
         self.reads: list[list[int]] = [[] for _ in self.sizes]
         for label, node in self.node.items():
             self.copies[node].append(label)
             for value in self.inputs[node]:
                 self.reads[value].append(label)
-        self.cost = sum(self.problem.costs[node] for node in self.node.values())
+        self.cost = sum(self.problem.costs[node] for node in steps)
         self.journal: list[tuple[int, int]] = []
-        self._held = np.zeros(max(16, 2 * len(self.labels)), np.int64)
-        self._measure()
+        self._credit: dict[int, int] = {}  # bytes of the value that the step at a label overwrites, where there are any
+        self._changed: list[int] = []  # labels whose credit may be another now
+        self._held = np.zeros(max(16, 2 * len(steps)), np.int64)
+        held, credit = usage(self.problem, steps)
+        self._held[: len(steps)] = np.array(held, np.int64)
+        self._credit.update((label, less) for label, less in zip(self.labels, credit, strict=True) if less)
 
-    def _measure(self) -> None:
-        count = len(self.labels)
-        change = [0] * (count + 1)
-        place = {label: i for i, label in enumerate(self.labels)}
-        for value, size in enumerate(self.sizes):
-            node = self.problem.producer[value]
-            for turn, label in enumerate(self.copies[node] if node >= 0 else ()):
-                stop = place[self.until(value, label)] if turn or not self.pinned[value] else count - 1
-                change[place[label]] += size
-                change[stop + 1] -= size
-        scratch = [self.problem.workspace[node] for node in self.node.values()]
-        self._held[:count] = np.cumsum(np.array(change[:count], np.int64)) + np.array(scratch, np.int64)
-        self._held[:count] += self.problem.base
+    def _settle(self) -> None:
+        """Bring the credits of changed steps up to date."""
+        changed, credit = self._changed, self._credit
+        while changed:
+            label = changed.pop()
+            now = 0
+            for value in self.over[self.node[label]]:
+                size = self.sizes[value]
+                if size > now and self._dies(value, label):
+                    now = size
+            less = now - credit.get(label, 0)
+            if less:
+                self._held[bisect_left(self.labels, label)] -= less
+                credit[label] = now
+
+    def _dies(self, value: int, label: int) -> bool:
+        """Whether the step at this label is the last that needs the copy of the value it reads."""
+        reads, copies = self.reads[value], self.copies[self.problem.producer[value]]
+        copy = bisect_left(copies, label)
+        if copy == 1 and self.pinned[value]:
+            return False
+        i = bisect_right(reads, label)
+        return i == len(reads) or (copy < len(copies) and copies[copy] < reads[i])
 
     @property
     def held(self) -> NDArray[np.int64]:
@@ -137,7 +158,8 @@ class Timeline:
             self._held = np.concatenate((self._held, np.zeros_like(self._held)))
         held, own = self._held, self.own
         if at < count:
-            here = int(held[at]) - own[self.node[labels[at]]] + own[node]
+            next_ = labels[at]
+            here = int(held[at]) + self._credit.get(next_, 0) - own[self.node[next_]] + own[node]
             held[at + 1 : count + 1] = held[at:count]
         else:
             here = self.problem.base + sum(self.sizes[v] for v in self.problem.pinned) + own[node]
@@ -147,6 +169,10 @@ class Timeline:
         self._add_copy(node, label, at)
         for value in self.inputs[node]:
             self._add_read(value, label, at)
+        if self.over[node]:
+            self._changed.append(label)
+        if self._changed:
+            self._settle()
         self.cost += self.problem.costs[node]
         self.work += 1 + len(self.inputs[node]) // 4
         self.journal.append((label, node))
@@ -163,8 +189,10 @@ class Timeline:
             if size and i < len(reads) and reads[i] < after and not (place == 1 and self.pinned[value]):
                 last = reads[i - 1] if i and reads[i - 1] > before else before
                 held[bisect_right(self.labels, last) : at + 1] -= size
+                self._note(value, last)
             elif size and place == 1 and self.pinned[value]:
                 held[at + 1 : bisect_right(self.labels, self.until(value, label))] += size
+                self._note(value, self.until(value, label))
 
     def _add_read(self, value: int, label: int, at: int) -> None:
         reads, size = self.reads[value], self.sizes[value]
@@ -182,6 +210,12 @@ class Timeline:
                 before = copies[c - 1]
                 last = reads[i - 1] if i and reads[i - 1] > before else before
                 self._held[bisect_right(self.labels, last) : at + 1] += size
+                self._note(value, last)
+
+    def _note(self, value: int, label: int) -> None:
+        """The step at this label has become, or is no more, the last that reads a copy of the value."""
+        if self._overwritten[value] and value in self.over[self.node[label]]:
+            self._changed.append(label)
 
     def remove(self, label: int) -> None:
         """Take this step out: its readers read the copy before it, which there has to be if there are any."""
@@ -193,6 +227,9 @@ class Timeline:
         count = len(labels)
         held[at : count - 1] = held[at + 1 : count]
         del labels[at], self.node[label]
+        self._credit.pop(label, None)
+        if self._changed:
+            self._settle()
         self.cost -= self.problem.costs[node]
         self.work += 1 + len(self.inputs[node]) // 4
         self.journal.append((~label, node))
@@ -214,8 +251,10 @@ class Timeline:
             if size and i < len(reads) and reads[i] < after and not (place == 1 and self.pinned[value]):
                 last = reads[i - 1] if i and reads[i - 1] > before else before
                 held[bisect_right(self.labels, last) : at + 1] += size
+                self._note(value, last)
             elif size and place == 1 and self.pinned[value]:
                 held[at + 1 : bisect_right(self.labels, self.until(value, label))] -= size
+                self._note(value, self.until(value, label))
         del copies[place]
 
     def rollback(self, mark: int) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from memonger.liveness import live_bytes
 from memonger.load import Model
 from memonger.plan import Plan
+from memonger.recompute import Candidate
 from memonger.units import format_size
 
 WIDTH = 60  # columns of the memory curve
@@ -39,7 +40,33 @@ _ROWS = (
     ("lower_bound_bytes", "lower bound", "no layout of this order is smaller"),
     ("arena_bytes", "arena", "what the plan allocates"),
     ("workspace_bytes", "workspace", "most scratch a kernel takes beside it, measured"),
+    ("input_bytes", "inputs", "what each run is given, beside the arena"),
+    ("required_bytes", "required", "most at one step: live bytes and scratch; and parameters and inputs"),
+    ("budget_bytes", "budget", "what that may be"),
 )
+
+
+def recomputation_line(record: Mapping[str, Any]) -> str:
+    """What is recomputed and at what cost, in a sentence."""
+    segments = f" in {record['segments']} segments" if record["segments"] > 1 else ""
+    return (
+        f"{record['recomputed_nodes']} nodes run again{segments} (strategy {record['strategy']}): "
+        f"{record['overhead']:+.1%} of the cost of one pass."
+    )
+
+
+def candidates_table(candidates: Sequence[Candidate]) -> Table:
+    """What a sweep tried, a threshold a row; the best one is marked."""
+    table = Table(title="Sweep: keep a stage once so much was written since the last one", title_justify="left")
+    for name in ("candidates", "threshold", "segments", "kept", "peak", "extra cost", ""):
+        table.add_column(name, justify="left" if name in ("candidates", "") else "right")
+    best = min(range(len(candidates)), key=lambda i: (candidates[i].peak, candidates[i].overhead, i))
+    for index, one in enumerate(candidates):
+        table.add_row(
+            one.source, "" if one.source == "none" else format_size(one.threshold), str(one.segments),
+            format_size(one.kept_bytes), format_size(one.peak), f"{one.overhead:+.1%}", "best" if index == best else "",
+        )  # fmt: skip
+    return table
 
 
 def memory_curve(plan: Plan) -> str:

@@ -12,7 +12,8 @@ from memonger import forward, trained
 from memonger.device import Device
 from memonger.errors import SessionError
 from memonger.load import Model, Source
-from memonger.plan import Plan, search_plan
+from memonger.plan import Plan
+from memonger.planning import search_plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import memory
 from memonger.runtime import state as states

@@ -1,0 +1,148 @@
+"""decision: a request → what runs when and lies where: order, recomputation and layout, on integers alone."""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memonger import rewrite
+from memonger.allocate import Layout, allocate, lower_bound
+from memonger.arrangement import needed_bytes
+from memonger.errors import PlanError
+from memonger.graph import Graph
+from memonger.liveness import Storage, assign_storage
+from memonger.recompute import FRONTIERS, STRATEGIES, Outcome, Request
+from memonger.search import ORDERS
+
+ATTEMPTS = 4
+"""Searches for one budget, each for less than the one before, until the arena fits as well as the live bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for a graph.
+
+    Attributes:
+        schedule: Node ids of the graph that was asked about.
+        graph: One node a step.
+        offsets: Byte offset of each planned value of that.
+        arena_bytes: Size of the arena.
+        outcome: What the strategy said.
+    """
+
+    schedule: tuple[int, ...]
+    graph: Graph
+    offsets: dict[int, int]
+    arena_bytes: int
+    outcome: Outcome
+
+    @property
+    def required_bytes(self) -> int:
+        """Bytes of the arena and the most scratch: what a run takes at most beside parameters and inputs."""
+        return self.arena_bytes + max(self.graph.workspace, default=0)
+
+
+def decide(request: Request, strategy: str, order: str) -> Decision:
+    """Order the nodes, choose what is recomputed, and lay out.
+
+    Args:
+        request: What is asked.
+        strategy: One of `STRATEGIES`.
+        order: One of `ORDERS`, or ``best``.
+
+    Raises:
+        PlanError: an unknown name; or the strategy finds nothing that holds the budget.
+    """
+    names = _orders(order)
+    if strategy not in STRATEGIES:
+        raise PlanError(f"{strategy!r} is not a strategy: there are {', '.join(STRATEGIES)}.")
+    if strategy == "none":
+        return _without(request, names)
+    ordered, schedule = _least(request, names)
+    found = _placed(request, schedule, STRATEGIES[strategy](ordered))
+    if request.budget is None:
+        return found
+    return _within(request, ordered, schedule, strategy, found)
+
+
+def frontier(request: Request, points: int, order: str) -> list[Decision]:
+    """Decisions of which none is better than another in both peak and extra cost, by falling peak.
+
+    Raises:
+        PlanError: an unknown order.
+    """
+    ordered, schedule = _least(request, _orders(order))
+    return [_placed(request, schedule, outcome) for outcome in FRONTIERS["budget"](ordered, points)]
+
+
+def _orders(order: str) -> list[str]:
+    if order != "best" and order not in ORDERS:
+        raise PlanError(f"{order!r} is not an order: there are best, {', '.join(ORDERS)}.")
+    return [order] if order != "best" else list(ORDERS)
+
+
+def _without(request: Request, names: Iterable[str]) -> Decision:
+    """Nothing is recomputed; the order with the smallest arena, the first of equals."""
+    candidates: list[tuple[int, int, tuple[int, ...], Graph, Storage]] = []
+    for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
+        graph = rewrite.schedule_graph(request.graph, schedule)
+        storage = assign_storage(graph, request.sharing)
+        candidates.append((lower_bound(storage.buffers), len(candidates), schedule, graph, storage))
+    best: Decision | None = None
+    for bound, _, schedule, graph, storage in sorted(candidates, key=lambda candidate: candidate[:2]):
+        if best is not None and best.arena_bytes <= bound:
+            break
+        layout = allocate(storage.buffers)
+        if best is None or layout.size < best.arena_bytes:
+            best = Decision(schedule, graph, _offsets(storage, layout), layout.size, Outcome(schedule))
+    assert best is not None
+    return best
+
+
+def _least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, ...]]:
+    """The request in the order that needs least with nothing recomputed, and that order."""
+    best: tuple[int, tuple[int, ...], Graph] | None = None
+    for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
+        graph = rewrite.schedule_graph(request.graph, schedule)
+        needed = needed_bytes(graph, assign_storage(graph, request.sharing))
+        if best is None or needed < best[0]:
+            best = needed, schedule, graph
+    assert best is not None
+    _, schedule, graph = best
+    place = {node: step for step, node in enumerate(schedule)}
+    return dataclasses.replace(
+        request,
+        graph=graph,
+        stages={place[node]: stage for node, stage in request.stages.items()},
+        forced={place[node]: forced for node, forced in request.forced.items()},
+    ), schedule
+
+
+def _placed(request: Request, order: tuple[int, ...], outcome: Outcome) -> Decision:
+    """The decision for a schedule of the ordered graph."""
+    schedule = tuple(order[node] for node in outcome.schedule)
+    graph = rewrite.schedule_graph(request.graph, schedule)
+    storage = assign_storage(graph, request.sharing)
+    layout = allocate(storage.buffers)
+    return Decision(schedule, graph, _offsets(storage, layout), layout.size, outcome)
+
+
+def _within(request: Request, ordered: Request, order: tuple[int, ...], strategy: str, found: Decision) -> Decision:
+    """The decision, or one found for less, whose arena holds the budget, too: the first, if none does."""
+    assert request.budget is not None
+    first, target = found, request.budget
+    for _ in range(ATTEMPTS - 1):
+        over = request.base + found.required_bytes - request.budget
+        if over <= 0:
+            return found
+        target -= over
+        try:
+            outcome = STRATEGIES[strategy](dataclasses.replace(ordered, budget=target))
+        except PlanError:
+            break
+        found = _placed(request, order, outcome)
+    fits = request.base + found.required_bytes <= request.budget
+    return found if fits else first
+
+
+def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:
+    return {value: layout.offsets[number] for value, number in enumerate(storage.of_value) if number >= 0}

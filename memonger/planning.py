@@ -1,0 +1,414 @@
+"""planning: the one function that goes through all the stages from a model to its plan, and its relatives."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+from memonger import bare_graph, decision, marks, rewrite, training
+from memonger.decision import Decision
+from memonger.device import Device, parse_device
+from memonger.differentiate import differentiate
+from memonger.errors import PlanError
+from memonger.graph import Graph
+from memonger.liveness import ALIGNMENT, Sharing, assign_storage, peak_bytes
+from memonger.load import Model, Source, load
+from memonger.losses import Loss
+from memonger.lower import Lowered, portable
+from memonger.optimizers import Optimizer
+from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
+from memonger.recompute import EFFORT, STRATEGIES, Request, mirror_plan
+from memonger.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    import networkx
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Keyword options of `search_plan`.
+
+    Attributes:
+        mode: ``training`` or ``inference``; None: training.
+        loss: See `memonger.differentiate`; for a model that isn't a training model yet.
+        optimizer: See `memonger.differentiate`.
+        device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
+        budget: Bytes, or a text such as ``4GiB``: the fastest plan is searched whose live bytes and scratch at the
+            worst step, parameters and inputs take no more.
+        strategy: One of `memonger.recompute.STRATEGIES`: what decides which nodes are recomputed. None: ``budget``
+            where there is a budget; else ``sweep`` for training, ``none`` for inference.
+        mirror: Patterns of nodes (by name, operator or output) to recompute.
+        keep: Patterns of nodes to keep.
+        trials: Thresholds in the sweep's grid.
+        effort: How many changes a search may try, some 10 µs each.
+        time_limit: Seconds after which a search improves nothing more; the plan then depends on the machine's speed.
+        sharing: What may share an address.
+        order: One of `memonger.search.ORDERS`, or ``best``: all of them, the one that needs least kept.
+        level: onnxruntime's optimization level for device plans: disable, basic, extended or all. None: all for
+            inference; disable for training, whose weights aren't constants, so that nothing of weight could be fused.
+        threads: Threads within a node; 0 leaves it to onnxruntime.
+        inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
+            dimensions that are still open.
+    """
+
+    mode: str | None = None
+    loss: str | Loss | None = None
+    optimizer: Optimizer | None = None
+    device: str | Device | None = None
+    budget: int | str | None = None
+    strategy: str | None = None
+    mirror: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    trials: int = 6
+    effort: int = EFFORT
+    time_limit: float | None = None
+    sharing: Sharing = field(default_factory=Sharing)
+    order: str = "best"
+    level: str | None = None
+    threads: int = 0
+    inputs: Mapping[str, Any] | None = None
+
+
+@overload
+def search_plan(
+    source: Source | Model,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> Plan: ...
+
+
+@overload
+def search_plan(source: "networkx.DiGraph[Any]", **choices: Any) -> GraphPlan: ...
+
+
+def search_plan(
+    source: Any,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> Plan | GraphPlan:
+    """Plan a model: load, differentiate, lower, decide what is recomputed, lay out, verify, rewrite.
+
+    Args:
+        source: What `memonger.load` takes or gives; or a ``networkx.DiGraph`` whose nodes carry ``bytes`` and ``cost``
+            (and ``forward``, False for those of a backward pass): then the plan has no model.
+        batch: See `memonger.load`.
+        dims: See `memonger.load`.
+        progress: Called with the name of each stage as it begins.
+        choices: The fields of `Choices`.
+
+    Raises:
+        LoadError: the model can't be read or its shapes can't be made static.
+        PlanError: it can't be planned; the message says what would work: the smallest budget that was found, say.
+        RuntimeUnavailableError: the device isn't there.
+    """
+    options, tell = Choices(**choices), progress or _silent
+    if bare_graph.is_networkx(source):
+        tell("search")
+        _check_bare(options, batch, dims)
+        graph, names = bare_graph.from_networkx(source)
+        return bare_graph.plan_graph(names, _request(options, graph, 0), options.strategy, options.order)
+    begin = time.perf_counter()
+    job = _prepare(source, batch, dims, tell, options)
+    tell("search")
+    found = decision.decide(job.request, job.strategy, job.options.order)
+    tell("verify")
+    return _finish(job, found, begin)
+
+
+def pareto(
+    source: "Source | Model | networkx.DiGraph[Any]",
+    *,
+    points: int = 8,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> tuple[Plan, ...] | tuple[GraphPlan, ...]:
+    """The frontier: plans of which none is better than another in both peak and extra cost, by falling peak.
+
+    Args:
+        source: What `memonger.load` takes or gives.
+        points: How many budgets are tried, between the peak with nothing recomputed and the smallest one found.
+        batch: See `memonger.load`.
+        dims: See `memonger.load`.
+        progress: Called with the name of each stage as it begins.
+        choices: The fields of `Choices` but ``budget`` and ``strategy``.
+
+    Raises:
+        LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
+    """
+    options = Choices(**choices)
+    if points < 1:
+        raise PlanError(f"points={points} can't be: at least 1.")
+    if options.budget is not None or options.strategy is not None:
+        raise PlanError("pareto tries budgets of its own: leave budget and strategy out.")
+    begin, tell = time.perf_counter(), progress or _silent
+    if bare_graph.is_networkx(source):
+        _check_bare(options, batch, dims)
+        graph, names = bare_graph.from_networkx(source)
+        return bare_graph.pareto_of_graph(names, _request(options, graph, 0), points, options.order)
+    job = _prepare(source, batch, dims, tell, dataclasses.replace(options, strategy="budget"))
+    tell("search")
+    found = decision.frontier(job.request, points, options.order)
+    tell("verify")
+    return tuple(_finish(job, one, begin) for one in found)
+
+
+def make_mirror_plan(source: Source | Model, threshold: float, **options: Any) -> Model:
+    """The model with ``force_mirroring`` on every node, as memonger's of that name: no search, one threshold.
+
+    The nodes marked ``mirror_stage`` (without marks: those every way through the model leads over) are candidates for
+    keeping. One is kept as soon as what was written since the last one kept comes to the threshold; all else is
+    recomputed.
+
+    Args:
+        source: What `memonger.load` takes or gives.
+        threshold: Bytes; 0 keeps every candidate.
+        options: ``batch``, ``dims``, and fields of `Choices`.
+
+    Raises:
+        LoadError, PlanError: as `search_plan`; the threshold is negative.
+    """
+    batch, dims = options.pop("batch", None), options.pop("dims", None)
+    job = _prepare(source, batch, dims, _silent, Choices(**{"device": "none", **options}))
+    dropped = mirror_plan(job.request, threshold)
+    graph = job.request.graph
+    names = {graph.values[value] for node in dropped for value in graph.writes[node]}
+    return dataclasses.replace(job.source, ir=marks.annotate(job.source.ir, names))
+
+
+def get_cost(source: Source | Model, **options: Any) -> int:
+    """Peak of the training schedule in bytes, with what ``force_mirroring`` says recomputed: memonger's of that name.
+
+    Args:
+        source: What `memonger.load` takes or gives.
+        options: ``batch``, ``dims``, and fields of `Choices`.
+
+    Raises:
+        LoadError, PlanError: as `search_plan`.
+    """
+    plan: Plan = search_plan(source, **{"device": "none", "strategy": "marks", **options})
+    return plan.peak_bytes
+
+
+def _check_bare(options: Choices, batch: int | None, dims: Mapping[str, int] | None) -> None:
+    """Check that the options are for a graph without a model.
+
+    Raises:
+        PlanError: an option that only a model has a use for.
+    """
+    general = {"budget", "strategy", "trials", "effort", "time_limit", "sharing", "order"}
+    plain = Choices()
+    given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
+    given += [name for name, value in (("batch", batch), ("dims", dims)) if value]
+    wrong = [name for name in given if name not in general]
+    if wrong:
+        raise PlanError(f"{wrong[0]} is for models: a graph without one takes {', '.join(sorted(general))}.")
+    if options.strategy in ("cheap", "marks"):
+        raise PlanError(
+            f"strategy {options.strategy!r} needs a model: a graph without one has neither operators nor marks."
+        )
+
+
+def _silent(stage: str) -> None:
+    """No progress is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A model ready for the search.
+
+    Attributes:
+        source: The user's own, loaded.
+        lowered: What will run.
+        request: What a strategy is asked.
+        strategy: Its name.
+        mode: ``training`` or ``inference``.
+        device: What is planned for.
+        options: The caller's.
+        notes: What the user should know.
+    """
+
+    source: Model
+    lowered: Lowered
+    request: Request
+    strategy: str
+    mode: str
+    device: Device
+    options: Choices
+    notes: tuple[str, ...]
+
+
+def _prepare(
+    source: Source | Model, batch: int | None, dims: Mapping[str, int] | None, tell: Progress, options: Choices
+) -> _Job:
+    """Load, differentiate, lower, and make the graph."""
+    _check(options)
+    device = _device(options.device)
+    tell("load")
+    own = load(source, batch=batch, dims=dims, input_shapes=_shapes_of(options.inputs))
+    mode = _mode(own, options)
+    model = marks.select(own, options.mirror, options.keep)
+    if mode == "training" and not _is_differentiated(model):
+        tell("differentiate")
+        model = _differentiate(model, options)
+    tell("lower")
+    lowered = _lower(model, device, options, mode)
+    calibration = lowered.calibration
+    tell("graph")
+    graph = graph_of(
+        lowered.model,
+        calibration.seconds if calibration else None,
+        calibration.workspace if calibration else None,
+    )
+    placed = marks.place(model.ir, lowered.model, model.name)
+    known = training.read(lowered.model, model.name)
+    base = parameter_bytes(lowered.model, known) + input_bytes(lowered.model, known)
+    request = dataclasses.replace(
+        _request(options, graph, base),
+        stages=placed.stages,
+        forced=placed.forced,
+        progress=lambda state: tell(f"search: {state}"),
+    )
+    return _Job(own, lowered, request, _strategy(options, mode), mode, device, options, placed.moved)
+
+
+def _request(options: Choices, graph: Graph, base: int) -> Request:
+    return Request(
+        graph=graph,
+        base=base,
+        budget=_check(options),
+        sharing=options.sharing,
+        trials=options.trials,
+        effort=options.effort,
+        time_limit=options.time_limit,
+    )
+
+
+def _check(options: Choices) -> int | None:
+    """The options that stand for themselves; returns the budget in bytes."""
+    if options.mode not in (None, "inference", "training"):
+        raise PlanError(f"mode {options.mode!r} can't be: training or inference.")
+    if options.strategy is not None and options.strategy not in STRATEGIES:
+        raise PlanError(f"{options.strategy!r} is not a strategy: there are {', '.join(STRATEGIES)}.")
+    if options.trials < 0:
+        raise PlanError(f"trials={options.trials} can't be: 0 or more thresholds.")
+    if options.time_limit is not None and not 0 <= options.time_limit < math.inf:
+        raise PlanError(f"time_limit={options.time_limit} can't be: 0 or more seconds.")
+    budget = parse_size(options.budget) if isinstance(options.budget, str) else options.budget
+    if budget is not None and budget < 0:
+        raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
+    if budget is None and options.strategy in ("budget", "exact"):
+        raise PlanError(f"strategy {options.strategy!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
+    if budget is not None and options.strategy not in (None, "budget", "exact"):
+        raise PlanError(f"strategy {options.strategy!r} takes no budget: 'budget' and 'exact' do.")
+    return budget
+
+
+def _strategy(options: Choices, mode: str) -> str:
+    if options.strategy is not None:
+        return options.strategy
+    if options.budget is not None:
+        return "budget"
+    return "sweep" if mode == "training" else "none"
+
+
+def _finish(job: _Job, found: Decision, begin: float) -> Plan:
+    """The plan, checked."""
+    request, calibration = job.request, job.lowered.calibration
+    before = assign_storage(request.graph, request.sharing)
+    plan = Plan(
+        model=rewrite.schedule_model(job.lowered.model, found.schedule, found.graph),
+        graph=found.graph,
+        offsets=found.offsets,
+        arena_bytes=found.arena_bytes,
+        alignment=ALIGNMENT,
+        mode=job.mode,
+        device=str(job.device),
+        stamp=job.lowered.stamp,
+        threads=job.options.threads,
+        workspace=_scratch(calibration.workspace, found) if calibration else None,
+        batch=job.source.batch,
+        budget=request.budget,
+        strategy=job.strategy,
+        outcome=found.outcome,
+        source=job.source,
+        notes=(*job.notes, *_overrun(request, found)),
+        peak_before_bytes=peak_bytes(before.buffers, len(request.graph.nodes)),
+        planning_seconds=time.perf_counter() - begin,
+        files=job.lowered.files,
+    )
+    plan.verify()
+    return plan
+
+
+def _scratch(measured: Mapping[str, int], found: Decision) -> dict[str, int]:
+    """Scratch of every step by its node's name: a copy takes what the first one took."""
+    names, workspace = found.graph.nodes, found.graph.workspace
+    return {**measured, **{name: size for name, size in zip(names, workspace, strict=True) if size}}
+
+
+def _overrun(request: Request, found: Decision) -> tuple[str, ...]:
+    over = 0 if request.budget is None else request.base + found.required_bytes - request.budget
+    if over <= 0:
+        return ()
+    return (
+        f"live bytes, scratch, parameters and inputs hold the budget at every step, but the arena is "
+        f"{format_size(over)} larger than that leaves room for: no layout without gaps was found.",
+    )
+
+
+def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(feed.shape) for name, feed in (inputs or {}).items() if hasattr(feed, "shape")}
+
+
+def _device(device: str | Device | None) -> Device:
+    if device is not None:
+        return parse_device(device)
+    from memonger.runtime import module
+
+    return parse_device("cpu" if module.is_available() else "none")
+
+
+def _mode(model: Model, options: Choices) -> str:
+    """The mode asked for; it has to go with the model and the other options."""
+    wanted = options.loss is not None or options.optimizer is not None
+    mode = options.mode or "training"
+    if wanted and mode == "inference":
+        raise PlanError("a loss or an optimizer is for training: leave mode out, or say mode='training'.")
+    if wanted and _is_differentiated(model):
+        raise PlanError(f"{model.name} is differentiated already: a loss or an optimizer can't be added to it.")
+    return mode
+
+
+def _is_differentiated(model: Model) -> bool:
+    known = training.read(model.ir, model.name)
+    return known is not None and known.is_differentiated
+
+
+def _differentiate(model: Model, options: Choices) -> Model:
+    try:
+        return differentiate(model, loss=options.loss, optimizer=options.optimizer)
+    except PlanError as error:
+        if options.mode is None and options.loss is None and options.optimizer is None:
+            raise PlanError(f"{error} To plan the model for inference: mode='inference' (--mode inference).") from error
+        raise
+
+
+def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered:
+    if device.kind == "none":
+        return portable(model)
+    from memonger.runtime import optimize
+
+    level = options.level or ("all" if mode == "inference" else "disable")
+    return optimize.device_form(model, device, optimize.Settings(level, options.threads, options.inputs))
