@@ -2,13 +2,15 @@
 
 ``python peer_planners.py NAME CHECKOUT REQUEST ANSWER``: reads the case from one JSON file, writes the answer to
 another. The checkout is used as it is; what it needs and isn't there or has changed its name since is put in its place
-here. What it prints stays on standard output.
+here. What it prints stays on standard output. Limits are processor seconds: they mean the same on a busy machine.
 """
 
 import json
 import os
+import resource
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +32,32 @@ def moccasin(case: dict[str, Any]) -> dict[str, Any]:
         graph.add_node(node, cost_cpu=cost, cost_ram=size)
     graph.add_edges_from((source, node) for node, reads in enumerate(case["reads"]) for source in reads)
     order = list(range(len(case["costs"])))
-    found = cp.remat(graph, B=case["budget"], C=2, timeout=case["seconds"] / 2, topo_order=order, log_dir="log")
+    cp.cp_model.CpSolver = _stopped_after(cp.cp_model.CpSolver, case["seconds"] / 2)
+    found = cp.remat(graph, B=case["budget"], C=2, topo_order=order, log_dir="log")
     return {"status": found["status"], "schedule": found.get("schedule")}
+
+
+def _stopped_after(solver: Any, seconds: float) -> Any:
+    """CP-SAT's solver that ends a search after these processor seconds; its own limit is wall time."""
+
+    class Stopped(solver):  # type: ignore[misc]
+        def Solve(self, *arguments: Any) -> Any:  # noqa: N802
+            done = threading.Event()
+            end = time.process_time() + seconds
+
+            def watch() -> None:
+                while not done.wait(0.1):
+                    if time.process_time() > end:
+                        self.StopSearch()
+
+            watcher = threading.Thread(target=watch, daemon=True)
+            watcher.start()
+            status = super().Solve(*arguments)
+            done.set()
+            watcher.join()
+            return status
+
+    return Stopped
 
 
 def checkmate(case: dict[str, Any]) -> dict[str, Any]:
@@ -64,6 +90,8 @@ def checkmate(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+GRACE = 15
+"""Seconds beyond the limit for what isn't solving: building the model, presolve."""
 PLANNERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"moccasin": moccasin, "checkmate": checkmate}
 
 
@@ -71,7 +99,9 @@ def main() -> None:
     """Run one case on one core, in a folder of its own: Moccasin leaves logs where it runs."""
     name, checkout, request, answer = sys.argv[1:]
     case = json.loads(Path(request).read_text(encoding="utf-8")) | {"checkout": checkout}
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    limit = int(case["seconds"] + GRACE)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         begin = time.process_time()

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,24 +28,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import machine
+from benchmarks.peer_planners import GRACE
 from benchmarks.remat import KNOWN, PERCENT, ROOT
 from memonger.errors import PlanError
 from memonger.recompute.budget import Result, search
 from memonger.recompute.problem import Problem, check, cost, peak
 
 _PLANNERS = ("moccasin", "checkmate")
-_GRACE = 15.0
-"""Seconds beyond the limit for what isn't solving: building the model, presolve."""
 _LATE = "no answer in time"
 _NOTES = """
 overheads: percent of the cost of one pass
-s: processor seconds on one core, building the model included; limits are wall time
+s: processor seconds on one core, building the model included; limits are such too
 >B: the schedule takes more than the budget, as counted here; its overhead stands in brackets
 not run: no answer within the limit at a larger budget of the same graph
 ours: the search with its default effort; it proves nothing
 moccasin: as its main.py sets it: two runs a node, first runs in the given order, lengths of intervals from a grid, 16
   workers of CP-SAT 9.8 (all on the one core), half of the limit for each phase; `optimal` and `≥` (its lower bound)
-  hold for that model only; `not found in time`: no schedule within the budget in the first phase
+  hold for that model only; `not found in time`: no schedule within the budget
 checkmate: its linear relaxation at 0.9 of the budget, rounded at nine thresholds (solve_checkmate_cvxpy), with HiGHS; a
   heuristic without proof, whose own count leaves out a value while it is written. Its integer program is written for
   Gurobi, whose free licence ends at 2,000 variables; the smallest graph here needs 9,990
@@ -87,7 +87,7 @@ def ours(problem: Problem, budget: int) -> Answer:
 
 
 def other(planner: str, options: argparse.Namespace, problem: Problem, budget: int) -> Answer:
-    """Another planner, in a process of its own that is ended if it outlasts the limit by far."""
+    """Another planner, in a process of its own that the system ends `GRACE` seconds after the limit."""
     request = {
         "costs": [int(each) for each in problem.costs],
         "sizes": problem.sizes,
@@ -100,17 +100,10 @@ def other(planner: str, options: argparse.Namespace, problem: Problem, budget: i
         asked.write_text(json.dumps(request), encoding="utf-8")
         program = Path(__file__).with_name("peer_planners.py")
         command = [options.python, str(program), planner, str(getattr(options, planner)), str(asked), str(answer)]
-        try:
-            run = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=options.seconds + _GRACE,
-                check=False,
-                env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
-            )
-        except subprocess.TimeoutExpired:
-            return Answer(None, options.seconds + _GRACE, _LATE)
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if run.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            return Answer(None, options.seconds + GRACE, _LATE)
         if not answer.exists():
             reason = run.stderr.strip().rpartition("\n")[2]
             print(f"{planner}: {reason}", file=sys.stderr)
@@ -175,11 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in _PLANNERS:
         parser.add_argument(f"--{name}", type=Path, metavar="CHECKOUT", help=f"a checkout of {name}; left out without")
     parser.add_argument("--python", default=sys.executable, metavar="PATH", help="the interpreter they run in")
-    parser.add_argument("--seconds", type=float, default=60.0, help="limit for each case of each of them")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the processor, for each case and planner")
     parser.add_argument("--graphs", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "peers_remat.txt")
     options = parser.parse_args(arguments)
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     lines = []
     for text in table(options):
         print(text, flush=True)

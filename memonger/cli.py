@@ -28,7 +28,7 @@ from memonger.liveness import Sharing
 from memonger.load import Model, load, load_as_is
 from memonger.optimizers import SGD, Adam, AdamW, Optimizer
 from memonger.plan import Plan
-from memonger.planning import search_plan
+from memonger.planning import pareto, search_plan
 from memonger.recompute import STRATEGIES
 from memonger.report import text
 from memonger.report.summary import plan_record
@@ -75,6 +75,9 @@ def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str])
 
 
 MODEL = click.argument("model", type=click.Path(path_type=Path))
+MODE = click.option(
+    "--mode", type=click.Choice(["training", "inference"]), help="What the model is planned for; left out: training."
+)
 DIMS = (
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Size of the inputs' open first dimension."),
     click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
@@ -85,7 +88,7 @@ DEVICE = click.option(
 )
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
-PLANNING = (
+LOWERING = (
     *DIMS,
     DEVICE,
     click.option("--level", type=click.Choice(["disable", "basic", "extended", "all"]),
@@ -94,16 +97,8 @@ PLANNING = (
                  help="Threads within a node; 0: onnxruntime's default."),
     click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
                  help="Order of the nodes; best tries all."),
-    click.option("--budget", metavar="SIZE",
-                 help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
-    click.option("--strategy", type=click.Choice(list(STRATEGIES)),
-                 help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
-                 "none for inference."),
-    click.option("--mirror", multiple=True, metavar="PATTERN",
-                 help="Recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--keep", multiple=True, metavar="PATTERN", help="Keep these nodes. May be repeated."),
-    click.option("--trials", type=click.IntRange(0), default=6, metavar="N", show_default=True,
-                 help="Thresholds in the sweep's grid."),
+    click.option("--keep", multiple=True, metavar="PATTERN",
+                 help="Don't recompute these nodes (name, operator or output). May be repeated."),
     click.option("--time-limit", type=click.FloatRange(0), metavar="SECONDS",
                  help="Improve nothing after that; the plan then depends on the machine's speed."),
     click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -111,6 +106,19 @@ PLANNING = (
     click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
     click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
+)  # fmt: skip
+
+PLANNING = (
+    *LOWERING,
+    click.option("--budget", metavar="SIZE",
+                 help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
+    click.option("--strategy", type=click.Choice(list(STRATEGIES)),
+                 help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
+                 "none for inference."),
+    click.option("--mirror", multiple=True, metavar="PATTERN",
+                 help="Recompute these nodes (name, operator or output). May be repeated."),
+    click.option("--trials", type=click.IntRange(0), default=6, metavar="N", show_default=True,
+                 help="Thresholds in the sweep's grid."),
 )  # fmt: skip
 
 TRAINING = (
@@ -181,6 +189,14 @@ def _read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
 
 
 def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
+    with _planning(model, quiet, flags) as (source, options):
+        plan: Plan = search_plan(source, **options)
+        return plan
+
+
+@contextmanager
+def _planning(model: Path, quiet: bool, flags: dict[str, Any]) -> Iterator[tuple[Path | Model, dict[str, Any]]]:
+    """What to plan and the keyword arguments for it, with progress shown meanwhile."""
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
@@ -191,8 +207,7 @@ def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
         source: Path | Model = model
         if turned:
             source = to_training_mode(model, batch=flags.pop("batch"), dims=flags.pop("dims"))
-        plan: Plan = search_plan(source, sharing=sharing, progress=tell, inputs=inputs, optimizer=optimizer, **flags)
-        return plan
+        yield source, {**flags, "sharing": sharing, "progress": tell, "inputs": inputs, "optimizer": optimizer}
 
 
 def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
@@ -246,7 +261,7 @@ def _plan(model: Path, output: Path | None, annotated: Path | None, as_json: boo
 
 _PLAN_OPTIONS = _options(
     MODEL,
-    click.option("--mode", default="training", type=click.Choice(["training", "inference"]), show_default=True),
+    MODE,
     click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the planned model here."),
     click.option(
         "--annotated",
@@ -285,6 +300,35 @@ def plan_command(**arguments: Any) -> None:
     The plan is the order its nodes run in, and the byte of one arena at which every value lies.
     """
     _plan(**arguments)
+
+
+@main.command(name="pareto")
+@_options(
+    MODEL,
+    MODE,
+    click.option("--points", type=click.IntRange(1), default=8, metavar="N", show_default=True,
+                 help="Budgets that are tried."),
+    *LOWERING,
+    *TRAINING,
+    AS_JSON,
+    QUIET,
+)  # fmt: skip
+def pareto_command(model: Path, points: int, as_json: bool, quiet: bool, **flags: Any) -> None:
+    """Show in how little memory MODEL can be trained, and at what cost.
+
+    A plan a line, none better than another in both.
+    """
+    with _planning(model, quiet, flags) as (source, options):
+        plans = pareto(source, points=points, **options)
+    records = [plan_record(plan, str(model), None) for plan in plans if isinstance(plan, Plan)]
+    if as_json:
+        _print_json(records)
+        return
+    console = Console()
+    console.print(text.frontier_table(records))
+    console.print(
+        f"Make one of them: memonger plan {model} --budget SIZE -o PLANNED.onnx", markup=False, soft_wrap=True
+    )
 
 
 @main.command(name="differentiate")

@@ -1,10 +1,8 @@
 """differentiate: a forward model → a training model, forward and backward in one graph of standard operators."""
 
-import gc
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from memonger import forward, losses, optimizers, parameters, shapes, training, training_mode
+from memonger.collecting import collecting_later
 from memonger.errors import PlanError
 from memonger.gradients import driver, prepare, random
 from memonger.gradients.booleans import keep_booleans
@@ -71,20 +70,8 @@ def differentiate(
     """
     model = load(source, batch=batch, dims=dims)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
-    with _collecting_later():
+    with collecting_later():
         return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, accumulate, keep_random)
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """No garbage collection meanwhile: nearly all that is made stays; looking through it took a third of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _differentiate(

@@ -161,7 +161,7 @@ class GraphPlan(Arrangement):
     outcome: Outcome | None = None
 
     def to_json(self) -> str:
-        """The plan as one JSON object: ``schedule`` (names), ``steps`` (name, offset, bytes of each) and the figures."""
+        """The plan as one JSON object: ``schedule`` (names), ``steps`` (name, offset, bytes of each), figures."""
         steps = [
             {"node": name, "offset": self.offsets.get(writes[0]), "bytes": self.graph.sizes[writes[0]]}
             for name, writes in zip(self.schedule, self.graph.writes, strict=True)
@@ -184,7 +184,8 @@ def parameter_bytes(model: ir.Model, known: Training | None) -> int:
     """Initializers of the model; of a training model all that persists, optimizer state included."""
     graph = model.graph
     tensors = (value.const_value for value in graph.initializers.values())
-    stateful = [v for v in graph.inputs if known and v.name in known.persistent and v.name not in graph.initializers]
+    persistent = set(known.persistent) if known else set()
+    stateful = [v for v in graph.inputs if v.name in persistent and v.name not in graph.initializers]
     return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
         shapes.nbytes(value) or 0 for value in stateful
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from memonger import bare_graph, decision, marks, rewrite, training
+from memonger.collecting import collecting_later
 from memonger.decision import Decision
 from memonger.device import Device, parse_device
 from memonger.differentiate import differentiate
@@ -118,11 +119,12 @@ def search_plan(
         graph, names = bare_graph.from_networkx(source)
         return bare_graph.plan_graph(names, _request(options, graph, 0), options.strategy, options.order)
     begin = time.perf_counter()
-    job = _prepare(source, batch, dims, tell, options)
-    tell("search")
-    found = decision.decide(job.request, job.strategy, job.options.order)
-    tell("verify")
-    return _finish(job, found, begin)
+    with collecting_later():
+        job = _prepare(source, batch, dims, tell, options)
+        tell("search")
+        found = decision.decide(job.request, job.strategy, job.options.order)
+        tell("verify")
+        return _finish(job, found, begin)
 
 
 def pareto(
@@ -157,11 +159,11 @@ def pareto(
         _check_bare(options, batch, dims)
         graph, names = bare_graph.from_networkx(source)
         return bare_graph.pareto_of_graph(names, _request(options, graph, 0), points, options.order)
-    job = _prepare(source, batch, dims, tell, dataclasses.replace(options, strategy="budget"))
+    job = dataclasses.replace(_prepare(source, batch, dims, tell, options), strategy="budget")
     tell("search")
     found = decision.frontier(job.request, points, options.order)
     tell("verify")
-    return tuple(_finish(job, one, begin) for one in found)
+    return tuple(_finish(job.copy() if one is not found[-1] else job, one, begin) for one in found)
 
 
 def make_mirror_plan(source: Source | Model, threshold: float, **options: Any) -> Model:
@@ -248,6 +250,10 @@ class _Job:
     options: Choices
     notes: tuple[str, ...]
 
+    def copy(self) -> "_Job":
+        """One with a lowered model of its own: finishing a plan changes it."""
+        return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
+
 
 def _prepare(
     source: Source | Model, batch: int | None, dims: Mapping[str, int] | None, tell: Progress, options: Choices
@@ -324,11 +330,12 @@ def _strategy(options: Choices, mode: str) -> str:
 
 
 def _finish(job: _Job, found: Decision, begin: float) -> Plan:
-    """The plan, checked."""
+    """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
+    rewrite.schedule_model(job.lowered.model, found.schedule, found.graph)
     before = assign_storage(request.graph, request.sharing)
     plan = Plan(
-        model=rewrite.schedule_model(job.lowered.model, found.schedule, found.graph),
+        model=job.lowered.model,
         graph=found.graph,
         offsets=found.offsets,
         arena_bytes=found.arena_bytes,

@@ -83,19 +83,18 @@ def original(name: str) -> str:
     return _COPY.sub("", name)
 
 
-def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -> ir.Model:
-    """A copy of the model with a node for each step; in its own order the model itself.
+def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -> None:
+    """Make the model run the schedule: a node for each step, in that order.
 
     Args:
-        model: Its nodes are numbered in file order.
-        schedule: The steps.
+        model: Changed. Its nodes are numbered in file order.
+        schedule: The steps; every node is among them.
         scheduled: What `schedule_graph` makes of the model's graph and the schedule: it names the copies.
     """
     if _is_own_order(schedule, model.graph.num_nodes()):
-        return model
-    copy = model.clone()
-    nodes = list(copy.graph)
-    copy.graph.remove(nodes)
+        return
+    nodes = list(model.graph)
+    model.graph.remove(nodes)
     seen: set[int] = set()
     latest: dict[ir.Value, ir.Value] = {}
     for step, number in enumerate(schedule):
@@ -109,8 +108,7 @@ def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -
                 if value is not None and value in latest:
                     node.replace_input_with(index, latest[value])
         seen.add(number)
-        copy.graph.append(node)
-    return copy
+        model.graph.append(node)
 
 
 def _again(node: ir.Node, latest: dict[ir.Value, ir.Value], scheduled: Graph, step: int) -> ir.Node:

@@ -65,7 +65,7 @@ def dense(blocks: int, layers: int) -> Training:
 
 @st.composite
 def trainings(draw: st.DrawFn, most: int = 14) -> Training:
-    """Random graphs: forward and backward nodes mixed, several outputs, fixed nodes, deadlines, pinned values."""
+    """Random graphs: forward and backward nodes mixed, fixed nodes, deadlines, pinned and overwritten values."""
     n = draw(st.integers(1, most))
     reads, writes, sizes = [], [], list[int]()
     for _ in range(n):
@@ -85,6 +85,7 @@ def trainings(draw: st.DrawFn, most: int = 14) -> Training:
         workspace=tuple(draw(st.integers(0, 3)) for _ in range(n)),
         base=draw(st.integers(0, 5)),
         deadline=tuple(draw(st.sampled_from([n, *late[i]])) for i in range(n)),
+        inplace=tuple(tuple(value for value in row if draw(st.booleans())) for row in reads),
     )
     begin = draw(st.integers(0, n))
     mixed = draw(st.booleans())

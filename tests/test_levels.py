@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memonger.errors import PlanError
 from memonger.recompute.levels import block, logarithmic, square_root
-from memonger.recompute.problem import check, cost, peak
+from memonger.recompute.problem import Problem, check, cost, peak
 from memonger.recompute.stages import Stage, narrow, structural
 from tests.recompute_problems import Training, chain, dense, trainings, u_net
 
@@ -94,8 +94,9 @@ def test_the_logarithmic_level_of_eight_layers_is_the_recursion() -> None:
 
 def test_the_logarithmic_level_halves_what_it_recomputes() -> None:
     schedule = at(logarithmic, chain(16))
-    # Nodes 0 … 6 come back from nothing; 3, 5 and 6 stay of them, 4 comes back, 0 … 2 come back once more.
-    assert schedule[-16:] == (0, 1, 2, 3, 4, 5, 6, 24, 25, 26, 27, 0, 1, 2, 28, 29, 30, 31)[-16:]
+    # For the last half of the gradients 0 … 6 come back, and 2, 4, 5, 6 stay of them. Then 3 comes back from 2, and at
+    # last 0 and 1.
+    assert schedule[-18:] == (0, 1, 2, 3, 4, 5, 6, 24, 25, 26, 3, 27, 28, 0, 1, 29, 30, 31)
 
 
 def test_the_peak_of_the_logarithmic_level_grows_with_the_logarithm() -> None:
@@ -103,6 +104,19 @@ def test_the_peak_of_the_logarithmic_level_grows_with_the_logarithm() -> None:
     assert peaks[256] - peaks[64] <= 4000  # two more halvings, with two values each
     assert peaks[1024] - peaks[256] <= 4000
     assert peaks[1024] < 30_000
+
+
+def test_the_logarithmic_level_keeps_what_can_not_run_before_each_step_that_needs_it() -> None:
+    # Node 4 writes over what 0 and 1 read; 5, after it, needs node 0 once more.
+    edges = [(0, 1), (0, 5), (1, 2), (1, 4), (2, 3), (4, 5)]
+    plain = Problem.from_edges([1] * 6, [10] * 6, edges)
+    problem = Problem(
+        plain.costs, plain.reads, plain.writes, plain.sizes,
+        recomputable=(True, True, True, True, False, True), deadline=(4, 4, 6, 6, 6, 6),
+    )  # fmt: skip
+    forward = (True,) * 4 + (False,) * 2
+    assert logarithmic(plain, forward, structural(plain, forward)) == (0, 1, 2, 3, 4, 0, 5)
+    assert logarithmic(problem, forward, structural(problem, forward)) == (0, 1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("n", [16, 64, 256, 1000])

@@ -187,11 +187,15 @@ def test_narrow_stages_wrote_what_crosses_where_least_does(of: Training) -> None
     assert [stage.nodes for stage in narrow(problem, of.forward)] == expected
 
 
-def test_narrow_stages_of_a_dense_block_stay_few_nodes_together() -> None:
-    of = dense(1, 120)
-    stages = narrow(of.problem, of.forward)
-    assert stages
-    assert sum(len(stage.nodes) for stage in stages) <= 16 * 121
+def test_narrow_stages_have_no_more_nodes_together_than_is_linear() -> None:
+    # 200 values that cross every one of 200 places after them, all equally wide.
+    early, late = 200, 200
+    edges = [(node, node + 1) for node in range(early + late)] + [(node, early + late) for node in range(early)]
+    n = early + late + 1
+    problem = Problem.from_edges([1] * n, [1] * n, sorted(set(edges)))
+    stages = narrow(problem, (True,) * n)
+    assert len(stages[-1].nodes) == early + 1
+    assert 15 * n < sum(len(stage.nodes) for stage in stages) <= 16 * n
 
 
 def test_threshold_zero_keeps_every_candidate_and_infinity_none() -> None:

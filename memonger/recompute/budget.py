@@ -13,6 +13,7 @@ from memonger.errors import PlanError
 from memonger.recompute import problem as problems
 from memonger.recompute.greedy import Relief, excess, relieve, tidy
 from memonger.recompute.improve import Annealing, Energy, improve
+from memonger.recompute.order import reorder
 from memonger.recompute.problem import Problem
 from memonger.recompute.timeline import CrowdedError, Timeline
 
@@ -27,7 +28,17 @@ _SHARES = (0.15, 0.3, 0.45, 1.0)
 _HEAVY = 2_500
 """Nodes with which a change takes twice as long."""
 _START = 0.2
-"""Part of the effort after which no further start is tried."""
+"""Part of the effort after which no further greedy plan is tried."""
+_ORDERS = 1
+"""Starts from reordered nodes."""
+_ORDERING = 0.12
+"""Part of the effort spent on one order ..."""
+_PROBE = 0.02
+"""... if this part of it ..."""
+_DEPTHS = (0.4, 0.25)
+"""Parts of the bytes between the lower bound and the peak at which orders for the smallest budget aim."""
+_WORTH = 0.8
+"""... leaves less than this part of the bytes above the budget: the orders of networks are good, those of others not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +154,15 @@ def search(
 
 def _fitting(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result:
     """The cheapest schedule found that holds the budget, or the one with the smallest peak if none was found."""
-    begin = _start(problem, budget, meter)
-    best = _best_of(problem, budget, meter, seed, begin, _SHARES[:-1])
+    starts = _starts(problem, budget, meter, seed)
+    best = _best_of(problem, budget, meter, seed, starts, _SHARES[:-1])
     if best[0][0]:  # then the way of `smallest_budget`, so that what that one finds is found here
         least = _smallest(problem, budget, meter.again(1.0), seed)
         if least.peak > budget:
             return least
         best = (0, least.cost), least.schedule
         meter = meter.again(0.3)
-    best = min(best, _best_of(problem, budget, meter, seed + len(_SHARES), best[1], _SHARES[-1:]))
+    best = min(best, _best_of(problem, budget, meter, seed + len(_SHARES), [best], _SHARES[-1:]))
     return Result.of(problem, best[1])
 
 
@@ -159,23 +170,25 @@ Found = tuple[Energy, tuple[int, ...]]
 
 
 def _best_of(
-    problem: Problem, budget: int, meter: _Meter, seed: int, begin: tuple[int, ...], shares: Sequence[float]
+    problem: Problem, budget: int, meter: _Meter, seed: int, starts: Sequence[Found], shares: Sequence[float]
 ) -> Found:
-    """The best of several searches from a schedule; each ends when this share of the effort is spent."""
-    timeline = Timeline(problem, begin)
+    """The best of several searches from these schedules in turn; each ends when this share of the effort is spent."""
+    best = starts[0]
+    timeline = Timeline(problem, best[1])
     once = problems.cost(problem, problem.schedule)
-    best: Found = _energy(timeline, budget), begin
+    before = meter.spent(timeline)
     for turn, share in enumerate(shares):
-        timeline.load(begin)
+        if turn:
+            timeline.load(starts[turn % len(starts)][1])
         energy = improve(
             timeline,
             budget,
             _annealing(problem, seed + turn),
-            _Stage(meter, timeline, share, once, budget),
+            _Stage(meter, timeline, before + (1 - before) * share, once, budget),
             lambda energy: meter.seen(timeline, energy),
         )
         best = min(best, (energy, timeline.schedule()))
-        if best[0] <= (0, once) or (energy[0] and not turn):
+        if best[0] <= (0, once) or (energy[0] and turn + 1 >= len(starts)):
             break
     meter.used += timeline.work
     return best
@@ -209,13 +222,58 @@ def _energy(timeline: Timeline, budget: int) -> Energy:
     return excess(timeline, budget), timeline.cost
 
 
-def _start(problem: Problem, budget: int, meter: _Meter) -> tuple[int, ...]:
-    """The best of several greedy plans."""
+def _starts(problem: Problem, budget: int, meter: _Meter, seed: int) -> list[Found]:
+    """The best greedy plan of the given order and those of several others, the best first."""
+    found = [_start(problem, problem.schedule, budget, meter, _STARTS if problem.nodes <= _LARGE else _STARTS[:1])]
+    once = problems.cost(problem, problem.schedule)
+    for order in _orders(problem, budget, meter, seed) if found[0][0] > (0, once) else ():
+        found.append(_start(problem, order, budget, meter, _STARTS[1:2]))
+        if found[-1][0] <= (0, once):
+            break
+    return sorted(found)
+
+
+def _orders(problem: Problem, budget: int, meter: _Meter, seed: int) -> Iterator[tuple[int, ...]]:
+    """Other orders with fewer bytes above the budget, where there are any that have much fewer."""
+    if problem.nodes > _LARGE:
+        return
+    for turn, part in enumerate((_PROBE, *(_ORDERING,) * _ORDERS)):
+        timeline = Timeline(problem)
+        first = excess(timeline, budget)
+        begin = meter.spent(timeline)
+        if begin >= 1:
+            return
+        left = reorder(timeline, budget, seed + turn, _Part(meter, timeline, begin, part))
+        meter.used += timeline.work
+        if turn or not left:
+            yield timeline.schedule()
+        if not left or left > first * _WORTH:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """How much of a part of the effort is spent."""
+
+    meter: _Meter
+    timeline: Timeline
+    begin: float
+    part: float
+
+    def __call__(self) -> float:
+        spent = self.meter.spent(self.timeline)
+        return 1.0 if spent >= 1 else (spent - self.begin) / self.part
+
+
+def _start(
+    problem: Problem, order: tuple[int, ...], budget: int, meter: _Meter, settings: Sequence[tuple[Relief, bool]]
+) -> Found:
+    """The best of several greedy plans from an order."""
     best: Found | None = None
-    timeline = Timeline(problem)
-    for relief, moving in _STARTS if problem.nodes <= _LARGE else _STARTS[:1]:
-        timeline.load(problem.schedule)
-        timeline.moving = moving
+    timeline = Timeline(problem, order)
+    for turn, (relief, moving) in enumerate(settings):
+        if turn:
+            timeline.load(order)
         expired = (lambda: False) if best is None else (lambda: meter.spent(timeline) > _START)
         if _relieved(timeline, budget, relief, expired):
             timeline.moving = True
@@ -226,7 +284,7 @@ def _start(problem: Problem, budget: int, meter: _Meter) -> tuple[int, ...]:
             meter.seen(timeline, energy)
     assert best is not None
     meter.used += timeline.work
-    return best[1]
+    return best
 
 
 def _relieved(timeline: Timeline, budget: int, relief: Relief, expired: Callable[[], bool]) -> bool:
@@ -255,15 +313,39 @@ def smallest_budget(
 
 def _smallest(problem: Problem, enough: int, meter: _Meter, seed: int) -> Result:
     """As `smallest_budget`, but ends at the first peak that is small enough."""
+    once = Result.of(problem, problem.schedule)
+    low, high = problem.lower_bound, once.peak
+    starts = [once]
+    for target in (low + int((high - low) * part) for part in _DEPTHS):
+        for order in _orders(problem, target, meter, seed):
+            _, schedule = _start(problem, order, target, meter, _STARTS[1:2])
+            starts.append(Result.of(problem, schedule))
+    starts = [once, min(starts, key=_least)] if len(starts) > 1 else starts
+    best = min(starts, key=_least)
     timeline = Timeline(problem)
-    best = Result.of(problem, problem.schedule)
+    begin = meter.spent(timeline)
+    for turn, start in enumerate(starts):
+        if best.peak > enough:
+            timeline.load(start.schedule)
+            until = begin + (1 - begin) * (turn + 1) / len(starts)
+            best = min(best, _descend(timeline, start, enough, meter, until, seed), key=_least)
+    return best
+
+
+def _least(result: Result) -> tuple[int, float]:
+    return result.peak, result.cost
+
+
+def _descend(timeline: Timeline, best: Result, enough: int, meter: _Meter, until: float, seed: int) -> Result:
+    """Lower the peak of the timeline, which is at this result, until it is small enough or that much is spent."""
+    problem = timeline.problem
     step = 0.5 if problem.nodes > _LARGE else 0.03  # of the bytes above the lower bound
-    while best.peak > max(enough, problem.lower_bound) and meter.spent(timeline) < 1 and step > 1e-4:
+    while best.peak > max(enough, problem.lower_bound) and meter.spent(timeline) < until and step > 1e-4:
         target = best.peak - max(1, int((best.peak - problem.lower_bound) * step))
         _lower(timeline, target, _annealing(problem, seed), meter)
         found = Result.of(problem, timeline.schedule())
         step = min(0.5, step * 1.3) if found.peak <= target else step / 2
-        best = min(best, found, key=lambda result: (result.peak, result.cost))
+        best = min(best, found, key=_least)
     return best
 
 

@@ -121,7 +121,7 @@ def _destroy(timeline: Timeline, rng: random.Random, annealing: Annealing) -> No
     elif kind < 0.8:
         _insert(timeline, rng)
     else:
-        _move(timeline, rng)
+        move(timeline, rng)
 
 
 def _neighbours(timeline: Timeline, rng: random.Random, extra: list[int], most: int) -> None:
@@ -149,13 +149,18 @@ def _insert(timeline: Timeline, rng: random.Random) -> None:
         greedy.apply(timeline, (node, stop, -1), int(timeline.held.max()), keep=rng.random() < 0.5)
 
 
-def _move(timeline: Timeline, rng: random.Random) -> None:
-    """Run a node earlier or later, between what it reads and its first reader."""
+def move(timeline: Timeline, rng: random.Random) -> bool:
+    """Run a node earlier or later, between what it reads and its first reader; returns whether that changed anything.
+
+    Raises:
+        CrowdedError: there is no room at that place. Nothing has changed.
+    """
     labels = timeline.labels
-    label = labels[int(rng.random() * len(labels))]
+    at = int(rng.random() * len(labels))
+    label = labels[at]
     node = timeline.node[label]
     if timeline.fixed[node] or (len(timeline.copies[node]) > 1 and timeline.copies[node][0] == label):
-        return
+        return False
     first = max((timeline.source(value, label) for value in timeline.inputs[node]), default=label)
     stops = [timeline.limit(node), timeline.next_copy(node, label)]
     for value in timeline.problem.writes[node]:
@@ -163,19 +168,12 @@ def _move(timeline: Timeline, rng: random.Random) -> None:
         stops += reads[bisect_left(reads, label) :][:1]
     low, high = bisect_right(labels, first), min(bisect_left(labels, min(stops)), len(labels) - 1)
     if low >= high:
-        return
-    anchor = labels[low + int(rng.random() * (high - low + 1))]
-    if anchor == label:
-        return
-    new = timeline.between(anchor, 1)[0]
-    if new < label:
-        timeline.add(new, node)
-        timeline.remove(label)
-    else:
-        _later(timeline, node, label, new)
-
-
-def _later(timeline: Timeline, node: int, label: int, new: int) -> None:
+        return False
+    to = low + int(rng.random() * (high - low + 1))
+    if at <= to <= at + 1:
+        return False
+    new = timeline.between(labels[to], 1)[0]
     timeline.add(new, node)
-    if timeline.unread(label):
+    if new < label or timeline.unread(label):
         timeline.remove(label)
+    return True

@@ -17,7 +17,7 @@ from memonger.recompute.on_demand import forward_pass, in_time, recompute_on_dem
 from memonger.recompute.problem import Problem
 from memonger.recompute.reduction import Reduction, deadlines, fixed_nodes, reduce
 from memonger.recompute.stages import Stage, make_mirror, marked, narrow, structural
-from memonger.recompute.sweep import Candidate, sweep
+from memonger.recompute.sweep import Candidate, PeakOf, sweep
 
 EXACT_SECONDS = 60.0
 _FEW = 8
@@ -117,10 +117,17 @@ def by_sweep(request: Request) -> Outcome:
 
 
 def by_level(level: Level, request: Request) -> Outcome:
-    """One of the schedules without search; see `memonger.recompute.levels`."""
+    """One of the schedules without search, of the candidates that make its peak smallest; see `levels`."""
     staged = _Staged(request)
-    stages = staged.stages
-    return Outcome(staged.reduced.expand(level(staged.problem, staged.forward, stages, staged.forced)), len(stages) + 1)
+    peak = PeakOf(staged.problem)
+    best: tuple[int, Outcome] | None = None
+    for stages in staged.sets.values():
+        schedule = level(staged.problem, staged.forward, stages, staged.forced)
+        needed = peak(schedule)
+        if best is None or needed < best[0]:
+            best = needed, Outcome(staged.reduced.expand(schedule), len(stages) + 1 if level is block else 1)
+    assert best is not None
+    return best[1]
 
 
 def mirror_plan(request: Request, threshold: float) -> tuple[int, ...]:

@@ -144,7 +144,9 @@ class PeakOf:
         self.pinned = np.array(problem.pinned, dtype=np.int64)
         self.base = problem.base
         self.writes = _Rows([list(values) for values in problem.writes])
-        self.reads = _Rows([[v for v in values if problem.producer[v] >= 0] for values in problem.reads])
+        written = [value >= 0 for value in problem.producer]
+        self.reads = _Rows([[v for v in values if written[v]] for values in problem.reads])
+        self.inplace = _Rows([[v for v in values if written[v]] for values in problem.inplace])
 
     def __call__(self, schedule: Sequence[int]) -> int:
         """Bytes at the worst step."""
@@ -153,16 +155,19 @@ class PeakOf:
         value, begin = self.writes.of(nodes)
         order = np.argsort(value, kind="stable")
         value, begin = value[order], begin[order]
+        copies = value * steps + begin  # ascending; a step reads the last copy before it
         wanted, when = self.reads.of(nodes)
-        # The copy that a step reads is the last one before it.
-        copy = np.searchsorted(value * steps + begin, wanted * steps + when) - 1
         end = begin.copy()
-        np.maximum.at(end, copy, when)
-        end[np.searchsorted(value, self.pinned)] = steps - 1
-        change = np.zeros(steps + 1, dtype=np.int64)
+        np.maximum.at(end, np.searchsorted(copies, wanted * steps + when) - 1, when)
+        end[np.searchsorted(value, self.pinned)] = steps
+        change = np.zeros(steps + 2, dtype=np.int64)
         np.add.at(change, begin, self.sizes[value])
         np.subtract.at(change, end + 1, self.sizes[value])
-        return self.base + int((np.cumsum(change[:-1]) + self.scratch[nodes]).max())
+        wanted, when = self.inplace.of(nodes)
+        dies = end[np.searchsorted(copies, wanted * steps + when) - 1] == when
+        overwritten = np.zeros(steps, dtype=np.int64)
+        np.maximum.at(overwritten, when, self.sizes[wanted] * dies)
+        return self.base + int((np.cumsum(change[:steps]) + self.scratch[nodes] - overwritten).max())
 
 
 class _Rows:

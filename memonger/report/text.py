@@ -55,6 +55,21 @@ def recomputation_line(record: Mapping[str, Any]) -> str:
     )
 
 
+def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """Plans by falling memory, one a row, each with what it takes and costs."""
+    table = Table(title="Memory against extra cost", title_justify="left")
+    for name in ("required", "peak", "of the most", "arena", "run again", "extra cost"):
+        table.add_column(name, justify="right")
+    most = max((record["peak_bytes"] for record in records), default=0) or 1
+    for record in records:
+        table.add_row(
+            format_size(record["required_bytes"]), format_size(record["peak_bytes"]),
+            f"{record['peak_bytes'] / most:.0%}", format_size(record["arena_bytes"]), str(record["recomputed_nodes"]),
+            f"{record['overhead']:+.1%}",
+        )  # fmt: skip
+    return table
+
+
 def candidates_table(candidates: Sequence[Candidate]) -> Table:
     """What a sweep tried, a threshold a row; the best one is marked."""
     table = Table(title="Sweep: keep a stage once so much was written since the last one", title_justify="left")

@@ -1,0 +1,77 @@
+"""Training with recomputation: five steps give the losses and the state of five steps without, bit for bit."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import memonger
+import models
+
+pytest.importorskip("onnxruntime")
+
+NETWORKS = {
+    "resnet18": {"image": 32, "width": 0.25, "batch": 32},
+    "densenet_bc100": {"blocks": (3, 3, 3), "image": 16, "batch": 8},
+    "mobilenet_v2": {"image": 32, "width": 0.35, "batch": 8, "classes": 10},
+    "unet": {"image": 64, "width": 0.125, "batch": 2},
+    "gpt": {"num_layers": 3, "width": 64, "seq_len": 32, "vocabulary": 100, "batch": 4},
+    "lstm": {"seq_len": 12, "num_hidden": 32, "vocabulary": 50, "batch": 8, "dropout": 0.3},
+}
+BUDGETS = {
+    "resnet18": (0.8, 0.65, 0.5), "densenet_bc100": (0.6, 0.45, 0.3), "mobilenet_v2": (0.6, 0.5, 0.4),
+    "unet": (0.5, 0.4, 0.3), "gpt": (0.8, 0.6, 0.4), "lstm": (0.9, 0.85, 0.8),
+}  # fmt: skip
+"""Parts of the peak with nothing recomputed."""
+STEPS = 5
+EFFORT = 4_000
+
+
+@functools.cache
+def _training(name: str) -> memonger.Model:
+    model = memonger.load(models.build_ir(name, training=True, **NETWORKS[name]))
+    return memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.05, momentum=0.9))
+
+
+@functools.cache
+def _plain(name: str) -> tuple[memonger.Plan, tuple[float, ...], dict[str, np.ndarray]]:
+    plan = memonger.search_plan(_training(name), device="none", strategy="none", order="file")
+    return plan, *_trained(plan)
+
+
+def _trained(plan: memonger.Plan) -> tuple[tuple[float, ...], dict[str, np.ndarray]]:
+    """Losses and state of the steps."""
+    trainer = memonger.TrainingSession(plan, intra_op_threads=1, random_key=7)
+    losses = tuple(trainer.step(_feeds(trainer, seed)) for seed in range(STEPS))
+    return losses, trainer.state_dict()
+
+
+def _feeds(trainer: memonger.TrainingSession, seed: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    feeds = {}
+    for value in trainer.inputs:
+        shape = tuple(int(dim) for dim in value.shape)
+        kind = value.dtype.numpy()
+        feeds[value.name] = (
+            generator.integers(0, 2, shape).astype(kind) if kind.kind == "i" else generator.random(shape).astype(kind)
+        )
+    return feeds
+
+
+def _same(plan: memonger.Plan, name: str) -> None:
+    _, losses, state = _plain(name)
+    found_losses, found_state = _trained(plan)
+    assert found_losses == losses
+    assert found_state.keys() == state.keys()
+    for key, array in state.items():
+        np.testing.assert_array_equal(found_state[key], array, err_msg=key)
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in BUDGETS.items() for part in parts])
+def test_a_budget_changes_no_bit(name: str, part: float) -> None:
+    plain, _, _ = _plain(name)
+    budget = plain.required_bytes - plain.peak_bytes + int(plain.peak_bytes * part)
+    plan = memonger.search_plan(_training(name), device="none", budget=budget, effort=EFFORT)
+    assert plan.recomputed
+    assert plan.required_bytes <= budget
+    _same(plan, name)
