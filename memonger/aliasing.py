@@ -299,9 +299,12 @@ def inplace_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], 
 def _pairs(
     rules: dict[tuple[str, str], tuple[AliasRule, ...]], node: ir.Node, provider: str
 ) -> tuple[tuple[int, int], ...]:
+    known = rules.get((_domain(node), node.op_type))
+    if known is None:
+        return ()
     outputs = _present(node.outputs)
     found: list[tuple[int, int]] = []
-    for rule in rules.get((_domain(node), node.op_type), ()):
+    for rule in known:
         if provider in rule.providers and rule.output in outputs and (rule.condition is None or rule.condition(node)):
             found += [(source, rule.output) for source in _sources(rule, node)]
     return tuple(found)

@@ -16,6 +16,9 @@ from memonger.search import ORDERS
 ATTEMPTS = 4
 """Searches for one budget, each for less than the one before, until the arena fits as well as the live bytes."""
 
+_MANY = 50_000
+"""Nodes above which ``best`` is the file's own order: the others take seconds each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -52,7 +55,7 @@ def decide(request: Request, strategy: str, order: str) -> Decision:
     Raises:
         PlanError: an unknown name; or the strategy finds nothing that holds the budget.
     """
-    names = _orders(order)
+    names = _orders(order, len(request.graph.nodes))
     if strategy not in STRATEGIES:
         raise PlanError(f"{strategy!r} is not a strategy: there are {', '.join(STRATEGIES)}.")
     if strategy == "none":
@@ -70,14 +73,16 @@ def frontier(request: Request, points: int, order: str) -> list[Decision]:
     Raises:
         PlanError: an unknown order.
     """
-    ordered, schedule = _least(request, _orders(order))
+    ordered, schedule = _least(request, _orders(order, len(request.graph.nodes)))
     return [_placed(request, schedule, outcome) for outcome in FRONTIERS["budget"](ordered, points)]
 
 
-def _orders(order: str) -> list[str]:
+def _orders(order: str, nodes: int) -> list[str]:
     if order != "best" and order not in ORDERS:
         raise PlanError(f"{order!r} is not an order: there are best, {', '.join(ORDERS)}.")
-    return [order] if order != "best" else list(ORDERS)
+    if order != "best":
+        return [order]
+    return list(ORDERS)[: 1 if nodes > _MANY else None]
 
 
 def _without(request: Request, names: Iterable[str]) -> Decision:

@@ -82,13 +82,14 @@ def from_model(
     values = list(dict.fromkeys(values))
     number = {value: index for index, value in enumerate(values)}
     nodes = list(model.graph)
-    planned = _planned(model, values)
+    known_sizes = [shapes.nbytes(v) for v in values]
+    planned = _planned(model, values, known_sizes)
     replaced = _in_place_updates(model, updates or {}, {v for v, p in zip(values, planned, strict=True) if p})
     elsewhere = {new for pairs in replaced.values() for _, new in pairs}
     planned = tuple(p and v not in elsewhere for v, p in zip(values, planned, strict=True))
     reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
-    sizes = tuple((shapes.nbytes(v) or 0) for v in values)
+    sizes = tuple(size or 0 for size in known_sizes)
     rules = _PairFinder(number, sizes, planned, values, elsewhere)
     views = tuple(rules.pairs(node, aliasing.view_pairs) for node in nodes)
     return Graph(
@@ -169,15 +170,14 @@ def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value) -> bool:
     return not shapes.subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
-def _planned(model: ir.Model, values: list[ir.Value]) -> tuple[bool, ...]:
+def _planned(model: ir.Model, values: list[ir.Value], sizes: list[int | None]) -> tuple[bool, ...]:
     dynamic = shapes.run_time_sized(model)
     result = []
-    for value in values:
+    for value, size in zip(values, sizes, strict=True):
         node = value.producer()
         if node is None or not shapes.dense(value) or aliasing.held_by_runtime(node) or value in dynamic:
             result.append(False)
         else:
-            size = shapes.nbytes(value)
             if size is None:
                 raise PlanError(
                     f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "

@@ -361,11 +361,10 @@ def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]
 
     ``overridden``: as for `input_independent`.
     """
-    independent = input_independent(model, overridden=overridden)
     dynamic: set[ir.Value] = set()
-    for node in model.graph:
-        if all(static_shape(v) is not None for v in node.outputs if v.name):
-            continue
+    open_nodes = [n for n in model.graph if any(static_shape(v) is None for v in n.outputs if v.name)]
+    independent = input_independent(model, overridden=overridden) if open_nodes else set()
+    for node in open_nodes:
         if _decides_at_run_time(node, independent) or any(v in dynamic for v in node.inputs if v is not None):
             dynamic.update(v for v in node.outputs if static_shape(v) is None)
     return dynamic

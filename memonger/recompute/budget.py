@@ -351,12 +351,12 @@ def _descend(timeline: Timeline, best: Result, enough: int, meter: _Meter, until
 
 def _lower(timeline: Timeline, target: int, annealing: Annealing, meter: _Meter) -> None:
     """Change the timeline until its peak is this, or a fifth of the effort is spent."""
-    until = meter.spent(timeline) + 0.2
+    part = _Part(meter, timeline, meter.spent(timeline), 0.2)
     improve(
         timeline,
         target,
         annealing,
-        lambda: max(meter.spent(timeline) / until, float(int(timeline.held.max()) <= target)),
+        lambda: max(part(), float(int(timeline.held.max()) <= target)),
         lambda energy: meter.seen(timeline, energy),
     )
 
