@@ -43,7 +43,7 @@ s: processor seconds on one core, building the model included; limits are such t
 not run: no answer within the limit at a larger budget of the same graph
 ours: the search with its default effort; it proves nothing
 moccasin: as its main.py sets it: two runs a node, first runs in the given order, lengths of intervals from a grid, 16
-  workers of CP-SAT 9.8 (all on the one core), half of the limit for each phase; `optimal` and `≥` (its lower bound)
+  workers of CP-SAT 9.8 (all on the one core), half of the limit for each phase; `optimal`, `infeasible` and `≥` (bound)
   hold for that model only; `not found in time`: no schedule within the budget
 checkmate: its linear relaxation at 0.9 of the budget, rounded at nine thresholds (solve_checkmate_cvxpy), with HiGHS; a
   heuristic without proof, whose own count leaves out a value while it is written. Its integer program is written for

@@ -1,9 +1,10 @@
 """Recomputation under a budget on published and generated graphs: plain greedy, the search, the best known.
 
-Run from the repository's root: ``python -m benchmarks.remat [--exact SECONDS]``. Prints the table and writes it to
-benchmarks/remat.txt. The best schedule's overhead ever found for a case stands in benchmarks/remat.json, with what the
-exact strategy proved, and for which number of runs a node: in the given order of first runs, while the search also
-reorders, so it may be below that optimum. ``--exact`` runs that strategy again on the cases that aren't proven.
+Run from the repository's root: ``python -m benchmarks.remat [--exact SECONDS] [--note TEXT]``. Prints the table and
+writes it to benchmarks/remat.txt. The best schedule's overhead ever found for a case stands in benchmarks/remat.json,
+with what the exact strategy proved, and for which number of runs a node: in the given order of first runs, while the
+search also reorders, so it may be below that optimum. ``--exact`` runs that strategy again on the cases that aren't
+proven.
 Budgets are percentages of the peak without recomputation; cases below the lower bound of every schedule are left out.
 """
 
@@ -125,9 +126,10 @@ def line(case: Case, label: str, entries: dict[str, Any], seconds: float) -> str
     )
 
 
-def table(entries: dict[str, Any], seconds: float) -> Iterator[str]:
+def table(entries: dict[str, Any], seconds: float, note: str) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     yield f"command: python -m benchmarks.remat\nmachine: {machine(['numpy', 'ortools'])}"
+    yield from [note] if note else []
     yield "overheads in percent of the cost of one pass; seconds: wall, processor"
     yield f"{'graph':12} {'nodes':>6} {'budget %':>9} {'greedy':>8} {'ours':>8} {'wall':>6} {'cpu':>6} best known"
     for name, problem in graphs():
@@ -145,10 +147,11 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--exact", type=float, default=0.0, metavar="SECONDS", help="for each case not yet proven")
-    seconds = parser.parse_args().exact
+    parser.add_argument("--note", default="", metavar="TEXT", help="a line for the header: what ran beside")
+    options = parser.parse_args()
     entries = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
     lines = []
-    for text in table(entries, seconds):
+    for text in table(entries, options.exact, options.note):
         print(text, flush=True)
         lines.append(text)
         KNOWN.write_text(json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

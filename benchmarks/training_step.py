@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -132,14 +133,11 @@ def measure(network: str, folder: Path) -> Row:
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     )
     workers = {kind: _worker(kind, network, path) for kind in KINDS}
-    said = {kind: json.loads(_line(worker)) for kind, worker in workers.items()}
+    said = {kind: json.loads(line_of(worker)) for kind, worker in workers.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in workers}
     for _ in range(ROUNDS):
         for kind, worker in workers.items():
-            assert worker.stdin is not None
-            worker.stdin.write("\n")
-            worker.stdin.flush()
-            seconds[kind].append(float(_line(worker)))
+            seconds[kind].append(timed(worker))
     for worker in workers.values():
         worker.communicate()
     best = {kind: statistics.median(times) for kind, times in seconds.items()}
@@ -152,17 +150,30 @@ def measure(network: str, folder: Path) -> Row:
 
 def _worker(kind: str, network: str, path: Path) -> "subprocess.Popen[str]":
     code = f"import benchmarks.training_step as t; t.serve({kind!r}, {network!r}, {str(path)!r})"
-    tuned = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 60)} if kind == "tuned" else {}
+    return start(code, {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 60)} if kind == "tuned" else {})
+
+
+def start(code: str, environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """A process that runs this code and answers to lines with lines."""
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **tuned},
+        env={**os.environ, **environment},
     )
 
 
-def _line(worker: "subprocess.Popen[str]") -> str:
+def timed(worker: "subprocess.Popen[str]") -> float:
+    """Ask for seconds."""
+    assert worker.stdin is not None
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    return float(line_of(worker))
+
+
+def line_of(worker: "subprocess.Popen[str]") -> str:
+    """Its next answer."""
     assert worker.stdout is not None
     line = worker.stdout.readline()
     if not line:

@@ -6,6 +6,7 @@ from memonger.allocate import Buffer, Layout
 from memonger.allocate import allocate as pack
 from memonger.differentiate import differentiate
 from memonger.errors import (
+    BudgetError,
     LayoutError,
     LoadError,
     MemongerError,
@@ -45,9 +46,9 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buffer", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
-    "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError", "PlanFileError",
-    "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
-    "VerificationError", "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan", "pack", "pareto",
-    "search_plan", "to_training_mode",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "GiB", "GraphPlan", "KiB", "Layout",
+    "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError",
+    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
+    "TrainingSession", "VerificationError", "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan",
+    "pack", "pareto", "search_plan", "to_training_mode",
 ]  # fmt: skip

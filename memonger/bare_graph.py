@@ -3,11 +3,11 @@
 import time
 from typing import Any, TypeGuard
 
-from memonger import decision
+from memonger import decision, rewrite
 from memonger.decision import Decision
 from memonger.errors import PlanError
 from memonger.graph import Graph
-from memonger.liveness import ALIGNMENT, assign_storage, peak_bytes
+from memonger.liveness import assign_storage, peak_bytes
 from memonger.naming import fresh
 from memonger.plan import GraphPlan
 from memonger.recompute import Problem, Request
@@ -22,8 +22,9 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
     """The planner's graph of a ``networkx.DiGraph``, and the graph's own names of its nodes in the same order.
 
     Args:
-        source: Its nodes carry ``bytes`` (of what they write), ``cost``, and ``forward`` if it has a backward pass:
-            False for the nodes of that. Edges lead to readers. What nobody reads lives for its own step only.
+        source: Its nodes, of any names, carry ``bytes`` (of what they write), ``cost``, and ``forward`` if it has a
+            backward pass: False for the nodes of that. Edges lead to readers. What nobody reads lives for its own step
+            only.
 
     Raises:
         PlanError: undirected; there is a cycle, or no node, or a node without ``bytes`` or ``cost``, or with bad ones.
@@ -34,7 +35,7 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
         )
     problem = Problem.from_networkx(source)
     taken: set[str] = set()
-    names = tuple(fresh(str(name), taken) for name in problem.names)
+    names = tuple(fresh(_label(str(name)), taken) for name in problem.names)
     nothing = tuple(() for _ in names)
     graph = Graph(
         nodes=names,
@@ -54,6 +55,11 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
         workspace=problem.workspace,
     )
     return graph, problem.names
+
+
+def _label(name: str) -> str:
+    """The name, or where it is one of a recomputed node's copies, the name in brackets: here it is a node's own."""
+    return f"[{name}]" if rewrite.is_copy(name) else name
 
 
 def plan_graph(names: tuple[object, ...], request: Request, strategy: str | None, order: str) -> GraphPlan:
@@ -81,12 +87,12 @@ def pareto_of_graph(names: tuple[object, ...], request: Request, points: int, or
 
 
 def _finish(names: tuple[object, ...], request: Request, strategy: str, found: Decision, begin: float) -> GraphPlan:
-    before = assign_storage(request.graph, request.sharing)
+    before = assign_storage(request.graph, request.sharing, request.alignment)
     plan = GraphPlan(
         graph=found.graph,
         offsets=found.offsets,
         arena_bytes=found.arena_bytes,
-        alignment=ALIGNMENT,
+        alignment=request.alignment,
         schedule=tuple(names[node] for node in found.schedule),
         budget=request.budget,
         strategy=strategy,

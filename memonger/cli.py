@@ -23,21 +23,31 @@ from memonger.allocate import allocate, check_layout, lower_bound
 from memonger.allocate.minimalloc_csv import read_problem, write_solution
 from memonger.differentiate import differentiate
 from memonger.errors import MemongerError
+from memonger.export import command as exporting
 from memonger.file import KEY, save_model
 from memonger.liveness import Sharing
 from memonger.load import Model, load, load_as_is
 from memonger.optimizers import SGD, Adam, AdamW, Optimizer
+from memonger.options import (
+    AS_JSON,
+    DIMS,
+    LOWERING,
+    MODE,
+    MODEL,
+    ONLY_PLANNING,
+    PLANNING,
+    QUIET,
+    TRAINING,
+    options,
+)  # fmt: skip
 from memonger.plan import Plan
 from memonger.planning import pareto, search_plan
-from memonger.recompute import STRATEGIES
+from memonger.recompute import BUDGETED, MIRRORING
 from memonger.report import text
 from memonger.report.summary import plan_record
-from memonger.search import ORDERS
 from memonger.training_mode import to_training_mode
 
 STAGES = 7
-
-Command = Callable[..., None]
 
 
 class _Command(click.Command):
@@ -62,101 +72,6 @@ class _Group(click.Group):
 def _fail(message: str) -> NoReturn:
     click.echo(f"memonger: {message}", err=True)
     sys.exit(1)
-
-
-def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
-    sizes = {}
-    for value in values:
-        name, _, size = value.rpartition("=")
-        if not name or not size.isdecimal():
-            raise click.BadParameter(f"{value!r} is not NAME=N, such as seq=128.")
-        sizes[name] = int(size)
-    return sizes
-
-
-MODEL = click.argument("model", type=click.Path(path_type=Path))
-MODE = click.option(
-    "--mode", type=click.Choice(["training", "inference"]), help="What the model is planned for; left out: training."
-)
-DIMS = (
-    click.option("--batch", type=click.IntRange(1), metavar="N", help="Size of the inputs' open first dimension."),
-    click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
-                 help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
-)  # fmt: skip
-DEVICE = click.option(
-    "--device", metavar="DEVICE", help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed."
-)
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-QUIET = click.option("--quiet", is_flag=True, help="No progress.")
-LOWERING = (
-    *DIMS,
-    DEVICE,
-    click.option("--level", type=click.Choice(["disable", "basic", "extended", "all"]),
-                 help="onnxruntime's optimization level, for device plans.", show_default=True),
-    click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
-                 help="Threads within a node; 0: onnxruntime's default."),
-    click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
-                 help="Order of the nodes; best tries all."),
-    click.option("--keep", multiple=True, metavar="PATTERN",
-                 help="Don't recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--time-limit", type=click.FloatRange(0), metavar="SECONDS",
-                 help="Improve nothing after that; the plan then depends on the machine's speed."),
-    click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-                 help="An .npz with inputs for the calibrating run."),
-    click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
-    click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
-    click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
-)  # fmt: skip
-
-PLANNING = (
-    *LOWERING,
-    click.option("--budget", metavar="SIZE",
-                 help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
-    click.option("--strategy", type=click.Choice(list(STRATEGIES)),
-                 help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
-                 "none for inference."),
-    click.option("--mirror", multiple=True, metavar="PATTERN",
-                 help="Recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--trials", type=click.IntRange(0), default=6, metavar="N", show_default=True,
-                 help="Thresholds in the sweep's grid."),
-)  # fmt: skip
-
-TRAINING = (
-    click.option("--loss", metavar="NAME",
-                 help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
-    click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]),
-                 help="Write the updates into the model; without it the gradients are outputs."),
-    click.option("--lr", type=click.FloatRange(0, min_open=True), help="The optimizer's learning rate."),
-    click.option("--momentum", type=click.FloatRange(0, 1), help="Momentum, for sgd."),
-    click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay."),
-    click.option("--train-mode", is_flag=True,
-                 help="Turn BatchNormalization and Dropout into their training form first."),
-)  # fmt: skip
-
-ONLY_PLANNING = (
-    "batch",
-    "dims",
-    "level",
-    "order",
-    "strategy",
-    "budget",
-    "mirror",
-    "keep",
-    "trials",
-    "time_limit",
-    "no_inplace",
-    "no_views",
-    "no_reuse",
-)
-
-
-def _options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    def apply(function: Command) -> Command:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return apply
 
 
 @contextmanager
@@ -189,14 +104,21 @@ def _read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
 
 
 def _search(model: Path, quiet: bool, **flags: Any) -> Plan:
-    with _planning(model, quiet, flags) as (source, options):
-        plan: Plan = search_plan(source, **options)
-        return plan
+    with _planning(model, quiet, flags) as (source, chosen):
+        plan: Plan = search_plan(source, **chosen)
+    _tell(plan.notes)
+    return plan
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in dict.fromkeys(notes):
+        click.echo(f"memonger: note: {note}", err=True)
 
 
 @contextmanager
 def _planning(model: Path, quiet: bool, flags: dict[str, Any]) -> Iterator[tuple[Path | Model, dict[str, Any]]]:
     """What to plan and the keyword arguments for it, with progress shown meanwhile."""
+    _check_strategy(flags.get("strategy"), flags.get("budget") is not None, bool(flags.get("mirror")))
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
@@ -208,6 +130,17 @@ def _planning(model: Path, quiet: bool, flags: dict[str, Any]) -> Iterator[tuple
         if turned:
             source = to_training_mode(model, batch=flags.pop("batch"), dims=flags.pop("dims"))
         yield source, {**flags, "sharing": sharing, "progress": tell, "inputs": inputs, "optimizer": optimizer}
+
+
+def _check_strategy(strategy: str | None, budget: bool, mirror: bool) -> None:
+    if strategy in BUDGETED and not budget:
+        raise click.UsageError(f"--strategy {strategy} needs a --budget, such as 4GiB.")
+    if budget and strategy is not None and strategy not in BUDGETED:
+        raise click.UsageError(f"--strategy {strategy} takes no --budget: {' and '.join(BUDGETED)} do.")
+    if mirror and (budget or (strategy is not None and strategy not in MIRRORING)):
+        raise click.UsageError(
+            f"--mirror goes with --strategy {', '.join(MIRRORING)}; the others decide by themselves."
+        )
 
 
 def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
@@ -228,9 +161,9 @@ def _print_json(record: Any) -> None:
 
 
 def _plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+    if output is not None and annotated is not None and output.resolve() == annotated.resolve():
+        raise click.UsageError("-o and --annotated name one file.")
     plan = _search(model, quiet, **flags)
-    for note in plan.notes:
-        click.echo(f"memonger: note: {note}", err=True)
     if output is not None:
         plan.save(output)
     if annotated is not None:
@@ -245,7 +178,8 @@ def _plan(model: Path, output: Path | None, annotated: Path | None, as_json: boo
     console.print(text.plan_table(record))
     if record["recomputed_nodes"]:
         console.print(text.recomputation_line(record), markup=False, soft_wrap=True)
-    console.print(f"{record['nodes']} steps, live bytes up to the arena: [{text.memory_curve(plan)}]", markup=False)
+    console.print(f"{record['nodes']} steps. Live bytes at each, up to the arena's size:", markup=False)
+    console.print(f"[{text.memory_curve(plan)}]", markup=False)
     held = record["unplanned_values"]
     if held:
         console.print(f"{len(held)} values stay with the runtime (their size or type can't be planned).", markup=False)
@@ -257,9 +191,12 @@ def _plan(model: Path, output: Path | None, annotated: Path | None, as_json: boo
             f"Train it: memonger.TrainingSession('{output}')" if trains else f"Run it: memonger run {output} --compare"
         )
         console.print(f"Wrote {output}. {what}", markup=False, soft_wrap=True)
+    if annotated is not None:
+        again = "with --strategy marks and the same loss it gives this plan again"
+        console.print(f"Wrote {annotated}: {again}.", markup=False, soft_wrap=True)
 
 
-_PLAN_OPTIONS = _options(
+_PLAN_OPTIONS = options(
     MODEL,
     MODE,
     click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the planned model here."),
@@ -303,7 +240,7 @@ def plan_command(**arguments: Any) -> None:
 
 
 @main.command(name="pareto")
-@_options(
+@options(
     MODEL,
     MODE,
     click.option("--points", type=click.IntRange(1), default=8, metavar="N", show_default=True,
@@ -314,12 +251,13 @@ def plan_command(**arguments: Any) -> None:
     QUIET,
 )  # fmt: skip
 def pareto_command(model: Path, points: int, as_json: bool, quiet: bool, **flags: Any) -> None:
-    """Show in how little memory MODEL can be trained, and at what cost.
+    """Show in how little memory MODEL runs, and what it costs.
 
     A plan a line, none better than another in both.
     """
-    with _planning(model, quiet, flags) as (source, options):
-        plans = pareto(source, points=points, **options)
+    with _planning(model, quiet, flags) as (source, chosen):
+        plans = pareto(source, points=points, **chosen)
+    _tell([note for each in plans if isinstance(each, Plan) for note in each.notes])
     records = [plan_record(plan, str(model), None) for plan in plans if isinstance(plan, Plan)]
     if as_json:
         _print_json(records)
@@ -332,7 +270,7 @@ def pareto_command(model: Path, points: int, as_json: bool, quiet: bool, **flags
 
 
 @main.command(name="differentiate")
-@_options(
+@options(
     MODEL,
     click.option(
         "-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the training model here."
@@ -408,7 +346,7 @@ def _refuse_planning_options(model: Path) -> None:
 
 
 @main.command()
-@_options(
+@options(
     MODEL,
     *PLANNING,
     click.option("--outputs", type=click.Path(path_type=Path), help="Write the outputs to this .npz."),
@@ -489,6 +427,9 @@ def pack(problem: Path, capacity: int | None, output: Path | None, as_json: bool
         _print_json(record)
     else:
         click.echo(f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}).")
+
+
+exporting.register(main)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def _without(request: Request, names: Iterable[str]) -> Decision:
     candidates: list[tuple[int, int, tuple[int, ...], Graph, Storage]] = []
     for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
         graph = rewrite.schedule_graph(request.graph, schedule)
-        storage = assign_storage(graph, request.sharing)
+        storage = assign_storage(graph, request.sharing, request.alignment)
         candidates.append((lower_bound(storage.buffers), len(candidates), schedule, graph, storage))
     best: Decision | None = None
     for bound, _, schedule, graph, storage in sorted(candidates, key=lambda candidate: candidate[:2]):
@@ -108,7 +108,7 @@ def _least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, 
     best: tuple[int, tuple[int, ...], Graph] | None = None
     for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
         graph = rewrite.schedule_graph(request.graph, schedule)
-        needed = needed_bytes(graph, assign_storage(graph, request.sharing))
+        needed = needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
         if best is None or needed < best[0]:
             best = needed, schedule, graph
     assert best is not None
@@ -119,6 +119,7 @@ def _least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, 
         graph=graph,
         stages={place[node]: stage for node, stage in request.stages.items()},
         forced={place[node]: forced for node, forced in request.forced.items()},
+        parts=frozenset(place[node] for node in request.parts),
     ), schedule
 
 
@@ -126,7 +127,7 @@ def _placed(request: Request, order: tuple[int, ...], outcome: Outcome) -> Decis
     """The decision for a schedule of the ordered graph."""
     schedule = tuple(order[node] for node in outcome.schedule)
     graph = rewrite.schedule_graph(request.graph, schedule)
-    storage = assign_storage(graph, request.sharing)
+    storage = assign_storage(graph, request.sharing, request.alignment)
     layout = allocate(storage.buffers)
     return Decision(schedule, graph, _offsets(storage, layout), layout.size, outcome)
 

@@ -13,6 +13,25 @@ class PlanError(MemongerError):
     """A model can be read but not planned."""
 
 
+class BudgetError(PlanError):
+    """No plan was found that holds the budget.
+
+    Attributes:
+        budget: Bytes asked for.
+        smallest: The smallest budget for which a schedule was found: planning succeeds with it.
+        lower_bound: No schedule takes less.
+    """
+
+    def __init__(self, budget: int, smallest: int, lower_bound: int, hint: str = "") -> None:
+        from memonger.units import in_full  # which raises errors itself
+
+        super().__init__(
+            f"no schedule within {in_full(budget)} was found: the smallest budget for which there is one is "
+            f"{in_full(smallest)}, as far as the search went (at least {in_full(lower_bound)} are needed).{hint}"
+        )
+        self.budget, self.smallest, self.lower_bound = budget, smallest, lower_bound
+
+
 class LayoutError(MemongerError):
     """Buffers can't be laid out: bad problem, or no room."""
 

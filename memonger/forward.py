@@ -62,7 +62,8 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
     for value in list(forward.graph.inputs):
         other = model.graph.initializers.get(str(value.name))
         if other is not None and other.const_value is not None and not other.is_graph_input():
-            value.const_value = other.const_value
+            # a copy: the tensor itself may be part of a message, and would keep all of it, weights included
+            value.const_value = ir.tensor(other.const_value.numpy().copy(), name=value.name)
             forward.graph.inputs.remove(value)
             forward.graph.register_initializer(value)
     return forward

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir import external_data
 from onnx_ir.passes import common as passes
 
-from memonger import checks, shapes
+from memonger import checks, marks, shapes
 from memonger import dims as dimensions
 from memonger.checks import check_external_data
 from memonger.checks import external_tensors as external_tensors
@@ -155,7 +155,7 @@ def _inline(model: ir.Model, name: str) -> None:
     if not model.functions:
         return
     try:
-        passes.InlinePass()(model)
+        marks.inline(model)
     except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
         raise LoadError(f"{name}: its functions can't be inlined: {_root_cause(error)}.") from error
 

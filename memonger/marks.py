@@ -3,20 +3,32 @@
 Marks are ``metadata_props`` of nodes: ``mirror_stage`` ("True", or a stage's name) makes the node's output a candidate
 for keeping; ``force_mirroring`` ("True": recompute, "False": keep) decides. Both come from MXNet's memonger. They are
 read before lowering and follow the values, as names of values nearly all survive it.
+
+Where a node is written out as others, each of those gets its ``force_mirroring``, and the one that writes its output
+its ``mirror_stage``. The others are its *parts*: those that can't run twice are kept.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
+from onnx_ir.passes import common as passes
 
+from memonger import rewrite
 from memonger.errors import PlanError
-from memonger.load import Model
+from memonger.graph import Graph
+from memonger.recompute.on_demand import forward_pass
+
+if TYPE_CHECKING:
+    from memonger.load import Model
 
 STAGE = "mirror_stage"
 FORCE = "force_mirroring"
+PART = "memonger.part"
+"""On a part: the output of the node it is a part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +38,59 @@ class Marks:
     Attributes:
         stages: Node → its stage; "True" is a stage of its own.
         forced: Node → whether it is recomputed.
+        parts: Those of ``forced`` that are parts of the node which was marked.
         moved: What became of marks whose value the lowering took away, one sentence each.
     """
 
     stages: Mapping[int, str] = field(default_factory=dict)
     forced: Mapping[int, bool] = field(default_factory=dict)
+    parts: frozenset[int] = frozenset()
     moved: tuple[str, ...] = ()
 
 
-def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
+def spread(node: ir.Node, made: Iterable[ir.Node], writers: Collection[ir.Node]) -> None:
+    """Give the metadata of a node to those that stand for it.
+
+    Args:
+        node: It.
+        made: All that stand for it.
+        writers: Those of them that write its output.
+    """
+    for each in made:
+        if each in writers:
+            each.metadata_props.update(node.metadata_props)
+            continue
+        each.metadata_props[PART] = node.metadata_props.get(PART, _output(node))
+        if FORCE in node.metadata_props:
+            each.metadata_props[FORCE] = node.metadata_props[FORCE]
+
+
+def _output(node: ir.Node) -> str:
+    return next((str(v.name) for v in node.outputs if v.name), "")
+
+
+def inline(model: ir.Model) -> None:
+    """Write out the functions that the model's graph calls, as `spread` does the marks of the calls."""
+    calls: dict[str, dict[str, str]] = {}
+    for node in model.graph:
+        if node.op_identifier() in model.functions:
+            calls[_output(node)] = dict(node.metadata_props)
+            node.metadata_props.setdefault(PART, _output(node))
+            node.metadata_props.pop(STAGE, None)
+    passes.InlinePass()(model)
+    for node in model.graph:
+        for marks in (calls[str(v.name)] for v in node.outputs if v.name in calls):
+            node.metadata_props.pop(PART, None)
+            node.metadata_props.update(marks)
+
+
+def origins(model: ir.Model) -> dict[str, str]:
+    """The values of parts, each with the output of the node it is a part of."""
+    parts = ((node, node.metadata_props.get(PART)) for node in model.graph)
+    return {str(v.name): part for node, part in parts if part for v in node.outputs}
+
+
+def select(model: "Model", mirror: Sequence[str], keep: Sequence[str]) -> "Model":
     """The model with ``force_mirroring`` on the nodes that patterns name.
 
     Args:
@@ -49,7 +105,7 @@ def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
         return model
     copy = model.ir.clone()
     for patterns, decision in ((mirror, "True"), (keep, "False")):
-        for pattern in patterns:
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
             found = [node for node in copy.graph if _matches(node, pattern)]
             if not found:
                 known = ", ".join(sorted({node.op_type for node in copy.graph})[:12])
@@ -59,12 +115,32 @@ def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
                 )
             for node in found:
                 node.metadata_props[FORCE] = decision
+                node.metadata_props.pop(PART, None)
     return dataclasses.replace(model, ir=copy)
 
 
 def _matches(node: ir.Node, pattern: str) -> bool:
     names = (node.name or "", node.op_type, *(str(v.name) for v in node.outputs if v.name))
-    return any(fnmatchcase(name, pattern) for name in names)
+    return pattern in names or any(fnmatchcase(name, pattern) for name in names)
+
+
+def lost(before: ir.Model, after: ir.Model) -> tuple[str, ...]:
+    """What became of marks whose value differentiation took away, one sentence each.
+
+    Args:
+        before: The forward model.
+        after: The training model.
+    """
+    there = {v.name for node in after.graph for v in node.outputs}
+    return tuple(
+        f"the mark on node '{node.name}' ({node.op_type}) is lost: nothing in the training model computes its value."
+        for node in before.graph
+        if _is_marked(node) and not any(v.name in there for v in node.outputs)
+    )
+
+
+def _is_marked(node: ir.Node) -> bool:
+    return node.metadata_props.get(STAGE, "") not in ("", "False") or FORCE in node.metadata_props
 
 
 def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
@@ -83,13 +159,19 @@ def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
     number = {str(v.name): index for index, node in enumerate(lowered.graph) for v in node.outputs if v.name}
     stages: dict[int, str] = {}
     forced: dict[int, bool] = {}
+    parts: set[int] = set()
     moved: list[str] = []
     for node in source.graph:
-        stage, force = node.metadata_props.get(STAGE, ""), node.metadata_props.get(FORCE)
-        if stage in ("", "False") and force is None:
+        if not _is_marked(node):
             continue
-        target = _surviving(node, number)
+        stage, force = node.metadata_props.get(STAGE, ""), node.metadata_props.get(FORCE)
+        decided = None if force is None else _decision(node, force, name)
         here = any(str(v.name) in number for v in node.outputs)
+        if PART in node.metadata_props:
+            if not here:
+                continue
+            parts.update(number[str(v.name)] for v in node.outputs if str(v.name) in number)
+        target = _surviving(node, number)
         if not here:
             where = "is lost" if target is None else f"moved to '{target}'"
             moved.append(f"the mark on node '{node.name}' ({node.op_type}) {where}: lowering took its value away.")
@@ -97,9 +179,9 @@ def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
             continue
         if stage not in ("", "False"):
             stages[number[target]] = stage
-        if force is not None:
-            forced[number[target]] = _decision(node, force, name)
-    return Marks(stages, forced, tuple(moved))
+        if decided is not None:
+            forced[number[target]] = decided
+    return Marks(stages, forced, frozenset(parts), tuple(moved))
 
 
 def _decision(node: ir.Node, text: str, name: str) -> bool:
@@ -130,14 +212,23 @@ def _readers(node: ir.Node) -> Iterator[ir.Node]:
         yield from (user for user, _ in value.uses())
 
 
-def annotate(model: ir.Model, recomputed: Collection[str]) -> ir.Model:
+def annotate(model: ir.Model, graph: Graph, recomputed: Iterable[int], origins: Mapping[str, str]) -> ir.Model:
     """A copy of the model with the decision on every node.
+
+    A node with parts is recomputed if its output is, or if parts are and no backward step reads its output.
 
     Args:
         model: The user's.
-        recomputed: Names of the values that are computed again.
+        graph: Of what it was lowered to.
+        recomputed: Nodes of that which run again, or copies of them.
+        origins: See `origins`.
     """
+    forward = forward_pass(graph.reads, graph.writes, graph.forward)
+    read = {graph.values[v] for node, reads in enumerate(graph.reads) if not forward[node] for v in reads}
+    names = [rewrite.original(graph.values[v]) for node in recomputed for v in graph.writes[node]]
+    again = {origins.get(name, name) for name in names if origins.get(name) not in read}
     copy = model.clone()
     for node in copy.graph:
-        node.metadata_props[FORCE] = str(any(v.name in recomputed for v in node.outputs))
+        node.metadata_props[FORCE] = str(any(v.name in again for v in node.outputs))
+        node.metadata_props.pop(PART, None)
     return copy

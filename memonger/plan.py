@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
 
-from memonger import file, marks, rewrite, shapes, training
+from memonger import file, marks, shapes, training
 from memonger.arrangement import Arrangement, needed_bytes
 from memonger.errors import PlanError
 from memonger.graph import Graph, from_model
@@ -34,6 +34,7 @@ class Plan(Arrangement):
         strategy: The strategy that decided what is recomputed; None for a plan from a file.
         outcome: What it found; None for a plan from a file.
         source: The user's own model, loaded; None for a plan from a file.
+        origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.marks`.
         notes: What the user should know about the plan, one sentence each.
         files: Keeps temporary files alive that the model's tensors lie in.
     """
@@ -49,6 +50,7 @@ class Plan(Arrangement):
     strategy: str | None = None
     outcome: Outcome | None = None
     source: Model | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: object = None
 
@@ -89,13 +91,14 @@ class Plan(Arrangement):
     def annotated(self) -> ir.Model:
         """The user's own model with ``force_mirroring`` on every node: "True" where it is recomputed, else "False".
 
+        A node that differentiation writes out as several has one decision for all: see `memonger.marks`.
+
         Raises:
             PlanError: the plan came from a file, which doesn't hold that model.
         """
         if self.source is None:
             raise PlanError("the plan was read from a file, which doesn't hold the model it was made from: plan again.")
-        copies = (self.graph.values[v] for step in self.recomputed for v in self.graph.writes[step])
-        return marks.annotate(self.source.ir, {rewrite.original(name) for name in copies})
+        return marks.annotate(self.source.ir, self.graph, self.recomputed, self.origins)
 
     def save(self, path: str | Path) -> None:
         """Write the planned model; whole or not at all, checked first.
@@ -161,7 +164,10 @@ class GraphPlan(Arrangement):
     outcome: Outcome | None = None
 
     def to_json(self) -> str:
-        """The plan as one JSON object: ``schedule`` (names), ``steps`` (name, offset, bytes of each), figures."""
+        """The plan as one JSON object: ``schedule`` (names), ``steps`` (name, offset, bytes of each), figures.
+
+        Names that JSON has no form for are written as `str` gives them; the offset of what has no bytes is null.
+        """
         steps = [
             {"node": name, "offset": self.offsets.get(writes[0]), "bytes": self.graph.sizes[writes[0]]}
             for name, writes in zip(self.schedule, self.graph.writes, strict=True)
@@ -169,6 +175,8 @@ class GraphPlan(Arrangement):
         record = {
             "schedule": list(self.schedule),
             "steps": steps,
+            "strategy": self.strategy,
+            "budget_bytes": self.budget,
             "arena_bytes": self.arena_bytes,
             "alignment": self.alignment,
             "peak_before_bytes": self.peak_before_bytes,

@@ -1,77 +1,32 @@
 """planning: the one function that goes through all the stages from a model to its plan, and its relatives."""
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from memonger import bare_graph, decision, marks, rewrite, training
+from memonger.choices import Choices, check, check_bare, strategy_for
 from memonger.collecting import collecting_later
 from memonger.decision import Decision
 from memonger.device import Device, parse_device
 from memonger.differentiate import differentiate
-from memonger.errors import PlanError
+from memonger.errors import BudgetError, PlanError
 from memonger.graph import Graph
-from memonger.liveness import ALIGNMENT, Sharing, assign_storage, peak_bytes
+from memonger.liveness import ALIGNMENT, assign_storage, peak_bytes
 from memonger.load import Model, Source, load
-from memonger.losses import Loss
 from memonger.lower import Lowered, portable
-from memonger.optimizers import Optimizer
 from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
-from memonger.recompute import EFFORT, STRATEGIES, Request, mirror_plan
-from memonger.units import format_size, parse_size
+from memonger.recompute import MIRRORING, Request, mirror_plan
+from memonger.recompute.on_demand import forward_pass
+from memonger.units import format_size
 
 if TYPE_CHECKING:
     import networkx
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """Keyword options of `search_plan`.
-
-    Attributes:
-        mode: ``training`` or ``inference``; None: training.
-        loss: See `memonger.differentiate`; for a model that isn't a training model yet.
-        optimizer: See `memonger.differentiate`.
-        device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
-        budget: Bytes, or a text such as ``4GiB``: the fastest plan is searched whose live bytes and scratch at the
-            worst step, parameters and inputs take no more.
-        strategy: One of `memonger.recompute.STRATEGIES`: what decides which nodes are recomputed. None: ``budget``
-            where there is a budget; else ``sweep`` for training, ``none`` for inference.
-        mirror: Patterns of nodes (by name, operator or output) to recompute.
-        keep: Patterns of nodes to keep.
-        trials: Thresholds in the sweep's grid.
-        effort: How many changes a search may try, some 10 µs each.
-        time_limit: Seconds after which a search improves nothing more; the plan then depends on the machine's speed.
-        sharing: What may share an address.
-        order: One of `memonger.search.ORDERS`, or ``best``: all of them, the one that needs least kept.
-        level: onnxruntime's optimization level for device plans: disable, basic, extended or all. None: all for
-            inference; disable for training, whose weights aren't constants, so that nothing of weight could be fused.
-        threads: Threads within a node; 0 leaves it to onnxruntime.
-        inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
-            dimensions that are still open.
-    """
-
-    mode: str | None = None
-    loss: str | Loss | None = None
-    optimizer: Optimizer | None = None
-    device: str | Device | None = None
-    budget: int | str | None = None
-    strategy: str | None = None
-    mirror: Sequence[str] = ()
-    keep: Sequence[str] = ()
-    trials: int = 6
-    effort: int = EFFORT
-    time_limit: float | None = None
-    sharing: Sharing = field(default_factory=Sharing)
-    order: str = "best"
-    level: str | None = None
-    threads: int = 0
-    inputs: Mapping[str, Any] | None = None
 
 
 @overload
@@ -115,14 +70,14 @@ def search_plan(
     options, tell = Choices(**choices), progress or _silent
     if bare_graph.is_networkx(source):
         tell("search")
-        _check_bare(options, batch, dims)
+        check_bare(options, batch, dims)
         graph, names = bare_graph.from_networkx(source)
-        return bare_graph.plan_graph(names, _request(options, graph, 0), options.strategy, options.order)
+        return bare_graph.plan_graph(names, _bare_request(options, graph), options.strategy, options.order)
     begin = time.perf_counter()
     with collecting_later():
         job = _prepare(source, batch, dims, tell, options)
         tell("search")
-        found = decision.decide(job.request, job.strategy, job.options.order)
+        found = _decided(job)
         tell("verify")
         return _finish(job, found, begin)
 
@@ -144,7 +99,7 @@ def pareto(
         batch: See `memonger.load`.
         dims: See `memonger.load`.
         progress: Called with the name of each stage as it begins.
-        choices: The fields of `Choices` but ``budget`` and ``strategy``.
+        choices: The fields of `Choices` but ``budget``, ``strategy`` and ``mirror``.
 
     Raises:
         LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
@@ -152,13 +107,13 @@ def pareto(
     options = Choices(**choices)
     if points < 1:
         raise PlanError(f"points={points} can't be: at least 1.")
-    if options.budget is not None or options.strategy is not None:
-        raise PlanError("pareto tries budgets of its own: leave budget and strategy out.")
+    if options.budget is not None or options.strategy is not None or options.mirror:
+        raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), progress or _silent
     if bare_graph.is_networkx(source):
-        _check_bare(options, batch, dims)
+        check_bare(options, batch, dims)
         graph, names = bare_graph.from_networkx(source)
-        return bare_graph.pareto_of_graph(names, _request(options, graph, 0), points, options.order)
+        return bare_graph.pareto_of_graph(names, _bare_request(options, graph), points, options.order)
     job = dataclasses.replace(_prepare(source, batch, dims, tell, options), strategy="budget")
     tell("search")
     found = decision.frontier(job.request, points, options.order)
@@ -184,9 +139,7 @@ def make_mirror_plan(source: Source | Model, threshold: float, **options: Any) -
     batch, dims = options.pop("batch", None), options.pop("dims", None)
     job = _prepare(source, batch, dims, _silent, Choices(**{"device": "none", **options}))
     dropped = mirror_plan(job.request, threshold)
-    graph = job.request.graph
-    names = {graph.values[value] for node in dropped for value in graph.writes[node]}
-    return dataclasses.replace(job.source, ir=marks.annotate(job.source.ir, names))
+    return dataclasses.replace(job.source, ir=marks.annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
 
 def get_cost(source: Source | Model, **options: Any) -> int:
@@ -201,25 +154,6 @@ def get_cost(source: Source | Model, **options: Any) -> int:
     """
     plan: Plan = search_plan(source, **{"device": "none", "strategy": "marks", **options})
     return plan.peak_bytes
-
-
-def _check_bare(options: Choices, batch: int | None, dims: Mapping[str, int] | None) -> None:
-    """Check that the options are for a graph without a model.
-
-    Raises:
-        PlanError: an option that only a model has a use for.
-    """
-    general = {"budget", "strategy", "trials", "effort", "time_limit", "sharing", "order"}
-    plain = Choices()
-    given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
-    given += [name for name, value in (("batch", batch), ("dims", dims)) if value]
-    wrong = [name for name in given if name not in general]
-    if wrong:
-        raise PlanError(f"{wrong[0]} is for models: a graph without one takes {', '.join(sorted(general))}.")
-    if options.strategy in ("cheap", "marks"):
-        raise PlanError(
-            f"strategy {options.strategy!r} needs a model: a graph without one has neither operators nor marks."
-        )
 
 
 def _silent(stage: str) -> None:
@@ -239,6 +173,7 @@ class _Job:
         device: What is planned for.
         options: The caller's.
         notes: What the user should know.
+        origins: See `memonger.marks.origins`.
     """
 
     source: Model
@@ -249,6 +184,7 @@ class _Job:
     device: Device
     options: Choices
     notes: tuple[str, ...]
+    origins: Mapping[str, str]
 
     def copy(self) -> "_Job":
         """One with a lowered model of its own: finishing a plan changes it."""
@@ -259,12 +195,13 @@ def _prepare(
     source: Source | Model, batch: int | None, dims: Mapping[str, int] | None, tell: Progress, options: Choices
 ) -> _Job:
     """Load, differentiate, lower, and make the graph."""
-    _check(options)
+    check(options)
     device = _device(options.device)
     tell("load")
     own = load(source, batch=batch, dims=dims, input_shapes=_shapes_of(options.inputs))
     mode = _mode(own, options)
-    model = marks.select(own, options.mirror, options.keep)
+    strategy = strategy_for(options, mode)
+    model = selected = marks.select(own, options.mirror, options.keep)
     if mode == "training" and not _is_differentiated(model):
         tell("differentiate")
         model = _differentiate(model, options)
@@ -284,49 +221,39 @@ def _prepare(
         _request(options, graph, base),
         stages=placed.stages,
         forced=placed.forced,
+        parts=placed.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    return _Job(own, lowered, request, _strategy(options, mode), mode, device, options, placed.moved)
+    notes = (*marks.lost(selected.ir, model.ir), *placed.moved)
+    return _Job(own, lowered, request, strategy, mode, device, options, notes, marks.origins(model.ir))
+
+
+def _decided(job: _Job) -> Decision:
+    try:
+        return decision.decide(job.request, job.strategy, job.options.order)
+    except BudgetError as error:
+        kept = sum(not recomputed for recomputed in job.request.forced.values())
+        if not kept:
+            raise
+        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', --keep)."
+        raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
+
+
+def _bare_request(options: Choices, graph: Graph) -> Request:
+    """Sizes of a graph without a model are taken as they are: whoever wants aligned addresses gives aligned sizes."""
+    return dataclasses.replace(_request(options, graph, 0), alignment=1)
 
 
 def _request(options: Choices, graph: Graph, base: int) -> Request:
     return Request(
         graph=graph,
         base=base,
-        budget=_check(options),
+        budget=check(options),
         sharing=options.sharing,
         trials=options.trials,
         effort=options.effort,
         time_limit=options.time_limit,
     )
-
-
-def _check(options: Choices) -> int | None:
-    """The options that stand for themselves; returns the budget in bytes."""
-    if options.mode not in (None, "inference", "training"):
-        raise PlanError(f"mode {options.mode!r} can't be: training or inference.")
-    if options.strategy is not None and options.strategy not in STRATEGIES:
-        raise PlanError(f"{options.strategy!r} is not a strategy: there are {', '.join(STRATEGIES)}.")
-    if options.trials < 0:
-        raise PlanError(f"trials={options.trials} can't be: 0 or more thresholds.")
-    if options.time_limit is not None and not 0 <= options.time_limit < math.inf:
-        raise PlanError(f"time_limit={options.time_limit} can't be: 0 or more seconds.")
-    budget = parse_size(options.budget) if isinstance(options.budget, str) else options.budget
-    if budget is not None and budget < 0:
-        raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
-    if budget is None and options.strategy in ("budget", "exact"):
-        raise PlanError(f"strategy {options.strategy!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
-    if budget is not None and options.strategy not in (None, "budget", "exact"):
-        raise PlanError(f"strategy {options.strategy!r} takes no budget: 'budget' and 'exact' do.")
-    return budget
-
-
-def _strategy(options: Choices, mode: str) -> str:
-    if options.strategy is not None:
-        return options.strategy
-    if options.budget is not None:
-        return "budget"
-    return "sweep" if mode == "training" else "none"
 
 
 def _finish(job: _Job, found: Decision, begin: float) -> Plan:
@@ -350,7 +277,8 @@ def _finish(job: _Job, found: Decision, begin: float) -> Plan:
         strategy=job.strategy,
         outcome=found.outcome,
         source=job.source,
-        notes=(*job.notes, *_overrun(request, found)),
+        origins=job.origins,
+        notes=(*job.notes, *_unheeded(job, found), *_overrun(request, found)),
         peak_before_bytes=peak_bytes(before.buffers, len(request.graph.nodes)),
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
@@ -363,6 +291,28 @@ def _scratch(measured: Mapping[str, int], found: Decision) -> dict[str, int]:
     """Scratch of every step by its node's name: a copy takes what the first one took."""
     names, workspace = found.graph.nodes, found.graph.workspace
     return {**measured, **{name: size for name, size in zip(names, workspace, strict=True) if size}}
+
+
+def _unheeded(job: _Job, found: Decision) -> tuple[str, ...]:
+    """What is marked to be recomputed, but kept for the backward pass."""
+    request, graph, runs = job.request, job.request.graph, Counter(found.schedule)
+    forward = forward_pass(graph.reads, graph.writes, graph.forward)
+    read = {value for node, reads in enumerate(graph.reads) if not forward[node] for value in reads}
+    kept = [
+        node
+        for node, recomputed in sorted(request.forced.items())
+        if recomputed and runs[node] == 1 and node not in request.parts and not graph.views[node]
+        if forward[node] and not read.isdisjoint(graph.writes[node])
+    ]
+    if not kept or job.strategy in ("none", "marks"):
+        return ()
+    names = f"'{graph.nodes[kept[0]]}'" + (f" and {len(kept) - 1} more" if len(kept) > 1 else "")
+    why = f"strategy '{job.strategy}' decides by itself what is recomputed"
+    if job.strategy in MIRRORING:
+        why = "what writes next to nothing, or can't run again, isn't recomputed"
+    return (
+        f"marked to be recomputed, but kept: {names}; {why}. strategy='marks' (--strategy marks) obeys every mark.",
+    )
 
 
 def _overrun(request: Request, found: Decision) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Sizes in bytes: units to multiply with, and sizes as people read and write them."""
 
 import re
+from fractions import Fraction
 
 from memonger.errors import PlanError
 
@@ -19,11 +20,16 @@ def format_size(size: int) -> str:
     return f"{size} B"
 
 
+def in_full(size: int) -> str:
+    """A size for people, and to the byte: ``416 MiB (436743697 bytes)``."""
+    return f"{size} bytes" if abs(size) < KiB else f"{format_size(size)} ({size} bytes)"
+
+
 _UNITS = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": 1024 * GiB,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(-?\d+(?:\.\d*)?|-?\.\d+)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*(-?[0-9]{1,40}(?:\.[0-9]{0,40})?|-?\.[0-9]{1,40})\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str) -> int:
@@ -34,7 +40,9 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text)
     if found is None or found[2].upper() not in _UNITS:
-        raise PlanError(f"{text!r} is no size: write a number and its unit (B, KB, MB, GB, KiB, MiB, GiB), as in 4GiB.")
+        raise PlanError(
+            f"{text!r} is no size: write a number and its unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), as in 4GiB."
+        )
     if found[1].startswith("-"):
         raise PlanError(f"{text!r} is negative: a size is at least 0.")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(Fraction(found[1]) * _UNITS[found[2].upper()])

@@ -17,7 +17,8 @@ from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.recompute import timeline as timelines
 from memonger.recompute.budget import Progress, Result, pareto, search, smallest_budget
 from memonger.recompute.exact import ExactOptions, solve
-from memonger.recompute.greedy import Relief, relieve, tidy
+from memonger.recompute.greedy import Relief, excess, relieve, tidy
+from memonger.recompute.order import reorder
 from memonger.recompute.problem import Problem, check, cost, memory, peak
 from memonger.recompute.timeline import Timeline
 from tests.brute_force import cheapest, slow_memory
@@ -200,6 +201,24 @@ def test_training_graphs_run_in_little_memory(problem: Problem) -> None:
             found = search(problem, full * percent // 100, effort=20_000)
             assert found.peak <= full * percent // 100
             assert found.overhead < 0.7
+
+
+def test_crossing_edges_leave_a_better_order() -> None:
+    problem = load("random_n250")
+    budget = peak(problem, problem.schedule) * 8 // 10
+    timeline = Timeline(problem)
+    before = excess(timeline, budget)
+    left = reorder(timeline, budget, 1, lambda: timeline.work / 15_000)
+    assert sorted(timeline.schedule()) == list(range(problem.nodes))
+    assert sum(max(0, held - budget) for held in memory(problem, timeline.schedule())) == left < before / 4
+
+
+@given(small_problems(), st.integers(0, 40))
+def test_a_reordered_problem_is_valid(problem: Problem, budget: int) -> None:
+    timeline = Timeline(problem)
+    reorder(timeline, budget, 1, lambda: timeline.work / 100)
+    assert sorted(timeline.schedule()) == list(range(problem.nodes))
+    assert timeline.held.tolist() == memory(problem, timeline.schedule())
 
 
 def test_the_same_arguments_give_the_same_schedule() -> None:

@@ -11,16 +11,16 @@ import models
 pytest.importorskip("onnxruntime")
 
 NETWORKS = {
-    "resnet18": {"image": 32, "width": 0.25, "batch": 32},
+    "resnet18": {"image": 16, "width": 0.125, "batch": 64},
     "densenet_bc100": {"blocks": (3, 3, 3), "image": 16, "batch": 8},
-    "mobilenet_v2": {"image": 32, "width": 0.35, "batch": 8, "classes": 10},
+    "vit": {"image": 16, "num_layers": 3, "width": 32, "batch": 8},
     "unet": {"image": 64, "width": 0.125, "batch": 2},
     "gpt": {"num_layers": 3, "width": 64, "seq_len": 32, "vocabulary": 100, "batch": 4},
-    "lstm": {"seq_len": 12, "num_hidden": 32, "vocabulary": 50, "batch": 8, "dropout": 0.3},
+    "lstm": {"seq_len": 8, "num_hidden": 32, "vocabulary": 50, "batch": 16, "dropout": 0.3},
 }
 BUDGETS = {
-    "resnet18": (0.8, 0.65, 0.5), "densenet_bc100": (0.6, 0.45, 0.3), "mobilenet_v2": (0.6, 0.5, 0.4),
-    "unet": (0.5, 0.4, 0.3), "gpt": (0.8, 0.6, 0.4), "lstm": (0.9, 0.85, 0.8),
+    "resnet18": (0.8, 0.65, 0.5), "densenet_bc100": (0.6, 0.45, 0.3), "vit": (0.7, 0.5, 0.35),
+    "unet": (0.82, 0.76, 0.7), "gpt": (0.8, 0.6, 0.4), "lstm": (0.9, 0.8, 0.7),
 }  # fmt: skip
 """Parts of the peak with nothing recomputed."""
 STEPS = 5

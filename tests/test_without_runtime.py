@@ -28,14 +28,26 @@ def _run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_planning_works_and_is_portable_by_default(model: Path) -> None:
-    done = _run("plan()", str(model), "--batch", "2", "--json", "-o", str(model.with_name("planned.onnx")))
+    done = _run(
+        "plan()",
+        str(model),
+        "--mode",
+        "inference",
+        "--batch",
+        "2",
+        "--json",
+        "-o",
+        str(model.with_name("planned.onnx")),
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["device"] == "none"
     done = _run("main()", "verify", str(model.with_name("planned.onnx")))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["plan", "--batch", "2", "--device", "cpu"], ["run", "--batch", "2"]])
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--mode", "inference", "--batch", "2", "--device", "cpu"], ["run", "--batch", "2"]]
+)
 def test_what_needs_a_runtime_names_the_extra(model: Path, arguments: list[str]) -> None:
     command, *options = arguments
     done = _run("main()", command, str(model), *options)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from memonger import shapes
+from memonger import marks, shapes
 from memonger.errors import PlanError
 
 SMALL = 1024  # elements; a larger constant never decides a shape
@@ -78,6 +78,7 @@ class Emitter:
         before, self.nodes = self.nodes, []
         yield
         if node.graph is not None:
+            marks.spread(node, self.nodes, ())
             node.graph.insert_after(node, self.nodes)
         self.nodes = before
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common as passes
 
-from memonger import load, shapes
+from memonger import load, marks, shapes
 from memonger.errors import PlanError
 
 _DOMAIN = "memonger.body"
@@ -58,7 +57,7 @@ def write_out(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> None:
             new.name, new.type, new.shape = old.name, old.type, old.shape
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], [call], node.outputs, call.outputs)
     model.opset_imports.setdefault(_DOMAIN, 1)
-    passes.InlinePass()(model)
+    marks.inline(model)
     model.opset_imports.pop(_DOMAIN, None)
     load.lift_constants(model, name)
     shapes.infer(model, name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 import onnx
 import onnx_ir as ir
 
-from memonger import checks, load, shapes
+from memonger import checks, load, marks, shapes
 from memonger.errors import PlanError
 from memonger.gradients import functions
 from memonger.gradients.emitter import Emitter
@@ -118,6 +118,7 @@ def _replace(
     """Put what was emitted in the node's place, but for graph outputs: old value → new one. Values keep their names."""
     made, op.nodes = op.nodes, []
     graph.insert_before(node, made)
+    marks.spread(node, made, [each for each in made if results[0] in each.outputs])
     fresh = made_values(made)
     pairs = {old: new for old, new in zip(node.outputs, results, strict=False) if new is not None}
     for old, new in pairs.items():
@@ -125,8 +126,6 @@ def _replace(
             old.name, new.name = f"{old.name}.replaced", old.name
         for user, index in old.uses():
             user.replace_input_with(index, new)
-    if results[0] is not None and (producer := results[0].producer()) is not None:
-        producer.metadata_props.update(node.metadata_props)
     return pairs
 
 

@@ -2,10 +2,19 @@
 
 from memonger.recompute.budget import EFFORT, Progress, Result, pareto, search, smallest_budget
 from memonger.recompute.problem import Problem
-from memonger.recompute.strategy import FRONTIERS, STRATEGIES, Outcome, Request, Strategy, mirror_plan
+from memonger.recompute.strategy import (
+    BUDGETED,
+    FRONTIERS,
+    MIRRORING,
+    STRATEGIES,
+    Outcome,
+    Request,
+    Strategy,
+    mirror_plan,
+)
 from memonger.recompute.sweep import Candidate
 
 __all__ = [
-    "EFFORT", "FRONTIERS", "STRATEGIES", "Candidate", "Outcome", "Problem", "Progress", "Request", "Result", "Strategy",
-    "mirror_plan", "pareto", "search", "smallest_budget",
+    "BUDGETED", "EFFORT", "FRONTIERS", "MIRRORING", "STRATEGIES", "Candidate", "Outcome", "Problem", "Progress",
+    "Request", "Result", "Strategy", "mirror_plan", "pareto", "search", "smallest_budget",
 ]  # fmt: skip

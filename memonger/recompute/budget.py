@@ -6,10 +6,10 @@ A portfolio: greedy relief of several orders, then large-neighbourhood search fr
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
-from memonger.errors import PlanError
+from memonger.errors import BudgetError, PlanError
 from memonger.recompute import problem as problems
 from memonger.recompute.greedy import Relief, excess, relieve, tidy
 from memonger.recompute.improve import Annealing, Energy, improve
@@ -25,20 +25,26 @@ _LARGE = 2_000
 """Nodes from which on only the first start is made."""
 _SHARES = (0.15, 0.3, 0.45, 1.0)
 """Ends of the stages of a search: several from the same start, then one from the best of them."""
+_AGAIN = (0.3, 0.55, 0.8, 1.0)
+"""As that, from a schedule that was hard to find: where it leads hangs on luck, so more often."""
 _HEAVY = 2_500
 """Nodes with which a change takes twice as long."""
 _START = 0.2
 """Part of the effort after which no further greedy plan is tried."""
+_HASTE = 0.3
+"""Part of the effort that a greedy plan from another order may take."""
 _ORDERS = 1
 """Starts from reordered nodes."""
 _ORDERING = 0.12
 """Part of the effort spent on one order ..."""
 _PROBE = 0.02
 """... if this part of it ..."""
+_SHIFTING = 0.25
+"""`Annealing.shifts` where orders matter."""
 _DEPTHS = (0.4, 0.25)
 """Parts of the bytes between the lower bound and the peak at which orders for the smallest budget aim."""
 _WORTH = 0.8
-"""... leaves less than this part of the bytes above the budget: the orders of networks are good, those of others not."""
+"""... leaves less than this part of the bytes above the budget: the orders of networks are good, others' not always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ def search(
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
+    known: Sequence[tuple[int, ...]] = (),
 ) -> Result:
     """The cheapest schedule found whose memory is within the budget at every step.
 
@@ -132,10 +139,11 @@ def search(
         time_limit: Seconds after which no further improvement is tried, and no smaller budget looked for; likewise.
         progress: Called with every better schedule.
         seed: Of the random numbers.
+        known: Schedules to begin with, where they are better than what a greedy finds.
 
     Raises:
-        PlanError: the budget is negative, or no schedule was found that holds it. The message names the smallest
-            budget for which one was found.
+        PlanError: the budget is negative.
+        BudgetError: no schedule was found that holds it. The message names the smallest budget for which one was.
     """
     if budget < 0:
         raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
@@ -143,34 +151,43 @@ def search(
     if once.peak <= budget:
         return once
     way = _fitting if budget >= problem.lower_bound else _smallest
-    found = way(problem, budget, _Meter(effort, time_limit, progress), seed)
+    found = way(problem, budget, _Meter(effort, time_limit, progress), seed, known)
     if found.peak > budget:
-        raise PlanError(
-            f"no schedule within {budget} bytes was found: the smallest budget for which there is one is "
-            f"{found.peak} bytes, as far as the search went (at least {problem.lower_bound} are needed)."
-        )
+        raise BudgetError(budget, found.peak, problem.lower_bound)
     return found
 
 
-def _fitting(problem: Problem, budget: int, meter: _Meter, seed: int) -> Result:
-    """The cheapest schedule found that holds the budget, or the one with the smallest peak if none was found."""
-    starts = _starts(problem, budget, meter, seed)
-    best = _best_of(problem, budget, meter, seed, starts, _SHARES[:-1])
-    if best[0][0]:  # then the way of `smallest_budget`, so that what that one finds is found here
-        least = _smallest(problem, budget, meter.again(1.0), seed)
-        if least.peak > budget:
-            return least
-        best = (0, least.cost), least.schedule
-        meter = meter.again(0.3)
-    best = min(best, _best_of(problem, budget, meter, seed + len(_SHARES), [best], _SHARES[-1:]))
-    return Result.of(problem, best[1])
-
-
+Schedules = Sequence[tuple[int, ...]]
 Found = tuple[Energy, tuple[int, ...]]
 
 
+def _fitting(problem: Problem, budget: int, meter: _Meter, seed: int, known: Schedules) -> Result:
+    """The cheapest schedule found that holds the budget, or the one with the smallest peak if none was found."""
+    starts = _starts(problem, budget, meter, seed)
+    shares = _SHARES
+    shifts = _SHIFTING if len(starts) > 1 else 0.0
+    given = min((_found(problem, schedule, budget) for schedule in known), default=starts[0])
+    if given < starts[0]:
+        starts.insert(0, given)
+    best = _best_of(problem, budget, meter, _annealing(problem, seed, shifts), starts, shares[:-1])
+    if best[0][0]:  # then the way of `smallest_budget`, so that what that one finds is found here
+        least = _smallest(problem, budget, meter.again(1.0), seed, known)
+        if least.peak > budget:
+            return least
+        best, meter, shares = ((0, least.cost), least.schedule), meter.again(0.4), _AGAIN
+        best = _best_of(problem, budget, meter, _annealing(problem, seed), [best], shares[:-1])
+    annealing = _annealing(problem, seed + len(shares))
+    best = min(best, _best_of(problem, budget, meter, annealing, [best], shares[-1:]))
+    return Result.of(problem, best[1])
+
+
 def _best_of(
-    problem: Problem, budget: int, meter: _Meter, seed: int, starts: Sequence[Found], shares: Sequence[float]
+    problem: Problem,
+    budget: int,
+    meter: _Meter,
+    annealing: Annealing,
+    starts: Sequence[Found],
+    shares: Sequence[float],
 ) -> Found:
     """The best of several searches from these schedules in turn; each ends when this share of the effort is spent."""
     best = starts[0]
@@ -183,19 +200,19 @@ def _best_of(
         energy = improve(
             timeline,
             budget,
-            _annealing(problem, seed + turn),
+            replace(annealing, seed=annealing.seed + turn),
             _Stage(meter, timeline, before + (1 - before) * share, once, budget),
             lambda energy: meter.seen(timeline, energy),
         )
         best = min(best, (energy, timeline.schedule()))
-        if best[0] <= (0, once) or (energy[0] and turn + 1 >= len(starts)):
+        if best[0] <= (0, once) or (best[0][0] and turn + 1 >= len(starts)):
             break
     meter.used += timeline.work
     return best
 
 
-def _annealing(problem: Problem, seed: int) -> Annealing:
-    return Annealing(seed, many=1.0) if problem.nodes > _LARGE else Annealing(seed)
+def _annealing(problem: Problem, seed: int, shifts: float = 0.0) -> Annealing:
+    return Annealing(seed, many=1.0) if problem.nodes > _LARGE else Annealing(seed, shifts=shifts)
 
 
 @dataclass(slots=True)
@@ -218,6 +235,11 @@ class _Stage:
         return (spent - self.begin) / (self.until - self.begin)
 
 
+def _found(problem: Problem, schedule: tuple[int, ...], budget: int) -> Found:
+    above = sum(max(0, held - budget) for held in problems.memory(problem, schedule))
+    return (above, problems.cost(problem, schedule)), schedule
+
+
 def _energy(timeline: Timeline, budget: int) -> Energy:
     return excess(timeline, budget), timeline.cost
 
@@ -227,7 +249,7 @@ def _starts(problem: Problem, budget: int, meter: _Meter, seed: int) -> list[Fou
     found = [_start(problem, problem.schedule, budget, meter, _STARTS if problem.nodes <= _LARGE else _STARTS[:1])]
     once = problems.cost(problem, problem.schedule)
     for order in _orders(problem, budget, meter, seed) if found[0][0] > (0, once) else ():
-        found.append(_start(problem, order, budget, meter, _STARTS[1:2]))
+        found.append(_start(problem, order, budget, meter))
         if found[-1][0] <= (0, once):
             break
     return sorted(found)
@@ -266,15 +288,21 @@ class _Part:
 
 
 def _start(
-    problem: Problem, order: tuple[int, ...], budget: int, meter: _Meter, settings: Sequence[tuple[Relief, bool]]
+    problem: Problem,
+    order: tuple[int, ...],
+    budget: int,
+    meter: _Meter,
+    settings: Sequence[tuple[Relief, bool]] = (),
 ) -> Found:
-    """The best of several greedy plans from an order."""
+    """The best of several greedy plans from an order, of which the first is finished; by default a hasty one."""
     best: Found | None = None
     timeline = Timeline(problem, order)
-    for turn, (relief, moving) in enumerate(settings):
-        if turn:
+    last = _START if settings else meter.spent(timeline) + _HASTE
+    for relief, moving in settings or _STARTS[1:2]:
+        if best is not None:
             timeline.load(order)
-        expired = (lambda: False) if best is None else (lambda: meter.spent(timeline) > _START)
+        timeline.moving = moving
+        expired = (lambda: False) if settings and best is None else (lambda: meter.spent(timeline) > last)
         if _relieved(timeline, budget, relief, expired):
             timeline.moving = True
             tidy(timeline, budget, expired)
@@ -303,24 +331,29 @@ def smallest_budget(
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
+    known: Schedules = (),
 ) -> Result:
     """The schedule with the smallest peak that was found.
 
     Its ``peak`` is the smallest budget there is a schedule for, as far as is known; for the arguments see `search`.
     """
-    return _smallest(problem, 0, _Meter(effort, time_limit, progress), seed)
+    return _smallest(problem, 0, _Meter(effort, time_limit, progress), seed, known)
 
 
-def _smallest(problem: Problem, enough: int, meter: _Meter, seed: int) -> Result:
+def _smallest(problem: Problem, enough: int, meter: _Meter, seed: int, known: Schedules) -> Result:
     """As `smallest_budget`, but ends at the first peak that is small enough."""
     once = Result.of(problem, problem.schedule)
     low, high = problem.lower_bound, once.peak
     starts = [once]
     for target in (low + int((high - low) * part) for part in _DEPTHS):
         for order in _orders(problem, target, meter, seed):
-            _, schedule = _start(problem, order, target, meter, _STARTS[1:2])
+            _, schedule = _start(problem, order, target, meter)
             starts.append(Result.of(problem, schedule))
-    starts = [once, min(starts, key=_least)] if len(starts) > 1 else starts
+    shifts = _SHIFTING if len(starts) > 1 else 0.0
+    starts += [Result.of(problem, schedule) for schedule in known]
+    least = min(starts, key=_least)
+    starts = [least] if least is once or problem.nodes > _LARGE else [once, least]
+    annealing = _annealing(problem, seed, shifts)
     best = min(starts, key=_least)
     timeline = Timeline(problem)
     begin = meter.spent(timeline)
@@ -328,7 +361,7 @@ def _smallest(problem: Problem, enough: int, meter: _Meter, seed: int) -> Result
         if best.peak > enough:
             timeline.load(start.schedule)
             until = begin + (1 - begin) * (turn + 1) / len(starts)
-            best = min(best, _descend(timeline, start, enough, meter, until, seed), key=_least)
+            best = min(best, _descend(timeline, start, enough, meter, until, annealing), key=_least)
     return best
 
 
@@ -336,13 +369,15 @@ def _least(result: Result) -> tuple[int, float]:
     return result.peak, result.cost
 
 
-def _descend(timeline: Timeline, best: Result, enough: int, meter: _Meter, until: float, seed: int) -> Result:
+def _descend(
+    timeline: Timeline, best: Result, enough: int, meter: _Meter, until: float, annealing: Annealing
+) -> Result:
     """Lower the peak of the timeline, which is at this result, until it is small enough or that much is spent."""
     problem = timeline.problem
     step = 0.5 if problem.nodes > _LARGE else 0.03  # of the bytes above the lower bound
     while best.peak > max(enough, problem.lower_bound) and meter.spent(timeline) < until and step > 1e-4:
         target = best.peak - max(1, int((best.peak - problem.lower_bound) * step))
-        _lower(timeline, target, _annealing(problem, seed), meter)
+        _lower(timeline, target, annealing, meter)
         found = Result.of(problem, timeline.schedule())
         step = min(0.5, step * 1.3) if found.peak <= target else step / 2
         best = min(best, found, key=_least)
@@ -368,6 +403,7 @@ def pareto(
     effort: int = EFFORT,
     time_limit: float | None = None,
     seed: int = 1,
+    known: Schedules = (),
 ) -> tuple[Result, ...]:
     """Schedules of which none is better than another in both peak and cost, by falling peak.
 
@@ -377,12 +413,13 @@ def pareto(
         effort: Of each.
         time_limit: Seconds for each.
         seed: Of the random numbers.
+        known: As for `search`.
     """
     once = Result.of(problem, problem.schedule)
-    least = smallest_budget(problem, effort=effort, time_limit=time_limit, seed=seed)
+    least = smallest_budget(problem, effort=effort, time_limit=time_limit, seed=seed, known=known)
     found = [once, least]
     budgets = _between(least.peak, once.peak, points)
-    found += [_fitting(problem, budget, _Meter(effort, time_limit, None), seed) for budget in budgets]
+    found += [_fitting(problem, budget, _Meter(effort, time_limit, None), seed, known) for budget in budgets]
     found.sort(key=lambda result: (result.peak, result.cost))
     frontier: list[Result] = []
     for result in found:

@@ -5,6 +5,8 @@ are computed again in the backward pass. Sums are kept: recomputing a residual s
 the first.
 """
 
+from collections.abc import Collection
+
 from memonger.graph import Graph
 from memonger.recompute.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.recompute.reduction import deadlines, fixed_nodes
@@ -17,9 +19,9 @@ CHEAP = frozenset({
 })  # fmt: skip
 
 
-def cheap(graph: Graph) -> tuple[int, ...]:
-    """Recompute every node whose operator is in `CHEAP` and that may run twice."""
-    fixed = fixed_nodes(graph)
+def cheap(graph: Graph, keep: Collection[int] = ()) -> tuple[int, ...]:
+    """Recompute every node whose operator is in `CHEAP` and that may run twice, those of ``keep`` left out."""
+    fixed = fixed_nodes(graph, keep)
     forward = forward_pass(graph.reads, graph.writes, graph.forward)
     dropped = [n for n, op in enumerate(graph.ops) if op in CHEAP and graph.forward[n] and not fixed[n]]
     dropped = in_time(graph.reads, graph.writes, forward, deadlines(graph), dropped)

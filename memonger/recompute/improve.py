@@ -26,15 +26,21 @@ class Annealing:
         noise: Standard deviation of the logarithm of the factor on greedy scores.
         most: Recomputations taken out at once.
         many: How often `Relief.many` repairs.
+        patience: A repair gives up when recomputation costs this many times what it did before.
+        shifts: How often, while the budget doesn't hold, nodes are only moved.
     """
 
     seed: int = 1
     warmth: float = 0.02
-    noise: float = 0.5
-    most: int = 12
-    many: float = 0.1
+    noise: float = 0.25
+    most: int = 20
+    many: float = 0.3
     patience: float = 2.0
+    shifts: float = 0.0
 
+
+_SHIFTS = 20
+"""Moves of nodes in a row."""
 
 Energy = tuple[int, float]
 """Bytes above the budget summed over the steps, then the cost."""
@@ -64,8 +70,11 @@ def improve(
         mark = len(timeline.journal)
         timeline.work += 5 + len(timeline.sizes) // 20
         try:
-            _destroy(timeline, rng, annealing)
-            found = _repair(timeline, budget, rng, annealing, current, least, done)
+            if current[0] and rng.random() < annealing.shifts:
+                found = _shift(timeline, budget, rng, current)
+            else:
+                _destroy(timeline, rng, annealing)
+                found = _repair(timeline, budget, rng, annealing, current, least, done)
         except CrowdedError:
             timeline.rollback(mark)
             timeline.load(timeline.schedule())
@@ -80,6 +89,21 @@ def improve(
             timeline.rollback(mark)
     timeline.load(kept)
     return best
+
+
+def _shift(timeline: Timeline, budget: int, rng: random.Random, current: Energy) -> Energy:
+    """Move nodes one after the other, each only if that adds no bytes above the budget."""
+    above = current[0]
+    for _ in range(_SHIFTS):
+        mark = len(timeline.journal)
+        timeline.work += 1
+        if move(timeline, rng):
+            found = greedy.excess(timeline, budget)
+            if found > above:
+                timeline.rollback(mark)
+            else:
+                above = found
+    return above, timeline.cost
 
 
 def _accepted(found: Energy, current: Energy, slack: float, least: float) -> bool:

@@ -8,7 +8,7 @@ What decides nothing is folded away, so that a graph of 70,000 nodes becomes a p
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memonger.graph import Graph
 from memonger.liveness import Sharing
@@ -17,7 +17,7 @@ from memonger.recompute.problem import Problem
 
 SMALL = 1 / 64
 """Nodes are folded that write less than this part of the largest value."""
-_STATEFUL = frozenset({
+STATEFUL = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
 
@@ -86,7 +86,14 @@ class Reduction:
         return tuple(steps)
 
 
-def reduce(graph: Graph, *, base: int = 0, sharing: Sharing | None = None, keep: Collection[int] = ()) -> Reduction:
+def reduce(
+    graph: Graph,
+    *,
+    base: int = 0,
+    sharing: Sharing | None = None,
+    keep: Collection[int] = (),
+    alignment: int = 1,
+) -> Reduction:
     """The problem of a graph.
 
     Args:
@@ -94,8 +101,10 @@ def reduce(graph: Graph, *, base: int = 0, sharing: Sharing | None = None, keep:
         base: Bytes that are there at every step: parameters, inputs.
         sharing: What may share an address.
         keep: Nodes that may not run again.
+        alignment: Of every address: sizes are rounded up to it.
     """
     sharing = sharing or Sharing()
+    graph = replace(graph, sizes=tuple(-(-size // alignment) * alignment for size in graph.sizes))
     view_of, viewing = _views(graph) if sharing.views else ([-1] * len(graph.values), [-1] * len(graph.values))
     root = _roots(view_of)
     fixed = fixed_nodes(graph, keep)
@@ -149,7 +158,7 @@ def fixed_nodes(graph: Graph, keep: Collection[int] = ()) -> list[bool]:
     once = set(keep)
     held = {value for ties in graph.ties for pair in ties for value in pair} | set(graph.outputs)
     return [
-        node in once or op in _STATEFUL or any(v in held or not graph.planned[v] for v in writes)
+        node in once or op in STATEFUL or any(v in held or not graph.planned[v] for v in writes)
         for node, (op, writes) in enumerate(zip(graph.ops, graph.writes, strict=True))
     ]
 

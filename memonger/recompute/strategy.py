@@ -1,13 +1,15 @@
 """What a strategy is asked and what it answers, and the strategies by name."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from memonger.errors import PlanError
+from memonger.arrangement import needed_bytes
+from memonger.errors import BudgetError, PlanError
 from memonger.graph import Graph
-from memonger.liveness import Sharing
+from memonger.liveness import ALIGNMENT, Sharing, assign_storage
 from memonger.recompute import budget as budgets
 from memonger.recompute import problem as problems
 from memonger.recompute.cheap import cheap as cheap_schedule
@@ -15,9 +17,10 @@ from memonger.recompute.exact import ExactOptions, solve
 from memonger.recompute.levels import block, logarithmic, square_root
 from memonger.recompute.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.recompute.problem import Problem
-from memonger.recompute.reduction import Reduction, deadlines, fixed_nodes, reduce
+from memonger.recompute.reduction import STATEFUL, Reduction, deadlines, fixed_nodes, reduce
 from memonger.recompute.stages import Stage, make_mirror, marked, narrow, structural
 from memonger.recompute.sweep import Candidate, PeakOf, sweep
+from memonger.rewrite import schedule_graph
 
 EXACT_SECONDS = 60.0
 _FEW = 8
@@ -33,8 +36,10 @@ class Request:
         base: Bytes that are there at every step, beside the arena: parameters, inputs.
         budget: Bytes for everything, for the strategies that take one.
         sharing: What may share an address.
+        alignment: Of every address, in bytes.
         stages: Node → its ``mirror_stage``.
         forced: Node → its ``force_mirroring``.
+        parts: Those of ``forced`` that are kept where they can't run again: see `memonger.marks`.
         trials: Thresholds of the sweep's grid.
         effort: Of a search; see `memonger.recompute.search`.
         time_limit: Seconds after which nothing more is improved.
@@ -45,8 +50,10 @@ class Request:
     base: int = 0
     budget: int | None = None
     sharing: Sharing = field(default_factory=Sharing)
+    alignment: int = ALIGNMENT
     stages: Mapping[int, str] = field(default_factory=dict)
     forced: Mapping[int, bool] = field(default_factory=dict)
+    parts: frozenset[int] = frozenset()
     trials: int = 6
     effort: int = budgets.EFFORT
     time_limit: float | None = None
@@ -83,27 +90,41 @@ def none(request: Request) -> Outcome:
 
 def cheap(request: Request) -> Outcome:
     """What costs next to nothing is recomputed; see `memonger.recompute.cheap`."""
-    return Outcome(cheap_schedule(request.graph))
+    return Outcome(cheap_schedule(request.graph, _kept(request)))
 
 
 def by_marks(request: Request) -> Outcome:
-    """``force_mirroring`` to the letter: "True" is recomputed, everything else is kept.
+    """``force_mirroring`` to the letter: "True" is recomputed where a backward step needs it, everything else is kept.
 
     Raises:
-        PlanError: a node that is to be recomputed can't run twice.
+        PlanError: a node that is to be recomputed, and is needed, can't run twice.
     """
     graph = request.graph
     fixed = fixed_nodes(graph)
     forward = forward_pass(graph.reads, graph.writes, graph.forward)
-    dropped = [node for node, recomputed in request.forced.items() if recomputed and forward[node]]
-    in_turn = set(in_time(graph.reads, graph.writes, forward, deadlines(graph), dropped))
-    wrong = next((node for node in dropped if fixed[node] or node not in in_turn), None)
+    wanted = [node for node, recomputed in sorted(request.forced.items()) if recomputed and forward[node]]
+    free = [node for node in wanted if not fixed[node]]
+    dropped = in_time(graph.reads, graph.writes, forward, deadlines(graph), free)
+    runs = Counter(recompute_on_demand(graph.reads, graph.writes, forward, wanted))
+    may = {*dropped, *request.parts}
+    wrong = next((node for node in wanted if node not in may and runs[node] > 1), None)
     if wrong is not None:
         raise PlanError(
-            f"node '{graph.nodes[wrong]}' ({graph.ops[wrong]}) has force_mirroring 'True', but can't run again: "
-            "it writes an output, reads what is updated before, holds random state, or its size isn't known."
+            f"node '{graph.nodes[wrong]}' ({graph.ops[wrong]}) is to be recomputed (force_mirroring 'True'), but can't "
+            f"run again: {_obstacle(graph, wrong)}. Take the mark off, or keep it (force_mirroring 'False', --keep)."
         )
     return Outcome(recompute_on_demand(graph.reads, graph.writes, forward, dropped))
+
+
+def _obstacle(graph: Graph, node: int) -> str:
+    """Why a node can't run twice."""
+    if graph.ops[node] in STATEFUL:
+        return "it draws random numbers, others each time"
+    if any(value in graph.outputs for value in graph.writes[node]):
+        return "it writes an output of the model"
+    if any(not graph.planned[value] for value in graph.writes[node]):
+        return "the runtime keeps its value, or it is an update"
+    return "what it reads is updated before the backward pass needs it"
 
 
 def by_sweep(request: Request) -> Outcome:
@@ -131,10 +152,12 @@ def by_level(level: Level, request: Request) -> Outcome:
 
 
 def mirror_plan(request: Request, threshold: float) -> tuple[int, ...]:
-    """Nodes of the graph that `make_mirror` drops: memonger's ``make_mirror_plan``."""
+    """Nodes of the graph that `make_mirror` drops, views of what they write included: memonger's
+    ``make_mirror_plan``."""
     staged = _Staged(request)
     mirror = make_mirror(staged.problem, staged.forward, staged.stages, threshold, staged.forced)
-    return tuple(node for group in mirror.dropped for node in staged.reduced.members[group])
+    dropped = set(mirror.dropped)
+    return tuple(node for node, group in enumerate(staged.reduced.groups) if group in dropped)
 
 
 class _Staged:
@@ -145,11 +168,18 @@ class _Staged:
         self.problem = self.reduced.problem
         self.forward = self.reduced.forward
         of_node = self.reduced.groups
-        self.forced = {of_node[n]: f for n, f in request.forced.items() if of_node[n] >= 0 and self._may(of_node[n], f)}
+        self.forced = self._forced(request, of_node)
         self.sets = self._sets({of_node[n]: stage for n, stage in request.stages.items() if of_node[n] >= 0})
 
-    def _may(self, group: int, recomputed: bool) -> bool:
-        return not recomputed or (self.forward[group] and self.problem.recomputable[group])
+    def _forced(self, request: Request, of_node: Sequence[int]) -> dict[int, bool]:
+        """What is decided for nodes of the problem. A view alone can be kept only: it runs when it is needed."""
+        found = dict.fromkeys((of_node[node] for node in _kept(request) if of_node[node] >= 0), False)
+        for node, recomputed in sorted(request.forced.items()):
+            group = of_node[node]
+            may = group >= 0 and self.forward[group] and self.problem.recomputable[group]
+            if recomputed and may and node in self.reduced.members[group]:
+                found[group] = True
+        return found
 
     def _sets(self, marks: Mapping[int, str]) -> dict[str, tuple[Stage, ...]]:
         if marks:
@@ -159,6 +189,18 @@ class _Staged:
             "narrow cuts": narrow(self.problem, self.forward),
         }
 
+    def known(self) -> list[tuple[int, ...]]:
+        """Schedules by the structure of the forward pass, for a search to begin with."""
+        if all(self.forward):
+            return []
+        kept = {node: False for node, recomputed in self.forced.items() if not recomputed}
+        levels = [
+            level(self.problem, self.forward, stages, kept)
+            for stages in self.sets.values()
+            for level in (block, square_root, logarithmic)
+        ]
+        return [*levels, sweep(self.problem, self.forward, self.sets, forced=kept).schedule]
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The marked ones; without marks the dominators, or where these are few the narrow cuts."""
@@ -167,13 +209,37 @@ class _Staged:
 
 
 def by_budget(request: Request) -> Outcome:
-    """The cheapest schedule found that holds the budget; see `memonger.recompute.search`."""
-    reduced = _reduced(request)
-    found = budgets.search(
-        reduced.problem, _budget(request), effort=request.effort, time_limit=request.time_limit,
-        progress=_watch(request, reduced.problem),
-    )  # fmt: skip
-    return Outcome(reduced.expand(found.schedule))
+    """The cheapest schedule found that holds the budget; see `memonger.recompute.search`.
+
+    Raises:
+        BudgetError: nothing was found that holds the budget.
+    """
+    budget, plain = _budget(request), tuple(range(len(request.graph.nodes)))
+    if _needed(request, plain) <= budget:  # the problem counts a little more, where small nodes were folded
+        return Outcome(plain)
+    staged = _Staged(request)
+    known, watch = staged.known(), _watch(request, staged.problem)
+
+    def searched(allowed: int) -> tuple[int, ...]:
+        found = budgets.search(
+            staged.problem, allowed, effort=request.effort, time_limit=request.time_limit, progress=watch, known=known
+        )
+        return staged.reduced.expand(found.schedule)
+
+    try:
+        return Outcome(searched(budget))
+    except BudgetError as error:
+        # By as much as the problem counts too much, what it finds may take more: it may hold the budget all the same.
+        spare = problems.peak(staged.problem, staged.problem.schedule) - _needed(request, plain)
+        if error.smallest > budget + spare or _needed(request, schedule := searched(budget + spare)) > budget:
+            raise
+        return Outcome(schedule)
+
+
+def _needed(request: Request, schedule: Sequence[int]) -> int:
+    """Bytes at the worst step of a schedule of the graph's nodes."""
+    graph = schedule_graph(request.graph, schedule)
+    return request.base + needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
 
 
 def by_solver(request: Request) -> Outcome:
@@ -207,9 +273,11 @@ def by_solver(request: Request) -> Outcome:
 
 def budget_frontier(request: Request, points: int) -> list[Outcome]:
     """Schedules of which none is better than another in both peak and cost, by falling peak."""
-    reduced = _reduced(request)
-    found = budgets.pareto(reduced.problem, points=points, effort=request.effort, time_limit=request.time_limit)
-    return [Outcome(reduced.expand(one.schedule)) for one in found]
+    staged = _Staged(request)
+    found = budgets.pareto(
+        staged.problem, points=points, effort=request.effort, time_limit=request.time_limit, known=staged.known()
+    )
+    return [Outcome(staged.reduced.expand(one.schedule)) for one in found]
 
 
 def _budget(request: Request) -> int:
@@ -231,8 +299,25 @@ def _watch(request: Request, problem: Problem) -> Callable[[budgets.Progress], N
 
 
 def _reduced(request: Request) -> Reduction:
-    keep = [node for node, recomputed in request.forced.items() if not recomputed]
-    return reduce(request.graph, base=request.base, sharing=request.sharing, keep=keep)
+    return reduce(
+        request.graph,
+        base=request.base,
+        sharing=request.sharing,
+        keep=_kept(request),
+        alignment=request.alignment,
+    )
+
+
+def _kept(request: Request) -> list[int]:
+    """Nodes that may not run again. To keep a view is to keep what it is a view of, unless that is recomputed."""
+    graph, forced = request.graph, request.forced
+    kept = {node for node, recomputed in forced.items() if not recomputed}
+    source = {value: node for node, writes in enumerate(graph.writes) for value in writes}
+    for node in reversed(range(len(graph.nodes))) if request.sharing.views else ():
+        for value, _ in graph.views[node] if node in kept else ():
+            if value in source and not forced.get(source[value], False):
+                kept.add(source[value])
+    return sorted(kept)
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -240,5 +325,11 @@ STRATEGIES: dict[str, Strategy] = {
     "log": partial(by_level, logarithmic), "sweep": by_sweep, "marks": by_marks, "budget": by_budget,
     "exact": by_solver,
 }  # fmt: skip
+
+BUDGETED = ("budget", "exact")
+"""Strategies that take a budget, and need one."""
+
+MIRRORING = ("block", "sqrt", "log", "sweep", "marks")
+"""Strategies that recompute what is marked to be; the others decide by themselves, and only keep what is to be kept."""
 
 FRONTIERS: dict[str, Callable[[Request, int], list[Outcome]]] = {"budget": budget_frontier}

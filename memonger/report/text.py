@@ -28,7 +28,7 @@ def plan_table(record: Mapping[str, Any]) -> Table:
         if record.get(key) is not None:
             table.add_row(figure, format_size(record[key]), meaning)
     if record["workspace_bytes"] is None:
-        table.add_row("workspace", "not measured", "scratch of the kernels: plan for a device to measure it")
+        table.add_row("workspace", "not measured", "scratch of the kernels; --device cpu measures it")
     return table
 
 
@@ -41,8 +41,8 @@ _ROWS = (
     ("arena_bytes", "arena", "what the plan allocates"),
     ("workspace_bytes", "workspace", "most scratch a kernel takes beside it, measured"),
     ("input_bytes", "inputs", "what each run is given, beside the arena"),
-    ("required_bytes", "required", "most at one step: live bytes and scratch; and parameters and inputs"),
-    ("budget_bytes", "budget", "what that may be"),
+    ("required_bytes", "required", "peak with scratch, parameters and inputs"),
+    ("budget_bytes", "budget", "the most that required may be"),
 )
 
 
@@ -72,14 +72,16 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
 
 def candidates_table(candidates: Sequence[Candidate]) -> Table:
     """What a sweep tried, a threshold a row; the best one is marked."""
-    table = Table(title="Sweep: keep a stage once so much was written since the last one", title_justify="left")
-    for name in ("candidates", "threshold", "segments", "kept", "peak", "extra cost", ""):
-        table.add_column(name, justify="left" if name in ("candidates", "") else "right")
+    table = Table(title="Sweep: a stage is kept once the threshold was written since the last", title_justify="left")
+    for name in ("stages", "threshold", "segments", "kept", "peak", "extra cost", ""):
+        table.add_column(name, justify="left" if name in ("stages", "") else "right")
     best = min(range(len(candidates)), key=lambda i: (candidates[i].peak, candidates[i].overhead, i))
     for index, one in enumerate(candidates):
+        all_kept = one.source == "none"
         table.add_row(
-            one.source, "" if one.source == "none" else format_size(one.threshold), str(one.segments),
-            format_size(one.kept_bytes), format_size(one.peak), f"{one.overhead:+.1%}", "best" if index == best else "",
+            "all kept" if all_kept else one.source, "" if all_kept else format_size(one.threshold), str(one.segments),
+            "" if all_kept else format_size(one.kept_bytes), format_size(one.peak), f"{one.overhead:+.1%}",
+            "best" if index == best else "",
         )  # fmt: skip
     return table
 

@@ -1,0 +1,300 @@
+"""What serving stacks gain from an exported file alone: ``python -m benchmarks.export`` writes export.txt.
+
+For each network the original and what ``memonger export`` writes are loaded as each stack loads them, every one in a
+process of its own. Memory is what a run takes over the loaded model (`memonger.runtime.memory`); Triton is its ONNX
+Runtime backend's session options, read from the exported configuration. OpenVINO's columns need
+``pip install 'memonger[openvino]'``, the last line ``pip install 'memonger[kserve]'``.
+"""
+
+import importlib.util
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import memonger
+import models
+from benchmarks.inference import random_inputs
+from benchmarks.machine import machine
+from memonger.export import export
+from memonger.export.process import limit_bytes, request_bytes
+from memonger.runtime import memory
+
+NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
+OPTIONS: dict[str, dict[str, object]] = {"unet": {"image": 256}}
+BATCH = 1
+HERE = Path(__file__).parent
+MIB = 1 << 20
+HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
+LEVELS = {0: "ORT_ENABLE_ALL", 2: "ORT_DISABLE_ALL"}  # Triton's numbers
+
+COLUMNS = {
+    "original": "the original, every option as it comes: what Triton, too, does with it",
+    "lean": "the original, with the memory options that exports set: no arena",
+    "file": "the exported file alone, every option as it comes",
+    "ort": "target onnxruntime, its loader: planned order, nothing fused",
+    "ort all": "the same at ORT_ENABLE_ALL: the order may be another",
+    "triton": "target triton, from a portable plan",
+    "triton+": "target triton, from a plan of level extended",
+    "session": "target triton-python, ray, bentoml and kserve: the arena",
+    "ov": "OpenVINO, the original",
+    "ov file": "target openvino",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One network: bytes over the loaded model and seconds of a run by column; what was predicted, by column; the share
+    of neighbouring operators that OpenVINO runs in the planned order."""
+
+    network: str
+    peaks: dict[str, int]
+    seconds: dict[str, float]
+    predicted: dict[str, int]
+    kept: float | None
+
+
+def stock_session(model: Path, **settings: Any) -> Callable[[Any], object]:
+    """Stock onnxruntime with some session options."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    for key, value in settings.items():
+        setattr(options, key, value)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run(None, feeds)
+
+
+def triton_session(folder: Path) -> Callable[[Any], object]:
+    """Stock onnxruntime with the options that Triton's backend reads from an exported configuration."""
+    import onnxruntime
+
+    (config,) = folder.glob("*/config.pbtxt")
+    text = config.read_text()
+    found = dict(re.findall(r'key: "([^"]+)"\s+value \{\s+string_value: "([^"]+)"', text))
+    level = re.search(r"level: (\d)", text)
+    return stock_session(
+        config.parent / "1" / "model.onnx",
+        graph_optimization_level=getattr(onnxruntime.GraphOptimizationLevel, LEVELS[int(level[1]) if level else 0]),
+        enable_cpu_mem_arena=found["enable_mem_arena"] == "1",
+        enable_mem_pattern=found["enable_mem_pattern"] == "1",
+    )
+
+
+def loaded(folder: Path) -> Any:
+    """The load.py of an export."""
+    spec = importlib.util.spec_from_file_location("exported_load", folder / "load.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def openvino_model(model: Path) -> Callable[[Any], object]:
+    """OpenVINO on a model as it comes, in the model's precision."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(model, "CPU", {"NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"})
+    return lambda feeds: compiled(feeds)
+
+
+def runner(column: str, folder: Path) -> Callable[[Any], object]:
+    """What runs the model of a column."""
+    original = folder / "original.onnx"
+    match column:
+        case "original":
+            return stock_session(original)
+        case "lean":
+            return stock_session(original, enable_cpu_mem_arena=False)
+        case "file":
+            return stock_session(folder / "ort" / "model.planned.onnx")
+        case "ort":
+            session = loaded(folder / "ort").session()
+            return lambda feeds: session.run(None, feeds)
+        case "ort all":
+            fused = loaded(folder / "ort").session("ORT_ENABLE_ALL")
+            return lambda feeds: fused.run(None, feeds)
+        case "triton" | "triton+":
+            return triton_session(folder / column)
+        case "session":
+            planned = memonger.Session(folder / "planned.onnx", check_order=False)
+            return lambda feeds: planned.run(feeds, copy=False)
+        case "ov":
+            return openvino_model(original)
+    compiled = loaded(folder / "ov file").compiled()
+    return lambda feeds: compiled(feeds)
+
+
+def work(column: str, folder: Path) -> None:
+    """Measure one column in this process; prints peak and seconds."""
+    with np.load(folder / "inputs.npz") as archive:
+        feeds = {name: archive[name] for name in archive.files}
+    run = runner(column, folder)
+    baseline = memory.settle()
+    run(feeds)
+    peak, times = memory.peak_over(baseline, lambda: run(feeds)), []
+    for _ in range(3):
+        begin = time.perf_counter()
+        run(feeds)
+        times.append(time.perf_counter() - begin)
+    print(json.dumps([peak, min(times)]))
+
+
+def measured(column: str, folder: Path) -> tuple[int, float]:
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.export", "--work", column, str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise SystemExit(f"{column}: {run.stderr[-2000:]}")
+    peak, seconds = json.loads(run.stdout.splitlines()[-1])
+    return peak, seconds
+
+
+def measure(network: str, folder: Path) -> Row:
+    """Plan, export and measure one network."""
+    model = models.build(network, batch=BATCH, **OPTIONS.get(network, {}))
+    onnx.save(model, folder / "original.onnx")
+    portable = memonger.search_plan(model, mode="inference", device="none")
+    extended = memonger.search_plan(model, mode="inference", device="cpu", level="extended")
+    device = memonger.search_plan(model, mode="inference", device="cpu")
+    np.savez(folder / "inputs.npz", **random_inputs(portable, seed=0))
+    device.save(folder / "planned.onnx")
+    exports = {
+        "ort": export(portable, "onnxruntime", folder / "ort", name="m"),
+        "triton": export(portable, "triton", folder / "triton", name="m"),
+        "triton+": export(extended, "triton", folder / "triton+", name="m"),
+        "session": export(device, "triton-python", folder / "session", name="m"),
+        "ov file": export(portable, "openvino", folder / "ov file", name="m"),
+    }
+    found = {column: measured(column, folder) for column in COLUMNS if HAS_OPENVINO or not column.startswith("ov")}
+    return Row(
+        network=network,
+        peaks={column: peak for column, (peak, _) in found.items()},
+        seconds={column: seconds for column, (_, seconds) in found.items()},
+        predicted={c: e.estimate.activations + e.estimate.scratch for c, e in exports.items() if c != "ov file"},
+        kept=order_kept(folder / "ov file") if HAS_OPENVINO else None,
+    )
+
+
+def order_kept(folder: Path) -> float:
+    """The share of operators that OpenVINO runs after one that the plan, too, runs earlier."""
+    planned = [node.name for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
+    place = {name: index for index, name in enumerate(planned)}
+    operators = []
+    for operator in loaded(folder).compiled().get_runtime_model().get_ordered_ops():
+        info = operator.get_rt_info()
+        names = [n for n in str(info["originalLayersNames"].value).split(",") if n in place] if info else []
+        if names:
+            operators.append((int(str(info["execOrder"].value)), max(place[name] for name in names)))
+    run = [at for _, at in sorted(operators)]
+    return sum(a < b for a, b in itertools.pairwise(run)) / max(1, len(run) - 1)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Each column's memory; in the geometric mean its ratio to the original's, and to what was predicted."""
+    columns = [column for column in COLUMNS if column in rows[0].peaks]
+    lines = [f"{'MiB over the loaded model':26}" + "".join(f"{column:>10}" for column in columns) + f"{'kept':>7}"]
+    for row in rows:
+        kept = "" if row.kept is None else f"{row.kept:7.0%}"
+        lines.append(f"{row.network:26}" + "".join(f"{row.peaks[c] / MIB:10.2f}" for c in columns) + kept)
+    for title, values in (("memory", "peaks"), ("time", "seconds")):
+        cells = []
+        for column in columns:
+            base = "ov" if column.startswith("ov") else "original"
+            cells.append(f"{mean([getattr(r, values)[column] / getattr(r, values)[base] for r in rows]):10.3f}")
+        lines.append(f"{title + ' ÷ original':26}" + "".join(cells))
+    cells = [
+        f"{mean([r.peaks[c] / r.predicted[c] for r in rows]):10.3f}" if c in rows[0].predicted else f"{'':10}"
+        for c in columns
+    ]
+    lines.append(f"{'memory ÷ predicted':26}" + "".join(cells).rstrip())
+    lines.append("")
+    lines += [f"{column:10}{COLUMNS[column]}" for column in columns]
+    if rows[0].kept is not None:
+        lines.append(f"{'kept':10}of OpenVINO's operators, those that run after one the plan, too, runs earlier")
+    return "\n".join(lines) + "\n"
+
+
+def mean(ratios: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def served(folder: Path) -> str:
+    """What a process takes that serves a DenseNet-121 by KServe, beside the exported request and limit."""
+    plan = memonger.search_plan(models.build("densenet121", batch=1), mode="inference", device="cpu")
+    estimate = export(plan, "kserve", folder / "kserve", name="densenet").estimate
+    port = 18473
+    command = [sys.executable, "server.py", "--http_port", str(port), "--enable_grpc", "false"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=folder / "kserve", env=environment, **quiet) as process:  # type: ignore[call-overload]
+        try:
+            wait_for(f"http://127.0.0.1:{port}/v2/health/ready")
+            name, dims = str(plan.model.graph.inputs[0].name), [1, 3, 224, 224]
+            body = {"inputs": [{"name": name, "shape": dims, "datatype": "FP32", "data": [0.5] * math.prod(dims)}]}
+            for _ in range(3):
+                request = urllib.request.Request(
+                    f"http://127.0.0.1:{port}/v2/models/densenet/infer", json.dumps(body).encode(),
+                    {"Content-Type": "application/json"},
+                )  # fmt: skip
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    answer.read()
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        finally:
+            process.terminate()
+    resident, peak = (int(re.findall(rf"{key}:\s+(\d+)", status)[0]) / 1024 for key in ("VmRSS", "VmHWM"))
+    return (
+        f"A KServe process with DenseNet-121 holds {resident:.0f} MiB after three requests, {peak:.0f} at most; it "
+        f"asks for {request_bytes(estimate) / MIB:.0f}, limit {limit_bytes(estimate) / MIB:.0f}.\n"
+    )
+
+
+def wait_for(url: str) -> None:
+    """Until the server answers."""
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise SystemExit("the server didn't start")
+
+
+def main(networks: Sequence[str]) -> None:
+    """Measure networks; writes the table if it is all of them."""
+    rows = []
+    for network in networks:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(network, Path(folder)))
+        print(network, {c: round(p / MIB, 2) for c, p in rows[-1].peaks.items()}, rows[-1].kept, flush=True)
+    packages = ["onnxruntime", *(["openvino"] if HAS_OPENVINO else [])]
+    text = f"Batch {BATCH}. {machine(packages)}\n\n{table(rows)}"
+    if importlib.util.find_spec("kserve") is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            text += "\n" + served(Path(folder))
+    print(text)
+    if tuple(networks) == NETWORKS:
+        (HERE / "export.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main(tuple(sys.argv[1:]) or NETWORKS)

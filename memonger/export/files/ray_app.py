@@ -1,0 +1,41 @@
+"""Ray Serve: every replica holds a memonger.Session. ``serve run app:app``"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from memonger.errors import SessionError
+from memonger.export.protocol import read_inputs, write_outputs
+from memonger.export.serving import PlannedModel
+
+HERE = Path(__file__).resolve().parent
+SETTINGS = json.loads((HERE / "memonger.json").read_text())
+
+
+@serve.deployment(
+    name=SETTINGS["name"],
+    num_replicas=SETTINGS["instances"],
+    ray_actor_options={"num_cpus": 1, "memory": SETTINGS["request_bytes"]},
+)
+class Planned:
+    """One replica."""
+
+    def __init__(self, folder: str) -> None:
+        self.model = PlannedModel([Path(folder) / name for name in SETTINGS["plans"]])
+
+    async def __call__(self, request: Request) -> Any:
+        """Answer one request."""
+        try:
+            body = await request.json()
+            feeds = read_inputs(body["inputs"])
+            return {"outputs": write_outputs(await asyncio.to_thread(self.model.run, feeds))}
+        except (SessionError, ValueError, KeyError, TypeError) as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+
+
+app = Planned.bind(str(HERE))

@@ -1,0 +1,137 @@
+"""folder: a folder of files that is there whole or not at all, and what all targets put into theirs."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from memonger.atomic import folder_beside
+from memonger.errors import PlanFileError
+from memonger.export.package import Estimate, Package, describe
+from memonger.units import in_full
+
+SETTINGS = "memonger.json"  # also tells an export from any other folder
+
+
+@contextmanager
+def new_folder(path: Path, force: bool) -> Iterator[Path]:
+    """An empty folder that becomes ``path`` if nothing is raised. What ``path`` was stays as it was until then.
+
+    Raises:
+        PlanFileError: there is a file of that name, or a folder that isn't empty and may not be replaced, or holds
+            anything but an earlier export; or it can't be written.
+    """
+    _check_free(path, force)
+    try:
+        with folder_beside(path.absolute()) as beside:
+            fresh = beside / "fresh"
+            fresh.mkdir()
+            yield fresh
+            _list_files(fresh)
+            _sync(fresh)
+            _put(fresh, path, beside / "replaced")
+    except OSError as error:
+        raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+
+
+def _check_free(path: Path, force: bool) -> None:
+    if path.is_dir() and not path.is_symlink():
+        if not any(path.iterdir()):
+            return
+        _check_export(path)
+        if not force:
+            raise PlanFileError(f"{path} is there already: name another folder, or replace it with --force.")
+    elif path.exists() or path.is_symlink():
+        raise PlanFileError(f"{path} is there already and is no folder: name another one.")
+
+
+def _check_export(path: Path) -> None:
+    """Nothing is in the folder but what an export wrote, and what Python left of running it."""
+    try:
+        known = set(json.loads((path / SETTINGS).read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PlanFileError(f"{path} is there already and is no export of memonger: name another folder.") from error
+    found = (one.relative_to(path) for one in sorted(path.rglob("*")) if not one.is_dir())
+    strange = [one for one in found if "__pycache__" not in one.parts and str(one) not in known]
+    if strange:
+        raise PlanFileError(
+            f"{path} is there already and holds '{strange[0]}', which memonger didn't write: name another folder."
+        )
+
+
+def files_in(folder: Path) -> tuple[str, ...]:
+    """Paths of the files within a folder, sorted."""
+    return tuple(sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()))
+
+
+def _list_files(folder: Path) -> None:
+    """Note in the settings what the export consists of: nothing else is ever replaced."""
+    path = folder / SETTINGS
+    add_json(path, {**json.loads(path.read_text()), "files": files_in(folder)})
+
+
+def _put(fresh: Path, path: Path, kept: Path) -> None:
+    """Move the new folder to its place, all or nothing: what it replaces comes back if that fails."""
+    if path.exists():
+        os.replace(path, kept)
+    try:
+        os.replace(fresh, path)
+    except OSError:
+        if kept.exists():
+            os.replace(kept, path)
+        raise
+
+
+def _sync(folder: Path) -> None:
+    """Have the files on the disk before the folder gets its name."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+
+
+def add_file(folder: Path, source: str, name: str) -> None:
+    """Put one of the files in ``memonger/export/files`` into a folder."""
+    (folder / name).write_text(resources.files("memonger.export").joinpath("files", source).read_text())
+
+
+def add_plans(package: Package, folder: Path) -> list[str]:
+    """Write the planned files; returns their names, by rising batch."""
+    plans = package.plans
+    marks = [f".{batch}" for batch in package.batches or range(len(plans))] if len(plans) > 1 else [""]
+    names = [f"model{mark}.planned.onnx" for mark in marks]
+    for plan, name in zip(plans, names, strict=True):
+        plan.save(folder / name)
+    return names
+
+
+def add_settings(package: Package, folder: Path, estimate: Estimate, **settings: Any) -> None:
+    """Write what the served program reads, and what the export says of itself."""
+    content = {
+        "name": package.name, "instances": package.instances, **settings,
+        "memory": {
+            "parameter_bytes": estimate.parameters, "input_bytes": estimate.inputs,
+            "activation_bytes": estimate.activations, "scratch_bytes": estimate.scratch,
+            "instance_bytes": estimate.instance_bytes, "total_bytes": estimate.total_bytes,
+        },
+    }  # fmt: skip
+    add_json(folder / SETTINGS, content)
+
+
+def add_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file for people to read, too."""
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def add_readme(package: Package, folder: Path, estimate: Estimate, text: str) -> None:
+    """Write README.md: the target's own text, and the memory."""
+    memory = (
+        f"## Memory\n\nPredicted for one instance: {in_full(estimate.instance_bytes)} beside the process itself "
+        f"({describe(estimate)}). For {estimate.instances}: {in_full(estimate.total_bytes)}"
+        f"{', the weights once' if estimate.shared and estimate.instances > 1 else ''}.\n"
+    )
+    notes = "".join(f"\n{note}\n" for note in package.notes)
+    (folder / "README.md").write_text(f"# {package.name}\n\n{text.strip()}\n\n{memory}{notes}")

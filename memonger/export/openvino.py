@@ -1,0 +1,43 @@
+"""The planned model for OpenVINO, in standard operators; it takes what order it likes."""
+
+from pathlib import Path
+
+from memonger.errors import PlanError
+from memonger.export import folder as files
+from memonger.export import stock
+from memonger.export.package import Estimate, Package, check_standard
+
+TEXT = """
+`model.onnx` holds the nodes in the planned order. `load.py` compiles it for the CPU:
+
+```python
+import load
+
+compiled = load.compiled()
+outputs = compiled({{{inputs}}})
+```
+
+OpenVINO makes a model of its own of it: it fuses nodes, chooses layouts, and plans its memory itself. The planned order
+is a proposal; docs/EXPORT.md of memonger says how much of it was seen to be kept. The figure below is what the plan's
+order needs with nothing fused, not a promise for OpenVINO.
+"""
+
+
+def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
+    """Write the model and a loader.
+
+    Raises:
+        PlanError: several plans; an operator that isn't ONNX's own.
+    """
+    if len(package.plans) > 1:
+        raise PlanError("OpenVINO loads one plan: export each batch on its own.")
+    plan = package.largest
+    check_standard(plan, "OpenVINO", own=False)
+    executed = range(len(plan.graph.nodes))
+    stock.save_stock(stock.model_in_order(plan, executed), folder / "model.onnx")
+    files.add_file(folder, "openvino_load.py", "load.py")
+    estimate = package.as_stock(executed, shared=True)
+    files.add_settings(package, folder, estimate, threads=plan.threads)
+    names = [str(value.name) for value in plan.model.graph.inputs if value.name not in plan.model.graph.initializers]
+    files.add_readme(package, folder, estimate, TEXT.format(inputs=", ".join(f'"{name}": ...' for name in names)))
+    return estimate, ("OpenVINO plans its memory itself: the figure is what the planned order needs, not a promise.",)

@@ -1,0 +1,212 @@
+"""order: what stock onnxruntime does where nothing can tell it an order, and the file that makes the best of it.
+
+Its C interface has no setter for the execution order, and no session config entry for it (1.31.1): servers written in
+C++, Triton among them, run nodes in ``DEFAULT`` order. That is the post-order of a depth-first search from the nodes
+without readers towards the inputs, what stands last in the file first (``GraphViewer`` and ``Graph::ReverseDFSFrom``
+in its source). So the file's order decides after all, though not as written: of two branches the later one in the file
+runs first. `best_file_order` writes the file so that the search comes out at little memory.
+
+Schedules to aim at are those of `memonger.search`, and the best post-order of a tree (J. W. H. Liu, On the storage
+requirement in the out-of-core multifrontal method, 1986): of several subtrees the one whose peak exceeds its result the
+most goes first. Left out: an optimum for graphs that are no trees, which is NP-hard (Sethi 1975).
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memonger import rewrite
+from memonger.graph import Graph
+from memonger.liveness import Sharing, assign_storage, live_bytes
+from memonger.search import ORDERS
+
+AS_STOCK = Sharing(inplace=False)  # stock onnxruntime overwrites inputs for few operators: counted as for none
+
+Sources = Sequence[Sequence[int]]
+Arrange = Callable[[Sources, Sequence[int]], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrder:
+    """An order to write nodes in, and what ``DEFAULT`` order makes of it.
+
+    Attributes:
+        written: Node numbers, in file order.
+        executed: Node numbers, in the order they run.
+        peak_bytes: Live bytes and scratch at the worst step, nothing written in place.
+    """
+
+    written: tuple[int, ...]
+    executed: tuple[int, ...]
+    peak_bytes: int
+
+
+def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
+    """The order onnxruntime runs nodes in without being told.
+
+    Args:
+        sources: For each node the nodes it reads from.
+        written: The nodes in file order.
+    """
+    place = {node: index for index, node in enumerate(written)}
+    read = {source for found in sources for source in found}
+    pending = [(node, False) for node in written if node not in read]
+    seen = [False] * len(sources)
+    order: list[int] = []
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif not seen[node]:
+            seen[node] = True
+            pending.append((node, True))
+            pending.extend((s, False) for s in sorted(sources[node], key=place.__getitem__) if not seen[s])
+    return tuple(order)
+
+
+def sources_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """For each node the nodes it reads from, each once."""
+    writer = {value: node for node, writes in enumerate(graph.writes) for value in writes}
+    return tuple(tuple(dict.fromkeys(writer[v] for v in reads if v in writer)) for reads in graph.reads)
+
+
+def best_file_order(graph: Graph) -> FileOrder:
+    """The order to write nodes in so that ``DEFAULT`` order needs little memory; ties go to the graph's own order."""
+    sources = sources_of(graph)
+    aims = dict.fromkeys([tuple(range(len(graph.nodes))), *(order(graph) for order in ORDERS.values()), _liu(graph)])
+    tried = dict.fromkeys(arrange(sources, aim) for aim in aims for arrange in ARRANGEMENTS)
+    reached: dict[tuple[int, ...], tuple[int, ...]] = {}  # many files come out at one order
+    for written in tried:
+        reached.setdefault(default_order(sources, written), written)
+    peaks = _Peaks(graph)
+    found = (FileOrder(written, executed, peaks.of(executed)) for executed, written in reached.items())
+    return min(found, key=lambda one: one.peak_bytes)
+
+
+def written_as_is(graph: Graph) -> FileOrder:
+    """What ``DEFAULT`` order makes of the graph's own order."""
+    written = tuple(range(len(graph.nodes)))
+    executed = default_order(sources_of(graph), written)
+    return FileOrder(written, executed, stock_bytes(graph, executed))
+
+
+def stock_bytes(graph: Graph, executed: Sequence[int]) -> int:
+    """Most live bytes and scratch at one step of an order, as stock onnxruntime holds them: nothing in place."""
+    scheduled = rewrite.schedule_graph(graph, executed)
+    live = live_bytes(assign_storage(scheduled, AS_STOCK).buffers, len(scheduled.nodes)).tolist()
+    return max((held + scratch for held, scratch in zip(live, scheduled.workspace, strict=True)), default=0)
+
+
+class _Peaks:
+    """`stock_bytes` for many orders of a graph: with nothing in place, who shares bytes doesn't depend on the order."""
+
+    def __init__(self, graph: Graph) -> None:
+        storage = assign_storage(graph, AS_STOCK)
+        held = [(number,) if number >= 0 else () for number in storage.of_value]
+        for source, target in (pair for ties in graph.ties for pair in ties):
+            held[target] = tuple(dict.fromkeys((*held[target], *held[source])))
+        self.sizes = [buffer.size for buffer in storage.buffers]
+        self.scratch = graph.workspace
+        self.kept = {number for value in graph.outputs for number in held[value]}
+        self.touched = [
+            tuple(dict.fromkeys(number for value in (*reads, *writes) for number in held[value]))
+            for reads, writes in zip(graph.reads, graph.writes, strict=True)
+        ]
+
+    def of(self, executed: Sequence[int]) -> int:
+        """The peak of an order."""
+        last = [-1] * len(self.sizes)
+        for step, node in enumerate(executed):
+            for number in self.touched[node]:
+                last[number] = step
+        live = peak = 0
+        begun = [False] * len(self.sizes)
+        for step, node in enumerate(executed):
+            for number in self.touched[node]:
+                if not begun[number]:
+                    begun[number] = True
+                    live += self.sizes[number]
+            peak = max(peak, live + self.scratch[node])
+            live -= sum(self.sizes[n] for n in self.touched[node] if last[n] == step and n not in self.kept)
+        return peak
+
+
+def _as_planned(sources: Sources, schedule: Sequence[int]) -> tuple[int, ...]:
+    return tuple(schedule)
+
+
+def _late_first(sources: Sources, schedule: Sequence[int]) -> tuple[int, ...]:
+    """A topological order that begins with what should run late: of the ready nodes the last of the schedule."""
+    readers: list[list[int]] = [[] for _ in sources]
+    for node, found in enumerate(sources):
+        for source in found:
+            readers[source].append(node)
+    return _listed([len(found) for found in sources], readers, [-rank for rank in _ranks(schedule)])
+
+
+def _early_last(sources: Sources, schedule: Sequence[int]) -> tuple[int, ...]:
+    """A topological order, made from its end, that ends with what should run early."""
+    left = [0] * len(sources)
+    for found in sources:
+        for source in found:
+            left[source] += 1
+    return _listed(left, sources, _ranks(schedule))[::-1]
+
+
+ARRANGEMENTS: tuple[Arrange, ...] = (_as_planned, _early_last, _late_first)
+
+
+def _ranks(schedule: Sequence[int]) -> list[int]:
+    ranks = [0] * len(schedule)
+    for rank, node in enumerate(schedule):
+        ranks[node] = rank
+    return ranks
+
+
+def _listed(waits_for: list[int], frees: Sources, keys: Sequence[int]) -> tuple[int, ...]:
+    """List scheduling: of the nodes that wait for nothing the one with the least key, ties by number."""
+    ready = [(keys[node], node) for node, left in enumerate(waits_for) if not left]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, node = heapq.heappop(ready)
+        order.append(node)
+        for freed in frees[node]:
+            waits_for[freed] -= 1
+            if not waits_for[freed]:
+                heapq.heappush(ready, (keys[freed], freed))
+    return tuple(order)
+
+
+def _liu(graph: Graph) -> tuple[int, ...]:
+    """The best post-order, were the graph a tree. A value with several readers counts for each."""
+    sources = sources_of(graph)
+    result = [sum(graph.sizes[v] for v in writes if graph.planned[v]) for writes in graph.writes]
+    peaks = [0] * len(sources)
+    first: list[list[int]] = []
+    for node, found in enumerate(sources):
+        ordered = sorted(found, key=lambda s: (result[s] - peaks[s], s))
+        held = peak = 0
+        for source in ordered:
+            peak = max(peak, held + peaks[source])
+            held += result[source]
+        peaks[node] = max(peak, held + result[node] + graph.workspace[node])
+        first.append(ordered)
+    return _post_order(first)
+
+
+def _post_order(first: Sources) -> tuple[int, ...]:
+    """Depth first from the nodes without readers, in number order, sources as listed."""
+    read = {source for found in first for source in found}
+    pending = [(node, False) for node in reversed(range(len(first))) if node not in read]
+    seen = [False] * len(first)
+    order: list[int] = []
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif not seen[node]:
+            seen[node] = True
+            pending.append((node, True))
+            pending.extend((s, False) for s in reversed(first[node]) if not seen[s])
+    return tuple(order)

@@ -1,0 +1,235 @@
+"""package: what is exported, checked, and what serving it takes."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError, SessionError
+from memonger.export import scratch
+from memonger.export.order import stock_bytes
+from memonger.plan import Plan, graph_of
+from memonger.runtime import program
+from memonger.units import in_full
+
+STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output of the model: ``dims`` has -1 where only a run can tell."""
+
+    name: str
+    dtype: ir.DataType
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What serving takes, in bytes, beside the processes themselves.
+
+    Attributes:
+        parameters: Weights, once for each copy that is loaded.
+        inputs: Inputs of one request.
+        activations: Intermediate values and outputs at the worst step, or the arena that holds them.
+        scratch: Scratch of kernels beside that.
+        instances: How many requests run at a time.
+        shared: Whether all instances read one copy of the weights.
+    """
+
+    parameters: int
+    inputs: int
+    activations: int
+    scratch: int
+    instances: int
+    shared: bool = False
+
+    @property
+    def instance_bytes(self) -> int:
+        """One instance alone."""
+        return self.parameters + self.inputs + self.activations + self.scratch
+
+    @property
+    def total_bytes(self) -> int:
+        """All instances."""
+        shared = self.parameters if self.shared else 0
+        return shared + self.instances * (self.instance_bytes - shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A model to be exported.
+
+    Attributes:
+        plans: Plans of one model for different input shapes, by rising batch.
+        name: The model's name for the server.
+        instances: How many instances are served.
+        notes: What the user should know, one sentence each.
+    """
+
+    plans: tuple[Plan, ...]
+    name: str
+    instances: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def largest(self) -> Plan:
+        """The plan for the largest inputs."""
+        return self.plans[-1]
+
+    @property
+    def batches(self) -> tuple[int, ...] | None:
+        """The batch of each plan; None if they have none: the first size of every input and output."""
+        if len(self.plans) == 1 and self.plans[0].batch is None:
+            return None
+        found: list[int] = []
+        for plan in self.plans:
+            first = {one.dims[0] if one.dims else -1 for one in (*inputs_of(plan), *outputs_of(plan))}
+            if len(first) != 1 or min(first) < 1:
+                return None
+            found += first
+        return tuple(found) if len(set(found)) == len(found) else None
+
+    def as_planned(self) -> Estimate:
+        """What instances that hold a `memonger.Session` take: one arena each, as large as the largest plan needs."""
+        groups = program.group_plans(self.plans)
+        return Estimate(
+            parameters=sum(self.plans[group.members[0]].parameter_bytes for group in groups),
+            inputs=max(plan.input_bytes for plan in self.plans),
+            activations=max(plan.arena_bytes for plan in self.plans),
+            scratch=sum(max(one.workspace_bytes for one in group.programs) for group in groups),
+            instances=self.instances,
+        )
+
+    def as_stock(self, executed: Sequence[int], *, shared: bool = False) -> Estimate:
+        """What stock onnxruntime takes for the largest plan, its nodes run in an order, without an arena of its own."""
+        plan = self.largest
+        held = stock_bytes(dataclasses.replace(plan.graph, workspace=(0,) * len(plan.graph.nodes)), executed)
+        most = stock_bytes(plan.graph, executed)
+        return Estimate(plan.parameter_bytes, plan.input_bytes, held, most - held, self.instances, shared)
+
+
+def inputs_of(plan: Plan) -> tuple[Tensor, ...]:
+    """The inputs a request gives."""
+    graph = plan.model.graph
+    return tuple(_tensor(v, "input") for v in graph.inputs if v.name not in graph.initializers)
+
+
+def outputs_of(plan: Plan) -> tuple[Tensor, ...]:
+    """The outputs, each once."""
+    return tuple(_tensor(value, "output") for value in dict.fromkeys(plan.model.graph.outputs))
+
+
+def _tensor(value: ir.Value, kind: str) -> Tensor:
+    if not isinstance(value.type, ir.TensorType) or value.shape is None:
+        raise PlanError(
+            f"{kind} '{value.name}' is {value.type or 'of an unknown type'}: only tensors of known rank can be served."
+        )
+    dims = tuple(int(dim) if isinstance(dim, int) else -1 for dim in value.shape)
+    return Tensor(str(value.name), value.type.dtype, dims)
+
+
+def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -> Package:
+    """Read and check what is to be exported.
+
+    Raises:
+        PlanError: no plan, a training plan, plans of different models, fewer than one instance, or a value that
+            servers have no type for.
+        PlanFileError, VerificationError: as `Plan.load`.
+    """
+    if not plans:
+        raise PlanError("nothing to export: name at least one planned file.")
+    if instances < 1:
+        raise PlanError(f"{instances} instances can't be: at least 1.")
+    found, notes = [], []
+    for number, one in enumerate(plans):
+        plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
+        _check_mode(plan, origin)
+        found.append(plan)
+    try:
+        program.check_family(found)
+    except SessionError as error:
+        raise PlanError(f"these plans can't be served as one model: {error}") from error
+    found.sort(key=lambda plan: plan.input_bytes)
+    measured = [_with_scratch(plan) for plan in found]
+    if any(plan.workspace is None for plan in measured):
+        notes.append("Scratch is not in the figures: it was never measured, and onnxruntime isn't here to measure it.")
+    return Package(tuple(measured), _name_of(plans[0]) if name is None else name, instances, tuple(notes))
+
+
+def binding_notes(package: Package) -> tuple[str, ...]:
+    """What to say of plans that a session elsewhere would refuse."""
+    stamp = package.largest.stamp
+    if stamp is None:
+        return ()
+    return (
+        f"The plan is bound to {stamp.runtime} and this kind of processor: a session elsewhere refuses it. A plan "
+        "made with --device none runs everywhere.",
+    )
+
+
+def _check_mode(plan: Plan, origin: str) -> None:
+    if plan.mode == "training" or plan.training is not None:
+        raise PlanError(
+            f"{origin} is a plan for training, which can't be served: plan the forward model "
+            "(memonger plan MODEL --mode inference -o PLANNED.onnx). trainer.export writes trained weights into it."
+        )
+
+
+def _with_scratch(plan: Plan) -> Plan:
+    """The plan with its kernels' scratch measured, where that can be done and wasn't."""
+    if plan.workspace is not None:
+        return plan
+    workspace = scratch.measured(plan.model, plan.threads)
+    if workspace is None:
+        return plan
+    return dataclasses.replace(plan, workspace=workspace, graph=graph_of(plan.model, None, workspace))
+
+
+def _name_of(plan: Plan | str | Path) -> str:
+    if isinstance(plan, Plan):
+        return str(plan.model.graph.name or "model")
+    return Path(plan).name.removesuffix(".onnx").removesuffix(".planned") or "model"
+
+
+def check_name(name: str, pattern: str, words: str) -> None:
+    """The model's name is one the server takes.
+
+    Raises:
+        PlanError: it isn't.
+    """
+    if not re.fullmatch(pattern, name):
+        raise PlanError(f"{name!r} can't be the model's name: {words}. Give another (--name).")
+
+
+def check_standard(plan: Plan, target: str, *, own: bool) -> None:
+    """The model's operators are there wherever it is served.
+
+    Args:
+        plan: The plan.
+        target: The target's name.
+        own: Whether onnxruntime's own operators are there as well; those of blocked layouts never are: they are
+            bound to the processor, and nothing there would check it.
+
+    Raises:
+        PlanError: an operator isn't; it names the node.
+    """
+    for node in plan.model.graph:
+        if node.domain in STANDARD or (own and node.domain == "com.microsoft"):
+            continue
+        raise PlanError(
+            f"node '{node.name}' is {node.domain}::{node.op_type}, which {target} can't be relied on to run: plan the "
+            f"model with --device none{' or --level extended' if own else ''}."
+        )
+
+
+def describe(estimate: Estimate) -> str:
+    """The estimate in one line."""
+    parts = {
+        "weights": estimate.parameters, "activations": estimate.activations, "scratch": estimate.scratch,
+        "inputs": estimate.inputs,
+    }  # fmt: skip
+    return ", ".join(f"{what} {in_full(size)}" for what, size in parts.items())

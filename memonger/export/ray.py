@@ -1,0 +1,30 @@
+"""A Ray Serve application whose replicas hold a `memonger.Session` each."""
+
+from pathlib import Path
+
+from memonger.export import folder as files
+from memonger.export.package import Estimate, Package, binding_notes
+from memonger.export.process import request_bytes
+
+TEXT = """
+A Ray Serve application: `serve run app:app` in this folder. Requests are JSON in the form of the Open Inference
+Protocol, answers likewise:
+
+```bash
+curl localhost:8000 -d '{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+```
+
+Every replica is a process with weights and an arena of its own, and asks Ray for the memory it takes. On several
+machines the folder has to be on each, as `working_dir` of the runtime environment, say. Replicas need
+`pip install 'memonger[cpu]'`.
+"""
+
+
+def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
+    """Write the application."""
+    estimate = package.as_planned()
+    names = files.add_plans(package, folder)
+    files.add_file(folder, "ray_app.py", "app.py")
+    files.add_settings(package, folder, estimate, plans=names, request_bytes=request_bytes(estimate))
+    files.add_readme(package, folder, estimate, TEXT)
+    return estimate, binding_notes(package)

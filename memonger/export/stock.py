@@ -1,0 +1,77 @@
+"""stock: the model as stock onnxruntime and others load it, an ordinary ONNX file without a plan in it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger import rewrite
+from memonger.device import CPU
+from memonger.file import KEY, save_model
+from memonger.plan import Plan
+from memonger.runtime import feeds, module, ort
+
+TOLERANCE = 1e-3  # between a row of a batch and the row alone: kernels block them differently
+
+
+def model_in_order(plan: Plan, written: Sequence[int]) -> ir.Model:
+    """A copy of the model with its nodes in another order. It is no planned model then."""
+    model = plan.model.clone()
+    model.metadata_props.pop(KEY, None)
+    rewrite.schedule_model(model, written, rewrite.schedule_graph(plan.graph, written))
+    return model
+
+
+def save_stock(model: ir.Model, path: Path) -> None:
+    """Write it; weights of more than 1.5 GB go into a file beside it. The model is spent."""
+    save_model(model, path)
+
+
+def open_batch(model: ir.Model, batch: int) -> bool:
+    """Let the model take any batch up to the one it was planned for, if it can: it is tried on a batch of one.
+
+    Args:
+        model: Its inputs' and outputs' first dimension is ``batch``. Changed if it can.
+        batch: More than 1.
+
+    Returns: False if the batch is written into the model elsewhere, or there is no onnxruntime to try it with.
+    """
+    if not module.is_available():
+        return False
+    given = feeds.random_feeds(feeds.inputs_of(model.graph))
+    whole = _run(model, given)
+    opened = model.clone()
+    _open(opened)
+    try:
+        one = _run(opened, {name: feed[:1] for name, feed in given.items()})
+    except Exception:  # pybind exceptions share no base class; whatever it is, the batch isn't open
+        return False
+    for row, rows in zip(one, whole, strict=True):
+        if row.shape != (1, *rows.shape[1:]) or not _close(row[0], rows[0]):
+            return False
+    _open(model)
+    return True
+
+
+def _open(model: ir.Model) -> None:
+    graph = model.graph
+    kept = {value: value.shape for value in (*graph.inputs, *graph.outputs) if value.name not in graph.initializers}
+    for node in graph:
+        for value in node.outputs:
+            value.shape = None
+    for value, shape in kept.items():
+        value.shape = ir.Shape(["batch", *(shape[1:] if shape is not None else ())])
+
+
+def _run(model: ir.Model, given: feeds.Feeds) -> list[np.ndarray]:
+    session = ort.make_session(model, CPU, ort.Options(lend_weights=True))
+    found: list[np.ndarray] = session.run(None, dict(given))
+    return found
+
+
+def _close(row: np.ndarray, same: np.ndarray) -> bool:
+    if row.dtype.kind not in "fc":
+        return np.array_equal(row, same)
+    scale = float(np.nanmax(np.abs(same), initial=0.0))
+    return np.allclose(row, same, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
