@@ -244,31 +244,30 @@ def published(rows: Sequence[Row]) -> Iterator[str]:
     """Published figures, with ours at the same memory beside."""
     of = {(row.network, row.case): row for row in rows}
     yield "published, measured seconds: memory → overhead; ours are estimated costs of our networks at that ratio"
-    yield from beside(
-        of, "Chen et al. 2016, 1000-layer ResNet: 48 GB → 7 GB (14.6 %) at +30 %", "resnet1001", ["14.6 % of all"]
-    )
-    yield from beside(of, "Pleiss et al. 2017, DenseNet-BC-100: to 30 % at +14 %", "densenet_bc100", ["30.0 % of all"])
-    rockmate = "Zhao et al. 2023 (Rockmate), activations of GPT and ResNets: to 50 to 20 % at +10 to 20 %"
+    yield "  Chen et al. 2016, 1000-layer ResNet: 48 GB → 7 GB (14.6 %) at +30 %"
+    yield from beside(of, "resnet1001", ["14.6 % of all"])
+    yield "  Pleiss et al. 2017, DenseNet-BC-100: to 30 % at +14 %"
+    yield from beside(of, "densenet_bc100", ["30.0 % of all"])
+    yield "  Zhao et al. 2023 (Rockmate), activations of GPT and ResNets: to 50 to 20 % at +10 to 20 %"
     for name in ("gpt2", "resnet50", "resnet101"):
-        yield from beside(of, rockmate, name, ["50 %", "30 %", "20 %"])
+        yield from beside(of, name, ["50 %", "30 %", "20 %"])
 
 
-def beside(of: Mapping[tuple[str, str], Row], said: str, name: str, wanted: Sequence[str]) -> Iterator[str]:
-    """One published figure and ours."""
+def beside(of: Mapping[tuple[str, str], Row], name: str, wanted: Sequence[str]) -> Iterator[str]:
+    """Our figures for some cases of a network."""
     none = of.get((name, "none"))
-    found = [(case, of[name, case]) for case in wanted if (name, case) in of]
-    if none is None or not found:
-        return
-    yield f"  {said}"
-    for case, row in found:
-        part = row.required / none.required if case.endswith("of all") else row.peak / none.peak
+    for case in wanted:
+        row = of.get((name, case))
+        if none is None or row is None:
+            continue
         if row.failed is not None:
             yield f"    {name}: no plan for {case}"
-            continue
-        ours = f"to {100 * part:.1f} % at {100 * row.overhead:+.2f} %"
-        what = "of all" if case.endswith("of all") else "of the peak"
-        size = f"{none.required / GIB:.2f} GiB → {row.required / GIB:.2f} GiB with parameters"
-        yield f"    {name}: {ours} {what} ({size})"
+        else:
+            every = case.endswith("of all")
+            part = row.required / none.required if every else row.peak / none.peak
+            size = f"{none.required / GIB:.2f} GiB → {row.required / GIB:.2f} GiB with parameters"
+            what = "everything" if every else "the peak"
+            yield f"    {name}: to {100 * part:.1f} % of {what} at {100 * row.overhead:+.2f} % ({size})"
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
@@ -281,9 +280,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     of = {(row.network, row.case): row for row in rows if row.failed is None}
     figure, axes = plt.subplots(2, 3, figsize=(12, 7.5), layout="constrained")
     for axis, name in zip(axes.flat, PLOTTED, strict=True):
-        none = of.get((name, "none"))
-        if none is None:
-            continue
+        none = of[name, "none"]
         budget = [row for (network, case), row in of.items() if network == name and case not in LEVELS[1:]]
         budget.sort(key=lambda row: row.peak)
         points = [(100 * row.peak / none.peak, 100 * row.overhead) for row in budget]
@@ -329,7 +326,8 @@ def main() -> None:
     print(text, end="")
     if not asked.quick:
         (HERE / "recompute.txt").write_text(text)
-        plot(rows, HERE / "recompute.png")
+        if {row.network for row in rows}.issuperset(PLOTTED):
+            plot(rows, HERE / "recompute.png")
 
 
 if __name__ == "__main__":

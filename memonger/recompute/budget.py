@@ -27,6 +27,8 @@ _SHARES = (0.15, 0.3, 0.45, 1.0)
 """Ends of the stages of a search: several from the same start, then one from the best of them."""
 _AGAIN = (0.3, 0.55, 0.8, 1.0)
 """As that, from a schedule that was hard to find: where it leads hangs on luck, so more often."""
+_HUGE, _FEW = 10_000, 2
+"""From how many nodes on only the first few of the known schedules are tried."""
 _HEAVY = 2_500
 """Nodes with which a change takes twice as long."""
 _START = 0.2
@@ -139,7 +141,7 @@ def search(
         time_limit: Seconds after which no further improvement is tried, and no smaller budget looked for; likewise.
         progress: Called with every better schedule.
         seed: Of the random numbers.
-        known: Schedules to begin with, where they are better than what a greedy finds.
+        known: Schedules to begin with, where greedy relief makes more of them than of the given order.
 
     Raises:
         PlanError: the budget is negative.
@@ -166,9 +168,9 @@ def _fitting(problem: Problem, budget: int, meter: _Meter, seed: int, known: Sch
     starts = _starts(problem, budget, meter, seed)
     shares = _SHARES
     shifts = _SHIFTING if len(starts) > 1 else 0.0
-    given = min((_found(problem, schedule, budget) for schedule in known), default=starts[0])
-    if given < starts[0]:
-        starts.insert(0, given)
+    given = min([starts[0], *_relieved_from(problem, budget, meter, known)])
+    if given is not starts[0]:
+        starts.append(given)
     best = _best_of(problem, budget, meter, _annealing(problem, seed, shifts), starts, shares[:-1])
     if best[0][0]:  # then the way of `smallest_budget`, so that what that one finds is found here
         least = _smallest(problem, budget, meter.again(1.0), seed, known)
@@ -233,6 +235,18 @@ class _Stage:
         if spent >= self.until or (self.timeline.cost <= self.once and not excess(self.timeline, self.budget)):
             return 1.0
         return (spent - self.begin) / (self.until - self.begin)
+
+
+def _relieved_from(problem: Problem, budget: int, meter: _Meter, known: Schedules) -> Iterator[Found]:
+    """What greedy relief makes of known schedules, until the budget holds and holds without what they do too much."""
+    timeline = Timeline(problem)
+    found = sorted(_found(problem, schedule, budget) for schedule in dict.fromkeys(known))
+    for _, schedule in found[: _FEW if problem.nodes > _HUGE else None]:
+        timeline.load(schedule)
+        if _relieved(timeline, budget, _STARTS[0][0], lambda: False):
+            tidy(timeline, budget, lambda: False)
+        meter.seen(timeline, _energy(timeline, budget))
+        yield _energy(timeline, budget), timeline.schedule()
 
 
 def _found(problem: Problem, schedule: tuple[int, ...], budget: int) -> Found:

@@ -12,6 +12,7 @@ from memonger.graph import Graph
 from memonger.liveness import ALIGNMENT, Sharing, assign_storage
 from memonger.recompute import budget as budgets
 from memonger.recompute import problem as problems
+from memonger.recompute.cheap import CHEAP
 from memonger.recompute.cheap import cheap as cheap_schedule
 from memonger.recompute.exact import ExactOptions, solve
 from memonger.recompute.levels import block, logarithmic, square_root
@@ -199,7 +200,16 @@ class _Staged:
             for stages in self.sets.values()
             for level in (block, square_root, logarithmic)
         ]
-        return [*levels, sweep(self.problem, self.forward, self.sets, forced=kept).schedule]
+        swept = sweep(self.problem, self.forward, self.sets, forced=kept).schedule
+        return [*levels, swept, self._cheap()]
+
+    def _cheap(self) -> tuple[int, ...]:
+        problem, forward, ops = self.problem, self.forward, self.reduced.graph.ops
+        firsts = [nodes[0] for nodes in self.reduced.members]
+        may = [early and again for early, again in zip(forward, problem.recomputable, strict=True)]
+        dropped = [group for group, node in enumerate(firsts) if may[group] and ops[node] in CHEAP]
+        dropped = in_time(problem.reads, problem.writes, forward, problem.deadline, dropped)
+        return recompute_on_demand(problem.reads, problem.writes, forward, dropped)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
