@@ -226,7 +226,9 @@ def table(rows: Sequence[Row]) -> str:
     lines.append("")
     lines += [f"{column:10}{COLUMNS[column]}" for column in columns]
     if rows[0].kept is not None:
-        lines.append(f"{'kept':10}of OpenVINO's operators, those that run after one the plan, too, runs earlier")
+        lines.append(
+            f"{'kept':10}OpenVINO's operators that run after one the plan, too, runs earlier; by chance: docs/EXPORT.md"
+        )
     return "\n".join(lines) + "\n"
 
 

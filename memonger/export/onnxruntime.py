@@ -5,7 +5,7 @@ from pathlib import Path
 from memonger.errors import PlanError
 from memonger.export import folder as files
 from memonger.export import order, stock
-from memonger.export.package import Estimate, Package, check_standard
+from memonger.export.package import STOCK_NOTE, Estimate, Package, check_standard
 
 MODEL, OTHER, OPTIONS = "model.planned.onnx", "model.default-order.onnx", "session_options.json"
 
@@ -36,7 +36,7 @@ The arena that the plan lays out needs memonger: `memonger.Session("model.planne
 
 ## C, C++ and other languages
 
-Their interface has no setter for the execution order (onnxruntime 1.31.1), and no config entry for it. Sessions run in
+No setter for the execution order was found in their interface (onnxruntime 1.31.1), nor a config entry. Sessions run in
 DEFAULT order: depth first from the outputs, of two branches the one later in the file first.
 
 {other}
@@ -72,7 +72,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     inputs = "{" + ", ".join(f'"{name}": ...' for name in names) + "}"
     files.add_readme(package, folder, estimate, TEXT.format(inputs=inputs, other=other))
     files.add_settings(package, folder, estimate)
-    return estimate, ()
+    return estimate, (STOCK_NOTE,)
 
 
 def options(threads: int) -> dict[str, object]:

@@ -17,9 +17,9 @@ compiled = load.compiled()
 outputs = compiled({{{inputs}}})
 ```
 
-OpenVINO makes a model of its own of it: it fuses nodes, chooses layouts, and plans its memory itself. The planned order
-is a proposal; docs/EXPORT.md of memonger says how much of it was seen to be kept. The figure below is what the plan's
-order needs with nothing fused, not a promise for OpenVINO.
+OpenVINO makes a model of its own of it: it fuses nodes, chooses layouts and an order, and plans its memory itself. The
+file's order was seen not to matter to it. The figure below is what the plan's order needs with nothing fused, not a
+promise for OpenVINO.
 """
 
 
@@ -40,4 +40,6 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     files.add_settings(package, folder, estimate, threads=plan.threads)
     names = [str(value.name) for value in plan.model.graph.inputs if value.name not in plan.model.graph.initializers]
     files.add_readme(package, folder, estimate, TEXT.format(inputs=", ".join(f'"{name}": ...' for name in names)))
-    return estimate, ("OpenVINO plans its memory itself: the figure is what the planned order needs, not a promise.",)
+    return estimate, (
+        "OpenVINO orders nodes and plans its memory itself: the figure is what the planned order needs, not a promise.",
+    )

@@ -1,6 +1,6 @@
 """order: what stock onnxruntime does where nothing can tell it an order, and the file that makes the best of it.
 
-Its C interface has no setter for the execution order, and no session config entry for it (1.31.1): servers written in
+No setter for the execution order was found in its C interface, and no session config entry (1.31.1): servers written in
 C++, Triton among them, run nodes in ``DEFAULT`` order. That is the post-order of a depth-first search from the nodes
 without readers towards the inputs, what stands last in the file first (``GraphViewer`` and ``Graph::ReverseDFSFrom``
 in its source). So the file's order decides after all, though not as written: of two branches the later one in the file

@@ -29,6 +29,8 @@ _AGAIN = (0.3, 0.55, 0.8, 1.0)
 """As that, from a schedule that was hard to find: where it leads hangs on luck, so more often."""
 _HUGE, _FEW = 10_000, 2
 """From how many nodes on only the first few of the known schedules are tried."""
+_GIVEN = 0.04
+"""Part of the effort that relief of one of them may take; it isn't counted."""
 _HEAVY = 2_500
 """Nodes with which a change takes twice as long."""
 _START = 0.2
@@ -238,15 +240,25 @@ class _Stage:
 
 
 def _relieved_from(problem: Problem, budget: int, meter: _Meter, known: Schedules) -> Iterator[Found]:
-    """What greedy relief makes of known schedules, until the budget holds and holds without what they do too much."""
+    """What greedy relief makes of known schedules: the budget holds, and doesn't without what they still do."""
     timeline = Timeline(problem)
     found = sorted(_found(problem, schedule, budget) for schedule in dict.fromkeys(known))
     for _, schedule in found[: _FEW if problem.nodes > _HUGE else None]:
         timeline.load(schedule)
-        if _relieved(timeline, budget, _STARTS[0][0], lambda: False):
-            tidy(timeline, budget, lambda: False)
-        meter.seen(timeline, _energy(timeline, budget))
-        yield _energy(timeline, budget), timeline.schedule()
+        yield _relief_of(timeline, budget, meter)
+
+
+def _relief_of(timeline: Timeline, budget: int, meter: _Meter) -> Found:
+    part = _Part(meter, timeline, meter.spent(timeline), _GIVEN)
+
+    def expired() -> bool:
+        return part() >= 1
+
+    if _relieved(timeline, budget, _STARTS[0][0], expired):
+        tidy(timeline, budget, expired)
+    energy = _energy(timeline, budget)
+    meter.seen(timeline, energy)
+    return energy, timeline.schedule()
 
 
 def _found(problem: Problem, schedule: tuple[int, ...], budget: int) -> Found:

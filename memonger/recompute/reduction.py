@@ -16,7 +16,7 @@ from memonger.recompute.on_demand import forward_pass
 from memonger.recompute.problem import Problem
 
 SMALL = 1 / 64
-"""Nodes are folded that write less than this part of the largest value."""
+"""Nodes are folded that write less than this part of the largest value of the forward pass."""
 STATEFUL = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
@@ -174,7 +174,9 @@ def _group(graph: Graph, viewing: Sequence[int], root: Sequence[int]) -> tuple[t
     folded = {node for node in viewing if node >= 0}
     size = [size if planned else 0 for size, planned in zip(graph.sizes, graph.planned, strict=True)]
     most = max(sum(size[v] for v in (*r, *w)) for r, w in zip(graph.reads, graph.writes, strict=True))
-    limit = SMALL * max(size, default=0)
+    limit = SMALL * max(
+        (size[v] for n, writes in enumerate(graph.writes) if graph.forward[n] for v in writes), default=0
+    )
     groups: list[list[int]] = []
     held: dict[int, int] = {}  # what the last group touches; empty: it takes nobody in
     for node, writes in enumerate(graph.writes):

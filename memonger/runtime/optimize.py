@@ -4,6 +4,7 @@ The optimizer's output is loaded again with every optimization off, and has to r
 file order: only then may its values be given addresses.
 """
 
+import heapq
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from memonger import aliasing, shapes
 from memonger.device import Device
 from memonger.errors import LoadError, MemongerError, PlanError, SessionError
+from memonger.graph import read_values
 from memonger.load import Model
 from memonger.lower import Calibration, Lowered, Stamp, name_nodes
 from memonger.runtime import feeds as feeding
@@ -99,7 +101,38 @@ def _reload(path: Path, original: Model) -> ir.Model:
     lowered.metadata_props.update(original.ir.metadata_props)
     lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
     name_nodes(lowered)
+    in_source_order(lowered, original.ir)
     return lowered
+
+
+def in_source_order(model: ir.Model, source: ir.Model) -> None:
+    """Put the nodes into the order of the model they were made from: onnxruntime writes them in another.
+
+    Values keep their names. A node none of whose outputs the source has comes right before its first reader.
+    """
+    nodes = list(model.graph)
+    written = {value.name: step for step, node in enumerate(source.graph) for value in node.outputs if value.name}
+    producer = {value: number for number, node in enumerate(nodes) for value in node.outputs}
+    read = [sorted({producer[v] for v in read_values(node) if v in producer}) for node in nodes]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for number, sources in enumerate(read):
+        for before in sources:
+            readers[before].append(number)
+    rank = [len(written)] * len(nodes)
+    for number in reversed(range(len(nodes))):
+        known = [written[v.name] for v in nodes[number].outputs if v.name in written]
+        rank[number] = min(known) if known else min((rank[r] for r in readers[number]), default=len(written))
+    missing = [len(sources) for sources in read]
+    ready = [(rank[number], number) for number, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    model.graph.remove(nodes)
+    while ready:
+        _, number = heapq.heappop(ready)
+        model.graph.append(nodes[number])
+        for reader in readers[number]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (rank[reader], reader))
 
 
 @dataclass(frozen=True, slots=True)
