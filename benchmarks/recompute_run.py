@@ -45,10 +45,10 @@ class Network:
 
 
 NETWORKS: Mapping[str, Network] = {
-    "resnet50": Network(8, 1000),
-    "densenet_bc100": Network(64, 10),
     "gpt": Network(8, 1000, {"num_layers": 6, "width": 256, "seq_len": 256}),
+    "resnet50": Network(8, 1000),
     "unet": Network(1, 2, {"image": 256}),
+    "densenet_bc100": Network(64, 10),
 }
 
 
@@ -224,7 +224,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Measure the networks named, or all; all are written beside this file."""
+    """Measure the networks named, or all; what was measured is written beside this file after each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", default=[], choices=list(NETWORKS), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="the two fastest networks")
@@ -235,11 +235,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(name, Path(folder))
         print("\n".join(table(rows).splitlines()[-len(PLANS) :]), file=sys.stderr, flush=True)
-    text = table(rows)
-    print(text, end="")
-    if len(names) == len(NETWORKS):
+        missing = [other for other in NETWORKS if other not in {row.network for row in rows}]
+        text = table(rows) + (f"not run: {', '.join(missing)}\n" if missing else "")
         (HERE / "recompute_run.txt").write_text(text)
         (HERE / "recompute_run.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print(text, end="")
 
 
 if __name__ == "__main__":

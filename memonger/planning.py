@@ -224,7 +224,7 @@ def _prepare(
         parts=placed.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    notes = (*marks.lost(selected.ir, model.ir), *placed.moved)
+    notes = () if strategy == "none" else (*marks.lost(selected.ir, model.ir), *placed.moved)
     return _Job(own, lowered, request, strategy, mode, device, options, notes, marks.origins(model.ir))
 
 
