@@ -368,4 +368,5 @@ def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered
     from memonger.runtime import optimize
 
     level = options.level or ("all" if mode == "inference" else "disable")
-    return optimize.device_form(model, device, optimize.Settings(level, options.threads, options.inputs))
+    settings = optimize.Settings(level, options.threads, options.inputs, source_order=mode == "training")
+    return optimize.device_form(model, device, settings)

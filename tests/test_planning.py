@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import memonger
+import models
 from memonger.errors import BudgetError, PlanError
 from memonger.liveness import live_bytes
 from tests.planning_models import LOSS, chain, network, plan
@@ -288,3 +289,14 @@ def test_the_same_input_gives_the_same_file_in_another_process(tmp_path: Path) -
     there = {name: (tmp_path / name).read_bytes() for name in ("budget.onnx", "sweep.onnx")}
     assert there["budget.onnx"] == _file(tmp_path, "here.onnx", budget=102400, effort=EFFORT)
     assert there["sweep.onnx"] == _file(tmp_path, "here.onnx")
+
+
+def test_a_device_plan_of_training_keeps_the_models_order() -> None:
+    pytest.importorskip("onnxruntime")
+    model = models.build_ir("resnet18", image=16, width=0.125, batch=2, training=True)
+    training = memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.1))
+    plan = memonger.search_plan(training, device="cpu", strategy="none", order="file")
+    step = {str(node.outputs[0].name): number for number, node in enumerate(training.ir.graph)}
+    steps = [step[str(node.outputs[0].name)] for node in plan.model.graph if node.outputs[0].name in step]
+    assert len(steps) > len(step) / 2
+    assert steps == sorted(steps)

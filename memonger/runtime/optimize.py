@@ -39,11 +39,14 @@ class Settings:
         level: One of `LEVELS`.
         threads: Threads within a node; 0 leaves it to onnxruntime.
         inputs: What the calibrating run is fed; random numbers if None.
+        source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
+            which parts of a backward pass come far too early.
     """
 
     level: str = "all"
     threads: int = 0
     inputs: feeding.Feeds | None = None
+    source_order: bool = False
 
 
 def device_form(model: Model, device: Device, settings: Settings | None = None) -> Lowered:
@@ -75,6 +78,8 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
         options = ort.Options(level=level, optimized=path, entries=_entries(path), lend_weights=True)
         ort.make_session(source, device, options)
         lowered = _reload(path, model)
+        if settings.source_order:
+            in_source_order(lowered, model.ir)
         run = _run(lowered, device, settings, folder)
         if _as_written(lowered, run.executed):
             return _with_sizes(lowered, run), Calibration(run.seconds, run.workspace)
@@ -101,7 +106,6 @@ def _reload(path: Path, original: Model) -> ir.Model:
     lowered.metadata_props.update(original.ir.metadata_props)
     lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
     name_nodes(lowered)
-    in_source_order(lowered, original.ir)
     return lowered
 
 
