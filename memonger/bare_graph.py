@@ -7,7 +7,6 @@ from memonger import decision, rewrite
 from memonger.decision import Decision
 from memonger.errors import PlanError
 from memonger.graph import Graph
-from memonger.liveness import assign_storage, peak_bytes
 from memonger.naming import fresh
 from memonger.plan import GraphPlan
 from memonger.recompute import Problem, Request
@@ -87,7 +86,6 @@ def pareto_of_graph(names: tuple[object, ...], request: Request, points: int, or
 
 
 def _finish(names: tuple[object, ...], request: Request, strategy: str, found: Decision, begin: float) -> GraphPlan:
-    before = assign_storage(request.graph, request.sharing, request.alignment)
     plan = GraphPlan(
         graph=found.graph,
         offsets=found.offsets,
@@ -97,7 +95,7 @@ def _finish(names: tuple[object, ...], request: Request, strategy: str, found: D
         budget=request.budget,
         strategy=strategy,
         outcome=found.outcome,
-        peak_before_bytes=peak_bytes(before.buffers, len(request.graph.nodes)),
+        peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
     )
     plan.verify()

@@ -39,7 +39,7 @@ from memonger.options import (
     QUIET,
     TRAINING,
     options,
-)  # fmt: skip
+)
 from memonger.plan import Plan
 from memonger.planning import pareto, search_plan
 from memonger.recompute import BUDGETED, MIRRORING

@@ -38,10 +38,11 @@ class Decision:
     arena_bytes: int
     outcome: Outcome
 
-    @property
-    def required_bytes(self) -> int:
-        """Bytes of the arena and the most scratch: what a run takes at most beside parameters and inputs."""
-        return self.arena_bytes + max(self.graph.workspace, default=0)
+    def over(self, request: Request) -> int:
+        """Bytes by which arena, most scratch, parameters and inputs are more than the budget; 0 where they aren't."""
+        if request.budget is None:
+            return 0
+        return max(0, request.base + self.arena_bytes + max(self.graph.workspace, default=0) - request.budget)
 
 
 def decide(request: Request, strategy: str, order: str) -> Decision:
@@ -137,8 +138,8 @@ def _within(request: Request, ordered: Request, order: tuple[int, ...], strategy
     assert request.budget is not None
     first, target = found, request.budget
     for _ in range(ATTEMPTS - 1):
-        over = request.base + found.required_bytes - request.budget
-        if over <= 0:
+        over = found.over(request)
+        if not over:
             return found
         target -= over
         try:
@@ -146,8 +147,7 @@ def _within(request: Request, ordered: Request, order: tuple[int, ...], strategy
         except PlanError:
             break
         found = _placed(request, order, outcome)
-    fits = request.base + found.required_bytes <= request.budget
-    return found if fits else first
+    return first if found.over(request) else found
 
 
 def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:

@@ -15,7 +15,7 @@ from memonger.device import Device, parse_device
 from memonger.differentiate import differentiate
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import Graph
-from memonger.liveness import ALIGNMENT, assign_storage, peak_bytes
+from memonger.liveness import ALIGNMENT
 from memonger.load import Model, Source, load
 from memonger.lower import Lowered, portable
 from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
@@ -260,7 +260,6 @@ def _finish(job: _Job, found: Decision, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
     rewrite.schedule_model(job.lowered.model, found.schedule, found.graph)
-    before = assign_storage(request.graph, request.sharing)
     plan = Plan(
         model=job.lowered.model,
         graph=found.graph,
@@ -279,7 +278,7 @@ def _finish(job: _Job, found: Decision, begin: float) -> Plan:
         source=job.source,
         origins=job.origins,
         notes=(*job.notes, *_unheeded(job, found), *_overrun(request, found)),
-        peak_before_bytes=peak_bytes(before.buffers, len(request.graph.nodes)),
+        peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
     )
@@ -296,6 +295,8 @@ def _scratch(measured: Mapping[str, int], found: Decision) -> dict[str, int]:
 def _unheeded(job: _Job, found: Decision) -> tuple[str, ...]:
     """What is marked to be recomputed, but kept for the backward pass."""
     request, graph, runs = job.request, job.request.graph, Counter(found.schedule)
+    if not any(request.forced.values()) or job.strategy in ("none", "marks"):
+        return ()
     forward = forward_pass(graph.reads, graph.writes, graph.forward)
     read = {value for node, reads in enumerate(graph.reads) if not forward[node] for value in reads}
     kept = [
@@ -304,7 +305,7 @@ def _unheeded(job: _Job, found: Decision) -> tuple[str, ...]:
         if recomputed and runs[node] == 1 and node not in request.parts and not graph.views[node]
         if forward[node] and not read.isdisjoint(graph.writes[node])
     ]
-    if not kept or job.strategy in ("none", "marks"):
+    if not kept:
         return ()
     names = f"'{graph.nodes[kept[0]]}'" + (f" and {len(kept) - 1} more" if len(kept) > 1 else "")
     why = f"strategy '{job.strategy}' decides by itself what is recomputed"
@@ -316,8 +317,8 @@ def _unheeded(job: _Job, found: Decision) -> tuple[str, ...]:
 
 
 def _overrun(request: Request, found: Decision) -> tuple[str, ...]:
-    over = 0 if request.budget is None else request.base + found.required_bytes - request.budget
-    if over <= 0:
+    over = found.over(request)
+    if not over:
         return ()
     return (
         f"live bytes, scratch, parameters and inputs hold the budget at every step, but the arena is "

@@ -14,6 +14,7 @@ from memonger import cli
 from tests.stock import normal, parse
 
 KEY = "memonger.plan"
+PLAN = ("plan", "--mode", "inference")
 CHAIN = "g (float[N, 8] x) => (float[N, 8] y) { a = Relu(x)  b = Sigmoid(a)  y = Neg(b) }"
 
 

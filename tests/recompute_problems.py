@@ -16,6 +16,13 @@ class Training:
     forward: tuple[bool, ...]
 
 
+def drawn_drops(of: Training, data: st.DataObject) -> list[int]:
+    """Some of the nodes that may be dropped."""
+    problem = of.problem
+    may = [node for node in range(problem.nodes) if of.forward[node] and problem.recomputable[node]]
+    return sorted(data.draw(st.sets(st.sampled_from(may)))) if may else []
+
+
 def training(reads: Sequence[Sequence[int]], size: int = 1000, inner: int = 1) -> Training:
     """A forward pass, node i of which reads those nodes' values, and its backward pass.
 

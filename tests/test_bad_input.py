@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.bad_input import CHAIN, Place, contents, invoke
+from tests.bad_input import CHAIN, PLAN, Place, contents, invoke
 from tests.stock import parse
 
 DEVICES = pytest.mark.parametrize("device", ["none", "cpu"])
@@ -38,15 +38,7 @@ NOT_ONNX = {
 def test_not_onnx(place: Place, name: str, content: bytes, device: str) -> None:
     path = place.write(name, content)
     place.fails(
-        "plan",
-        "--mode",
-        "inference",
-        path,
-        "-o",
-        place.folder / "out.onnx",
-        "--device",
-        device,
-        words=(str(path), "not an ONNX model"),
+        *PLAN, path, "-o", place.folder / "out.onnx", "--device", device, words=(str(path), "not an ONNX model")
     )
 
 
@@ -67,17 +59,7 @@ def test_cut_short(place: Place, part: float) -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(5000.0), "unused"))
     data = model.SerializeToString()
     path = place.write("model.onnx", data[: int(len(data) * part)])
-    place.fails(
-        "plan",
-        "--mode",
-        "inference",
-        path,
-        "--batch",
-        2,
-        "-o",
-        place.folder / "out.onnx",
-        words=("model.onnx", "cut short"),
-    )
+    place.fails(*PLAN, path, "--batch", 2, "-o", place.folder / "out.onnx", words=("model.onnx", "cut short"))
 
 
 @DEVICES
@@ -85,7 +67,7 @@ def test_external_data_missing(place: Place, device: str) -> None:
     path = place.weighted()
     (place.folder / "weights.bin").unlink()
     words = ("external data of tensor 'w' is missing", "weights.bin")
-    place.fails("plan", "--mode", "inference", path, "--device", device, "-o", place.folder / "out.onnx", words=words)
+    place.fails(*PLAN, path, "--device", device, "-o", place.folder / "out.onnx", words=words)
 
 
 @DEVICES
@@ -93,7 +75,7 @@ def test_external_data_cut_short(place: Place, device: str) -> None:
     path = place.weighted()
     os.truncate(place.folder / "weights.bin", 1000)
     words = ("external data of tensor 'w' is cut short", "weights.bin", "1000 bytes", "needs 1024")
-    place.fails("plan", "--mode", "inference", path, "--device", device, "-o", place.folder / "out.onnx", words=words)
+    place.fails(*PLAN, path, "--device", device, "-o", place.folder / "out.onnx", words=words)
 
 
 @pytest.mark.parametrize("key", ["length", "offset"])
@@ -106,7 +88,7 @@ def test_external_data_with_a_wrong_extent(place: Place, key: str) -> None:
         entries["offset"] = model.graph.initializer[0].external_data[-1]
     entries[key].value = "512"
     place.write("model.onnx", model)
-    place.fails("plan", "--mode", "inference", path, words=("tensor 'w' is cut short", "needs 1024"))
+    place.fails(*PLAN, path, words=("tensor 'w' is cut short", "needs 1024"))
 
 
 @DEVICES
@@ -126,7 +108,7 @@ def test_external_data_outside_the_models_folder(place: Place, way: str, device:
     next(e for e in model.graph.initializer[0].external_data if e.key == "location").value = location
     place.write("model.onnx", model)
     words = ("tensor 'w'", "outside the model's folder", location)
-    place.fails("plan", "--mode", "inference", path, "--device", device, "-o", place.folder / "out.onnx", words=words)
+    place.fails(*PLAN, path, "--device", device, "-o", place.folder / "out.onnx", words=words)
 
 
 def test_external_data_outside_the_models_folder_in_a_constant_node(place: Place) -> None:
@@ -135,20 +117,14 @@ def test_external_data_outside_the_models_folder_in_a_constant_node(place: Place
     (place.folder.parent / "secret.bin").write_bytes(bytes(16))
     model = parse("g (float[4] x) => (float[4] y) { y = Add(x, c) }")
     model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=tensor))
-    place.fails(
-        "plan",
-        "--mode",
-        "inference",
-        place.write("model.onnx", model),
-        words=("outside the model's folder", "../secret.bin"),
-    )
+    place.fails(*PLAN, place.write("model.onnx", model), words=("outside the model's folder", "../secret.bin"))
 
 
 @DEVICES
 def test_unbound_dimension(place: Place, device: str) -> None:
     text = "g (float[B, S] x) => (float[B, S] y) { y = Relu(x) }"
     path, out = place.model(text), place.folder / "out.onnx"
-    common = ("plan", "--mode", "inference", path, "-o", out, "--device", device)
+    common = (*PLAN, path, "-o", out, "--device", device)
     place.fails(*common, words=("dimension 0 of input 'x'", "'B'", "--dim B=", "--batch"))
     place.fails(*common, "--batch", 2, words=("dimension 1 of input 'x'", "'S'", "--dim S="))
 
@@ -156,28 +132,26 @@ def test_unbound_dimension(place: Place, device: str) -> None:
 @DEVICES
 def test_wrong_dimension_names_and_sizes(place: Place, device: str) -> None:
     path = place.model()
-    common = ("plan", "--mode", "inference", path, "-o", place.folder / "out.onnx", "--device", device)
+    common = (*PLAN, path, "-o", place.folder / "out.onnx", "--device", device)
     place.fails(*common, "--dim", "M=2", words=("no dimension named 'M'", "it has 'N'"))
     place.fails(*common, "--batch", 2, "--dim", "M=2", words=("no dimension named 'M'", "it has 'N'"))
     place.fails(*common, "--dim", "N=2", "--dim", "x[1]=9", words=("x[1] is 8 in the model", "can't be 9"))
     fixed = place.model(CHAIN.replace("[N,", "[4,"), "fixed.onnx")
-    place.fails("plan", "--mode", "inference", fixed, "--batch", 2, words=("the batch can't be 2", "'x' has 4"))
-    place.fails("plan", "--mode", "inference", fixed, "--dim", "N=2", words=("no dimension named 'N'", "fixed"))
+    place.fails(*PLAN, fixed, "--batch", 2, words=("the batch can't be 2", "'x' has 4"))
+    place.fails(*PLAN, fixed, "--dim", "N=2", words=("no dimension named 'N'", "fixed"))
 
 
 @pytest.mark.parametrize("size", ["N", "N=", "N=-1", "N=two", "=2"])
 def test_a_size_that_is_none_is_wrong_usage(place: Place, size: str) -> None:
-    place.fails("plan", "--mode", "inference", place.model(), "--dim", size, words=("--dim", size, "NAME=N"), status=2)
+    place.fails(*PLAN, place.model(), "--dim", size, words=("--dim", size, "NAME=N"), status=2)
 
 
 def test_wrong_usage(place: Place) -> None:
     path = place.model()
-    place.fails("plan", "--mode", "inference", path, "--batch", 0, words=("--batch",), status=2)
+    place.fails(*PLAN, path, "--batch", 0, words=("--batch",), status=2)
     place.fails("plan", words=("MODEL",), status=2)
     place.fails("plan", path, "--mode", "dreaming", words=("--mode", "inference"), status=2)
-    place.fails(
-        "plan", "--mode", "inference", path, "--device", "abacus", words=("'abacus' is not a device", "none, cpu, cuda")
-    )
+    place.fails(*PLAN, path, "--device", "abacus", words=("'abacus' is not a device", "none, cpu, cuda"))
     place.fails("dance", words=("dance",), status=2)
     place.fails("run", path, "--inputs", place.folder / "none.npz", words=("--inputs", "none.npz"), status=2)
 
@@ -186,24 +160,20 @@ def test_wrong_usage(place: Place) -> None:
 def test_unknown_operators_and_domains(place: Place, device: str) -> None:
     common = ("-o", place.folder / "out.onnx", "--device", device)
     op = place.model("g (float[2] x) => (float[2] y) { [the_node] y = Frobnicate(x) }", "op.onnx")
-    place.fails(
-        "plan", "--mode", "inference", op, *common, words=("'the_node'", "unknown operator", "'Frobnicate'", "opset 17")
-    )
+    place.fails(*PLAN, op, *common, words=("'the_node'", "unknown operator", "'Frobnicate'", "opset 17"))
     domain = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17, "acme": 1]> g (float[2] x) => (float[2] y) { y = acme.Frob(x) }'
     )
     path = place.write("domain.onnx", domain)
-    place.fails(
-        "plan", "--mode", "inference", path, *common, words=("Frob", "domain 'acme'", "neither ONNX nor onnxruntime")
-    )
+    place.fails(*PLAN, path, *common, words=("Frob", "domain 'acme'", "neither ONNX nor onnxruntime"))
     newer = place.model("g (float[2] x) => (float[2] y) { y = Gelu(x) }", "newer.onnx")
-    place.fails("plan", "--mode", "inference", newer, *common, words=("unknown operator", "'Gelu'", "opset 17"))
+    place.fails(*PLAN, newer, *common, words=("unknown operator", "'Gelu'", "opset 17"))
     inside = place.model(
         "g (float[2] x, bool c) => (float[2] y) { y = If(c) <then_branch = t () => (float[2] o) { o = Frob(x) }, "
         "else_branch = e () => (float[2] p) { p = Neg(x) }> }",
         "inside.onnx",
     )
-    place.fails("plan", "--mode", "inference", inside, *common, words=("unknown operator", "'Frob'"))
+    place.fails(*PLAN, inside, *common, words=("unknown operator", "'Frob'"))
 
 
 def test_an_operator_onnxruntime_does_not_have(place: Place) -> None:
@@ -212,24 +182,16 @@ def test_an_operator_onnxruntime_does_not_have(place: Place) -> None:
         " y = com.microsoft.Frobnicate(x) }"
     )
     path = place.write("model.onnx", model)
-    place.fails(
-        "plan",
-        "--mode",
-        "inference",
-        path,
-        "--device",
-        "cpu",
-        words=("onnxruntime refuses the model", "com.microsoft:Frobnicate"),
-    )
+    place.fails(*PLAN, path, "--device", "cpu", words=("onnxruntime refuses the model", "com.microsoft:Frobnicate"))
 
 
 @DEVICES
 def test_versions_too_new_to_know(place: Place, device: str) -> None:
     common = ("-o", place.folder / "out.onnx", "--device", device)
     newer = place.model("g (float[2] x) => (float[2] y) { y = Relu(x) }", "opset.onnx", opset=99)
-    place.fails("plan", "--mode", "inference", newer, *common, words=("opset 99", "Upgrade onnx"))
+    place.fails(*PLAN, newer, *common, words=("opset 99", "Upgrade onnx"))
     newer = place.model("g (float[2] x) => (float[2] y) { y = Relu(x) }", "ir.onnx", ir_version=99)
-    place.fails("plan", "--mode", "inference", newer, *common, words=("IR version 99", "Upgrade onnx"))
+    place.fails(*PLAN, newer, *common, words=("IR version 99", "Upgrade onnx"))
 
 
 BROKEN_GRAPHS = {
@@ -261,24 +223,14 @@ BROKEN_GRAPHS = {
 @pytest.mark.parametrize(("text", "words"), BROKEN_GRAPHS.values(), ids=BROKEN_GRAPHS)
 def test_broken_graphs(place: Place, text: str, words: tuple[str, ...], device: str) -> None:
     path = place.model(text)
-    place.fails(
-        "plan",
-        "--mode",
-        "inference",
-        path,
-        "-o",
-        place.folder / "out.onnx",
-        "--device",
-        device,
-        words=(str(path), *words),
-    )
+    place.fails(*PLAN, path, "-o", place.folder / "out.onnx", "--device", device, words=(str(path), *words))
 
 
 @DEVICES
 def test_outputs_that_cannot_be_written(place: Place, device: str) -> None:
     path = place.model()
     place.write("file", b"not a folder")
-    common = ("plan", "--mode", "inference", path, "--batch", 2, "--device", device, "-o")
+    common = (*PLAN, path, "--batch", 2, "--device", device, "-o")
     place.fails(*common, place.folder / "no" / "out.onnx", words=("no/out.onnx can't be written", "No such file"))
     place.fails(*common, place.folder / "file" / "out.onnx", words=("can't be written", "Not a directory"))
     place.fails(*common, place.folder, words=("can't be written", "Is a directory"))
@@ -288,9 +240,7 @@ def test_outputs_that_cannot_be_written(place: Place, device: str) -> None:
 @DEVICES
 def test_a_full_disk_is_told_and_stays_a_device(place: Place, device: str) -> None:
     words = ("/dev/full can't be written", "No space left")
-    place.fails(
-        "plan", "--mode", "inference", place.model(), "--batch", 2, "--device", device, "-o", "/dev/full", words=words
-    )
+    place.fails(*PLAN, place.model(), "--batch", 2, "--device", device, "-o", "/dev/full", words=words)
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
 
@@ -298,10 +248,10 @@ def test_a_full_disk_is_told_and_stays_a_device(place: Place, device: str) -> No
 def test_a_failed_plan_leaves_the_existing_output_as_it_was(place: Place, device: str) -> None:
     old = place.write("out.onnx", b"something else")
     path = place.model()
-    place.fails("plan", "--mode", "inference", path, "--device", device, "-o", old, words=("--dim N=",))
-    assert invoke("plan", "--mode", "inference", path, "--device", device, "-o", old, "--batch", 2)[0] == 0
+    place.fails(*PLAN, path, "--device", device, "-o", old, words=("--dim N=",))
+    assert invoke(*PLAN, path, "--device", device, "-o", old, "--batch", 2)[0] == 0
     before = old.read_bytes()
-    place.fails("plan", "--mode", "inference", path, "--device", device, "-o", old, words=("--dim N=",))
+    place.fails(*PLAN, path, "--device", device, "-o", old, words=("--dim N=",))
     assert old.read_bytes() == before
     assert set(contents(place.folder)) == {"model.onnx", "out.onnx"}
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import memonger
-from tests.bad_input import KEY, Place, contents, invoke, plan_of, with_plan
+from tests.bad_input import KEY, PLAN, Place, contents, invoke, plan_of, with_plan
 from tests.stock import normal, parse
 
 TEXT = "g (float[N, 8] x) => (float[N, 8] y) { a = Relu(x)  b = Sigmoid(x)  c = MatMul(a, w)  y = Add(b, c) }"
@@ -216,21 +216,7 @@ def test_a_size_limit_leaves_nothing_behind(place: Place, device: str, existing:
     if existing:
         place.write("out.onnx", b"what was there")
     before = contents(place.folder)
-    command = [
-        sys.executable,
-        "-c",
-        LIMITED,
-        "plan",
-        "--mode",
-        "inference",
-        path,
-        "--batch",
-        "2",
-        "--device",
-        device,
-        "-o",
-        out,
-    ]
+    command = [sys.executable, "-c", LIMITED, *PLAN, path, "--batch", "2", "--device", device, "-o", out]
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, env={**os.environ, "TMPDIR": str(place.temporary)}
     )

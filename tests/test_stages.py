@@ -13,7 +13,7 @@ from memonger.recompute.cheap import cheap
 from memonger.recompute.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.recompute.problem import Problem, check, peak
 from memonger.recompute.stages import make_mirror, marked, narrow, structural
-from tests.recompute_problems import Training, chain, dense, trainings, u_net
+from tests.recompute_problems import Training, chain, dense, drawn_drops, trainings, u_net
 
 
 def on_demand(of: Training, dropped: list[int] | tuple[int, ...]) -> tuple[int, ...]:
@@ -40,8 +40,7 @@ def test_what_no_backward_step_needs_does_not_run_again() -> None:
 @given(trainings(), st.data())
 def test_dropped_nodes_that_come_in_time_make_a_valid_schedule(of: Training, data: st.DataObject) -> None:
     problem = of.problem
-    may = [node for node in range(problem.nodes) if of.forward[node] and problem.recomputable[node]]
-    dropped = sorted(data.draw(st.sets(st.sampled_from(may)))) if may else []
+    dropped = drawn_drops(of, data)
     kept_in_time = in_time_of(of, dropped)
     schedule = on_demand(of, kept_in_time)
     check(problem, schedule)

@@ -12,7 +12,7 @@ from memonger.recompute.on_demand import in_time, recompute_on_demand
 from memonger.recompute.problem import Problem, check, cost, peak
 from memonger.recompute.stages import Stage, marked, narrow, structural
 from memonger.recompute.sweep import PeakOf, Sweep, sweep
-from tests.recompute_problems import Training, chain, dense, training, trainings, u_net
+from tests.recompute_problems import Training, chain, dense, drawn_drops, training, trainings, u_net
 
 
 def stages_of(of: Training) -> dict[str, tuple[Stage, ...]]:
@@ -27,8 +27,7 @@ def swept(of: Training, trials: int = 6) -> Sweep:
 @given(trainings(), st.data())
 def test_the_fast_peak_is_the_peak(of: Training, data: st.DataObject) -> None:
     problem = of.problem
-    may = [node for node in range(problem.nodes) if of.forward[node] and problem.recomputable[node]]
-    dropped = sorted(data.draw(st.sets(st.sampled_from(may)))) if may else []
+    dropped = drawn_drops(of, data)
     dropped = in_time(problem.reads, problem.writes, of.forward, problem.deadline, dropped)
     schedule = recompute_on_demand(problem.reads, problem.writes, of.forward, dropped)
     assert PeakOf(problem)(schedule) == peak(problem, schedule)

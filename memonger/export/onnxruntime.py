@@ -6,6 +6,7 @@ from memonger.errors import PlanError
 from memonger.export import folder as files
 from memonger.export import order, stock
 from memonger.export.package import STOCK_NOTE, Estimate, Package, check_standard
+from memonger.file import save_model
 
 MODEL, OTHER, OPTIONS = "model.planned.onnx", "model.default-order.onnx", "session_options.json"
 
@@ -63,7 +64,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     best, planned = order.best_file_order(plan.graph), order.written_as_is(plan.graph)
     is_better = best.peak_bytes < planned.peak_bytes
     if is_better:
-        stock.save_stock(stock.model_in_order(plan, best.written), folder / OTHER)
+        save_model(stock.model_in_order(plan, best.written), folder / OTHER)
     files.add_json(folder / OPTIONS, options(plan.threads))
     files.add_file(folder, "onnxruntime_load.py", "load.py")
     estimate = package.as_stock(range(len(plan.graph.nodes)))

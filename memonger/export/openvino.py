@@ -6,6 +6,7 @@ from memonger.errors import PlanError
 from memonger.export import folder as files
 from memonger.export import stock
 from memonger.export.package import Estimate, Package, check_standard
+from memonger.file import save_model
 
 TEXT = """
 `model.onnx` holds the nodes in the planned order. `load.py` compiles it for the CPU:
@@ -34,7 +35,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     plan = package.largest
     check_standard(plan, "OpenVINO", own=False)
     executed = range(len(plan.graph.nodes))
-    stock.save_stock(stock.model_in_order(plan, executed), folder / "model.onnx")
+    save_model(stock.model_in_order(plan, executed), folder / "model.onnx")
     files.add_file(folder, "openvino_load.py", "load.py")
     estimate = package.as_stock(executed, shared=True)
     files.add_settings(package, folder, estimate, threads=plan.threads)

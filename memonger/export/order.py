@@ -50,18 +50,8 @@ def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
     """
     place = {node: index for index, node in enumerate(written)}
     read = {source for found in sources for source in found}
-    pending = [(node, False) for node in written if node not in read]
-    seen = [False] * len(sources)
-    order: list[int] = []
-    while pending:
-        node, done = pending.pop()
-        if done:
-            order.append(node)
-        elif not seen[node]:
-            seen[node] = True
-            pending.append((node, True))
-            pending.extend((s, False) for s in sorted(sources[node], key=place.__getitem__) if not seen[s])
-    return tuple(order)
+    roots = [node for node in written if node not in read]
+    return _post_order(roots, [sorted(found, key=place.__getitem__) for found in sources])
 
 
 def sources_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
@@ -183,7 +173,7 @@ def _liu(graph: Graph) -> tuple[int, ...]:
     sources = sources_of(graph)
     result = [sum(graph.sizes[v] for v in writes if graph.planned[v]) for writes in graph.writes]
     peaks = [0] * len(sources)
-    first: list[list[int]] = []
+    last_first: list[list[int]] = []
     for node, found in enumerate(sources):
         ordered = sorted(found, key=lambda s: (result[s] - peaks[s], s))
         held = peak = 0
@@ -191,15 +181,15 @@ def _liu(graph: Graph) -> tuple[int, ...]:
             peak = max(peak, held + peaks[source])
             held += result[source]
         peaks[node] = max(peak, held + result[node] + graph.workspace[node])
-        first.append(ordered)
-    return _post_order(first)
+        last_first.append(ordered[::-1])
+    read = {source for found in sources for source in found}
+    return _post_order([node for node in reversed(range(len(sources))) if node not in read], last_first)
 
 
-def _post_order(first: Sources) -> tuple[int, ...]:
-    """Depth first from the nodes without readers, in number order, sources as listed."""
-    read = {source for found in first for source in found}
-    pending = [(node, False) for node in reversed(range(len(first))) if node not in read]
-    seen = [False] * len(first)
+def _post_order(roots: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Depth first towards the sources, of roots and of sources the last first; a node comes after what it reads."""
+    pending = [(node, False) for node in roots]
+    seen = [False] * len(sources)
     order: list[int] = []
     while pending:
         node, done = pending.pop()
@@ -208,5 +198,5 @@ def _post_order(first: Sources) -> tuple[int, ...]:
         elif not seen[node]:
             seen[node] = True
             pending.append((node, True))
-            pending.extend((s, False) for s in reversed(first[node]) if not seen[s])
+            pending.extend((source, False) for source in sources[node] if not seen[source])
     return tuple(order)

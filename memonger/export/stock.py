@@ -1,14 +1,13 @@
 """stock: the model as stock onnxruntime and others load it, an ordinary ONNX file without a plan in it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger import rewrite
 from memonger.device import CPU
-from memonger.file import KEY, save_model
+from memonger.file import KEY
 from memonger.plan import Plan
 from memonger.runtime import feeds, module, ort
 
@@ -21,11 +20,6 @@ def model_in_order(plan: Plan, written: Sequence[int]) -> ir.Model:
     model.metadata_props.pop(KEY, None)
     rewrite.schedule_model(model, written, rewrite.schedule_graph(plan.graph, written))
     return model
-
-
-def save_stock(model: ir.Model, path: Path) -> None:
-    """Write it; weights of more than 1.5 GB go into a file beside it. The model is spent."""
-    save_model(model, path)
 
 
 def open_batch(model: ir.Model, batch: int) -> bool:

@@ -11,6 +11,7 @@ from memonger.export import order, stock
 from memonger.export.package import STOCK_NOTE, Estimate, Package, check_standard
 from memonger.export.pbtxt import text_of
 from memonger.export.triton_config import check_model_name, config
+from memonger.file import save_model
 from memonger.units import MiB
 
 MODEL = "model.onnx"
@@ -65,7 +66,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         notes.append(f"The model has operators of {plan.stamp.runtime}: Triton's has to be that version or newer.")
     version = folder / package.name / "1"
     version.mkdir(parents=True)
-    stock.save_stock(model, version / MODEL)
+    save_model(model, version / MODEL)
     (version.parent / "config.pbtxt").write_text(text_of(content))
     batching = f"Requests are put together to batches, at best of {', '.join(map(str, batches))}." if batches else ""
     files.add_readme(package, folder, estimate, TEXT.format(peak=chosen.peak_bytes, batching=batching))

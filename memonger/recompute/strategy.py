@@ -9,7 +9,7 @@ from functools import partial
 from memonger.arrangement import needed_bytes
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import Graph
-from memonger.liveness import ALIGNMENT, Sharing, assign_storage
+from memonger.liveness import ALIGNMENT, Sharing, assign_storage, peak_bytes
 from memonger.recompute import budget as budgets
 from memonger.recompute import problem as problems
 from memonger.recompute.cheap import CHEAP
@@ -59,6 +59,11 @@ class Request:
     effort: int = budgets.EFFORT
     time_limit: float | None = None
     progress: Callable[[str], None] | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Live bytes at the worst step of the graph as it is."""
+        return peak_bytes(assign_storage(self.graph, self.sharing, self.alignment).buffers, len(self.graph.nodes))
 
 
 @dataclass(frozen=True, slots=True)
