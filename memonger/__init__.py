@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from memonger.allocate import Buffer, Layout
 from memonger.allocate import allocate as pack
+from memonger.cuda import Cuda
 from memonger.differentiate import differentiate
 from memonger.errors import (
     BudgetError,
@@ -46,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "GiB", "GraphPlan", "KiB", "Layout",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "GiB", "GraphPlan", "KiB", "Layout",
     "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
     "TrainingSession", "VerificationError", "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan",

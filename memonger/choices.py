@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memonger.cuda import Cuda
 from memonger.device import Device
 from memonger.errors import PlanError
 from memonger.liveness import Sharing
@@ -42,6 +43,7 @@ class Choices:
         threads: Threads within a node; 0 leaves it to onnxruntime.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
+        cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.
     """
 
     mode: str | None = None
@@ -60,6 +62,7 @@ class Choices:
     level: str | None = None
     threads: int = 0
     inputs: Mapping[str, Any] | None = None
+    cuda: Cuda = field(default_factory=Cuda)
 
 
 def check(options: Choices) -> int | None:

@@ -3,6 +3,7 @@
 A plan file is untrusted input. What is read here is checked for form; `memonger.verify` checks what it means.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import onnx_ir as ir
 from memonger import shapes
 from memonger.atomic import folder_beside, replace_all, write_whole
 from memonger.checks import external_tensors, tensor_attributes
+from memonger.cuda import SEARCHES, Cuda
 from memonger.errors import LoadError, PlanFileError
 from memonger.load import load_as_is
 from memonger.lower import Stamp
@@ -39,6 +41,7 @@ class Header:
     threads: int
     workspace: Mapping[str, int] | None
     batch: int | None
+    host: frozenset[str] = frozenset()
 
 
 def graph_digest(model: ir.Model) -> str:
@@ -89,6 +92,10 @@ def _to_json(model: ir.Model, header: Header) -> str:
         content["stamp"] = {
             "runtime": stamp.runtime, "provider": stamp.provider, "machine": stamp.machine, "level": stamp.level
         }  # fmt: skip
+        if stamp.cuda is not None:
+            content["stamp"]["cuda"] = dataclasses.asdict(stamp.cuda)
+    if header.host:
+        content["host"] = sorted(header.host)
     return json.dumps(content, separators=(",", ":"))
 
 
@@ -146,11 +153,26 @@ def _parse_header(content: Any, name: str) -> Header:
         threads=fields.integer("threads", 0),
         workspace=fields.sizes("workspace"),
         batch=None if content.get("batch") is None else fields.integer("batch", 1),
+        host=fields.names("host"),
     )
 
 
 def _parse_stamp(fields: "_Fields") -> Stamp:
-    return Stamp(fields.text("runtime"), fields.text("provider"), fields.text("machine"), fields.text("level"))
+    cuda = fields.content.get("cuda")
+    return Stamp(
+        runtime=fields.text("runtime"),
+        provider=fields.text("provider"),
+        machine=fields.text("machine"),
+        level=fields.text("level"),
+        cuda=None if cuda is None else _parse_cuda(_Fields(cuda, fields.name)),
+    )
+
+
+def _parse_cuda(fields: "_Fields") -> Cuda:
+    search = fields.text("convolution_search")
+    if search not in SEARCHES:
+        _malformed(fields.name, "convolution_search")
+    return Cuda(search, fields.flag("max_workspace"), fields.flag("tf32"))
 
 
 def _malformed(name: str, key: str) -> Any:
@@ -167,6 +189,16 @@ class _Fields:
     def text(self, key: str) -> str:
         value = self.content.get(key)
         return value if isinstance(value, str) else _malformed(self.name, key)
+
+    def flag(self, key: str) -> bool:
+        value = self.content.get(key)
+        return value if isinstance(value, bool) else bool(_malformed(self.name, key))
+
+    def names(self, key: str) -> frozenset[str]:
+        value = self.content.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            _malformed(self.name, key)
+        return frozenset(value)
 
     def integer(self, key: str, least: int) -> int:
         value = self.content.get(key)

@@ -332,7 +332,8 @@ def _fold_constants(model: ir.Model) -> None:
         node.domain = "memonger.kept"  # else those in inference form vanish, and those of constants are drawn once
     model.graph.inputs.extend(given)  # what is an input isn't folded
     optimizer.fold_constants(model, onnx_shape_inference=True)
-    del model.graph.inputs[count:]
+    while len(model.graph.inputs) > count:
+        model.graph.inputs.pop()  # deleting a slice would leave the values marked as inputs
     for node in dropouts:
         node.domain = ""
     for node in model.graph:

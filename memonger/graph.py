@@ -64,6 +64,7 @@ def from_model(
     workspace: Mapping[str, int] | None = None,
     updates: Mapping[str, str] | None = None,
     results: Collection[str] | None = None,
+    host: Collection[str] = (),
 ) -> Graph:
     """The graph of a lowered model.
 
@@ -74,6 +75,7 @@ def from_model(
         updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
             their input where they are computed are planned as any other.
         results: Names of the outputs of the forward pass; None: all outputs.
+        host: Names of values that lie elsewhere than on the device: they aren't planned.
 
     Raises:
         PlanError: a size is unknown that should be known; it names the value.
@@ -83,7 +85,7 @@ def from_model(
     number = {value: index for index, value in enumerate(values)}
     nodes = list(model.graph)
     known_sizes = [shapes.nbytes(v) for v in values]
-    planned = _planned(model, values, known_sizes)
+    planned = _planned(model, values, known_sizes, host)
     replaced = _in_place_updates(model, updates or {}, {v for v, p in zip(values, planned, strict=True) if p})
     elsewhere = {new for pairs in replaced.values() for _, new in pairs}
     planned = tuple(p and v not in elsewhere for v, p in zip(values, planned, strict=True))
@@ -170,12 +172,15 @@ def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value) -> bool:
     return not shapes.subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
-def _planned(model: ir.Model, values: list[ir.Value], sizes: list[int | None]) -> tuple[bool, ...]:
+def _planned(
+    model: ir.Model, values: list[ir.Value], sizes: list[int | None], host: Collection[str]
+) -> tuple[bool, ...]:
     dynamic = shapes.run_time_sized(model)
     result = []
     for value, size in zip(values, sizes, strict=True):
         node = value.producer()
-        if node is None or not shapes.dense(value) or aliasing.held_by_runtime(node) or value in dynamic:
+        held = node is None or not shapes.dense(value) or aliasing.held_by_runtime(node)
+        if node is None or held or value in dynamic or value.name in host:
             result.append(False)
         else:
             if size is None:

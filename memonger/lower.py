@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from memonger.cuda import Cuda
 from memonger.errors import PlanError
 from memonger.load import Model
 from memonger.naming import fresh
@@ -26,22 +27,31 @@ class Stamp:
     Attributes:
         runtime: Name and version, as ``onnxruntime 1.31.1``.
         provider: onnxruntime's execution provider.
-        machine: Digest of the processor's architecture and features.
+        machine: Digest of the processor's architecture and features; of a CUDA device its name, and cuDNN's version.
         level: The optimization level the model was lowered at.
+        cuda: How the CUDA provider was set up; None for another provider.
     """
 
     runtime: str
     provider: str
     machine: str
     level: str
+    cuda: Cuda | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What one run showed: seconds and scratch bytes of each node by name (scratch where above zero)."""
+    """What one run showed.
 
-    seconds: Mapping[str, float]
+    Attributes:
+        seconds: Of each node, by name; None where the runtime doesn't tell: on a CUDA device it times launches alone.
+        workspace: Scratch bytes of each node by name, where above zero.
+        host: Names of values that lie in the host's memory although the model runs on another device.
+    """
+
+    seconds: Mapping[str, float] | None
     workspace: Mapping[str, int]
+    host: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """plan: the decision for one model, and the decision for a bare graph; from the first a file, from the second JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ class Plan(Arrangement):
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.marks`.
         notes: What the user should know about the plan, one sentence each.
         files: Keeps temporary files alive that the model's tensors lie in.
+        host: Names of values that lie in the host's memory although the model runs on another device: not planned.
     """
 
     model: ir.Model
@@ -53,6 +54,7 @@ class Plan(Arrangement):
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: object = None
+    host: frozenset[str] = frozenset()
 
     @cached_property
     def training(self) -> Training | None:
@@ -110,7 +112,7 @@ class Plan(Arrangement):
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
         header = file.Header(
             mode=self.mode, device=self.device, alignment=self.alignment, arena_bytes=self.arena_bytes, offsets=offsets,
-            stamp=self.stamp, threads=self.threads, workspace=self.workspace, batch=self.batch,
+            stamp=self.stamp, threads=self.threads, workspace=self.workspace, batch=self.batch, host=self.host,
         )  # fmt: skip
         file.save(self.model, header, Path(path))
 
@@ -123,7 +125,7 @@ class Plan(Arrangement):
             VerificationError: its layout is wrong.
         """
         model, header = file.load(Path(path))
-        graph = graph_of(model, None, header.workspace)
+        graph = graph_of(model, None, header.workspace, header.host)
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in header.offsets if name not in number]
         if unknown:
@@ -142,6 +144,7 @@ class Plan(Arrangement):
             threads=header.threads,
             workspace=header.workspace,
             batch=header.batch,
+            host=header.host,
         )
         plan.verify()
         return plan
@@ -206,9 +209,14 @@ def input_bytes(model: ir.Model, known: Training | None) -> int:
     return sum(shapes.nbytes(value) or 0 for value in given)
 
 
-def graph_of(model: ir.Model, seconds: Mapping[str, float] | None, workspace: Mapping[str, int] | None) -> Graph:
+def graph_of(
+    model: ir.Model,
+    seconds: Mapping[str, float] | None,
+    workspace: Mapping[str, int] | None,
+    host: Collection[str] = (),
+) -> Graph:
     """The graph of a lowered model, with the roles a training model gives its inputs and outputs."""
     known = training.read(model, str(model.graph.name))
     results = {*known.outputs, *([known.loss] if known.loss else [])} if known else None
     updates = known.updates if known else None
-    return from_model(model, seconds=seconds, workspace=workspace, updates=updates, results=results)
+    return from_model(model, seconds=seconds, workspace=workspace, updates=updates, results=results, host=host)

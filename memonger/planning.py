@@ -213,6 +213,7 @@ def _prepare(
         lowered.model,
         calibration.seconds if calibration else None,
         calibration.workspace if calibration else None,
+        calibration.host if calibration else (),
     )
     placed = marks.place(model.ir, lowered.model, model.name)
     known = training.read(lowered.model, model.name)
@@ -281,6 +282,7 @@ def _finish(job: _Job, found: Decision, begin: float) -> Plan:
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
+        host=_held_on_host(calibration.host, found) if calibration else frozenset(),
     )
     plan.verify()
     return plan
@@ -290,6 +292,11 @@ def _scratch(measured: Mapping[str, int], found: Decision) -> dict[str, int]:
     """Scratch of every step by its node's name: a copy takes what the first one took."""
     names, workspace = found.graph.nodes, found.graph.workspace
     return {**measured, **{name: size for name, size in zip(names, workspace, strict=True) if size}}
+
+
+def _held_on_host(host: frozenset[str], found: Decision) -> frozenset[str]:
+    """Names of the values on the host, copies included."""
+    return frozenset(name for name in found.graph.values if rewrite.original(name) in host) if host else host
 
 
 def _unheeded(job: _Job, found: Decision) -> tuple[str, ...]:
@@ -369,5 +376,7 @@ def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered
     from memonger.runtime import optimize
 
     level = options.level or ("all" if mode == "inference" else "disable")
-    settings = optimize.Settings(level, options.threads, options.inputs, source_order=mode == "training")
+    settings = optimize.Settings(
+        level, options.threads, options.inputs, source_order=mode == "training", cuda=options.cuda
+    )
     return optimize.device_form(model, device, settings)

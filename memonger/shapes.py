@@ -229,7 +229,8 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
                 graph.inputs.append(value)
         return ir.to_proto(model)
     finally:
-        del graph.inputs[inputs:]
+        while len(graph.inputs) > inputs:
+            graph.inputs.pop()  # deleting a slice would leave the values marked as inputs
         graph.initializers.clear()
         for value in order:
             graph.initializers[str(value.name)] = value

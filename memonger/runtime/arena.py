@@ -3,19 +3,77 @@
 import ctypes
 import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from memonger.device import CPU, Device
 from memonger.errors import SessionError
+
+
+class Arena(Protocol):
+    """A stretch of memory on a device.
+
+    Attributes:
+        size: Bytes.
+        device: Where it lies.
+        address: Where it begins there: for the object's life, on a CUDA device until `discard`.
+    """
+
+    size: int
+    device: Device
+    address: int
+
+    def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
+        """An array of what lies at an offset; with ``copy=False`` over the arena's own bytes, if the host has them."""
+        ...
+
+    def write(self, offset: int, content: np.ndarray) -> None:
+        """Copy an array to an offset."""
+        ...
+
+    def copy_in(self, offset: int, source: int, size: int) -> None:
+        """Copy bytes from another address of the same device."""
+        ...
+
+    def fill(self, byte: int) -> None:
+        """Set every byte; ``0xFF`` makes every float a NaN."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write every byte to a file."""
+        ...
+
+    def restore(self, path: Path) -> None:
+        """Read back what `save` wrote."""
+        ...
+
+    def discard(self) -> None:
+        """Give the memory back to the system; the content is lost."""
+        ...
+
+    def take_again(self) -> None:
+        """Have memory again after `discard`; its content is zero."""
+        ...
+
+
+def make_arena(size: int, device: Device) -> Arena:
+    """An arena on a device.
+
+    Raises:
+        SessionError: there isn't as much memory.
+    """
+    if device.kind == "cuda":
+        from memonger.runtime.cuda.arena import DeviceArena
+
+        return DeviceArena(size, device)
+    return HostArena(size)
 
 
 class HostArena:
     """Anonymous memory of the process, page-aligned, zero until written, taken from the system page by page.
 
-    Attributes:
-        size: Bytes.
-        address: Where it begins; stays valid as long as the object lives.
+    See `Arena`; the address stays as long as the object lives.
     """
 
     def __init__(self, size: int) -> None:
@@ -23,13 +81,22 @@ class HostArena:
             self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
             raise SessionError(f"an arena of {size} bytes can't be allocated: {error}.") from error
-        self.size = size
+        self.size, self.device = size, CPU
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
-    def view(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-        """An array over the arena's own bytes, without a copy."""
+    def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
+        """An array of what lies at an offset; with ``copy=False`` over the arena's own bytes."""
         count = int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self._map, dtype, count=count, offset=offset).reshape(shape)
+        found = np.frombuffer(self._map, dtype, count=count, offset=offset).reshape(shape)
+        return found.copy() if copy else found
+
+    def write(self, offset: int, content: np.ndarray) -> None:
+        """Copy an array to an offset."""
+        self.read(offset, content.dtype, content.shape, copy=False)[...] = content
+
+    def copy_in(self, offset: int, source: int, size: int) -> None:
+        """Copy bytes from another address of the process."""
+        ctypes.memmove(self.address + offset, source, size)
 
     def fill(self, byte: int) -> None:
         """Set every byte; ``0xFF`` makes every float a NaN."""
@@ -64,3 +131,6 @@ class HostArena:
         """Give the pages back to the system; the content is zero again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
+
+    def take_again(self) -> None:
+        """Nothing is to be done: the system gives pages again as they are touched."""

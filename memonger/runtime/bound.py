@@ -10,9 +10,11 @@ from memonger.errors import SessionError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
-from memonger.runtime.arena import HostArena
+from memonger.runtime.arena import Arena, make_arena
+from memonger.runtime.binding import synchronize
+from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, exposed, program_of
-from memonger.runtime.session import Engine
+from memonger.runtime.slots import Slots
 from memonger.runtime.store import Store
 
 
@@ -28,53 +30,91 @@ class BoundPlan:
         updates: Persistent input → the output that is its new content.
         threads: Threads within a node.
         check_order: Compare the order of the first run with the plan.
+        cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
     """
 
     def __init__(
         self,
         plan: Plan,
         device: Device,
-        arena: HostArena,
+        arena: Arena,
         fixed: Mapping[str, Store],
         scalars: Mapping[str, np.ndarray],
         updates: Mapping[str, str],
         threads: int,
         check_order: bool,
+        cuda_graph: str = "auto",
     ) -> None:
         self.program, self.arena, self.fixed, self.updates = program_of(plan), arena, fixed, updates
+        self.device, self.scalars = device, scalars
         model = exposed(_without_defaults(plan.model, {*fixed, *scalars}), self.program.places, (), False)
-        self.engine = Engine(Group(model, (0,), (self.program,)), device, threads, check_order)
+        settings = plan.stamp.cuda if plan.stamp is not None else None
+        group = Group(model, (0,), (self.program,))
+        self.engine = Engine(group, device, threads, check_order, settings, cuda_graph)
         self.inputs = tuple(i for i in self.program.inputs if i.name not in fixed and i.name not in scalars)
         self._kinds = {value.name: value.kind for value in self.inputs}
-        self.binding = self.engine.session.io_binding()
         self._placed = {place.name: place for place in self.program.places}
         self._late = {old: new for old, new in updates.items() if new in self._placed}
+        replaced = {new: old for old, new in self.updates.items()}
+        self._replaced = {new: old for new, old in replaced.items() if new not in self._placed}
+        self._held = [n for n in self.program.outputs if n not in self._placed and n not in self._replaced]
+        self._memory: Arena | None = None
+        self.bind()
+
+    def bind(self) -> None:
+        """Bind everything to where it lies now: again after memory was given back and taken anew."""
+        self.binding, self._number = self.engine.session.io_binding(), self.engine.next_graph()
         self._bind_outputs()
-        self._bind_fixed(scalars)
+        self._bind_fixed()
+        self._bind_changing()
+
+    def move(self, arena: Arena) -> None:
+        """Run in another arena from now on."""
+        self.arena = arena
+        self.bind()
 
     def _bind_outputs(self) -> None:
         """Held outputs first: their place among the bound ones is where the results are read from."""
-        replaced = {new: old for old, new in self.updates.items()}
-        self._held = [n for n in self.program.outputs if n not in self._placed and n not in replaced]
         for name in self._held:
             self.binding.bind_output(name)
         for place in self.program.places:
-            ort.bind_output(self.binding, place.name, place.dtype, place.shape, self.arena.address + place.offset)
-        for new, old in replaced.items():
-            if new not in self._placed:
-                store = self.fixed[old]
-                slot = store.slots[old]
-                ort.bind_output(self.binding, new, slot.dtype, slot.shape, store.address(old))
+            address = self.arena.address + place.offset
+            ort.bind_output(self.binding, place.name, place.dtype, place.shape, address, self.device)
+        for new, old in self._replaced.items():
+            store = self.fixed[old]
+            slot = store.slots[old]
+            ort.bind_output(self.binding, new, slot.dtype, slot.shape, store.address(old), self.device)
 
-    def _bind_fixed(self, scalars: Mapping[str, np.ndarray]) -> None:
+    def _bind_fixed(self) -> None:
         for name, store in self.fixed.items():
             slot = store.slots[name]
-            kind = ort.enum_of(slot.dtype)
-            self.binding.bind_input(name, "cpu", 0, kind, list(slot.shape), store.address(name))
-        for name, array in scalars.items():
-            kind = ort.enum_of(ir.DataType.from_numpy(array.dtype))
-            self.binding.bind_input(name, "cpu", 0, kind, [], array.ctypes.data)
-        self._scalars = scalars  # their memory is bound
+            if name in self.engine.hosted:
+                raise SessionError(f"'{name}' is read on the host, and can't persist on {self.device}.")
+            ort.bind_input(self.binding, name, slot.dtype, slot.shape, store.address(name), self.device)
+
+    def _bind_changing(self) -> None:
+        """Scalars where they lie on the host; on a CUDA device they and the inputs have memory they are copied to."""
+        hosted = self.engine.hosted if self.device.kind == "cuda" else set(self.scalars)
+        for name, array in self.scalars.items():
+            if name in hosted:
+                ort.bind_input(self.binding, name, ir.DataType.from_numpy(array.dtype), [], array.ctypes.data)
+        if self.device.kind != "cuda":
+            return
+        self._moved = {name: array for name, array in self.scalars.items() if name not in hosted}
+        scalars = Slots.of_arrays(self._moved)
+        inputs = Slots.of_inputs(i for i in self.inputs if i.name not in self.engine.hosted)
+        self._slots = {**scalars.offsets, **{n: scalars.nbytes + o for n, o in inputs.offsets.items()}}
+        self._memory = memory = make_arena(scalars.nbytes + inputs.nbytes, self.device)
+        self._staging = np.zeros(scalars.nbytes, np.uint8)
+        for name, array in self._moved.items():
+            dtype = ir.DataType.from_numpy(array.dtype)
+            ort.bind_input(self.binding, name, dtype, [], memory.address + self._slots[name], self.device)
+        for value in self.inputs:
+            if value.name in self._slots:
+                assert value.dtype is not None
+                assert value.shape is not None
+                address = memory.address + self._slots[value.name]
+                ort.bind_input(self.binding, value.name, value.dtype, value.shape, address, self.device)
 
     def run(self, inputs: feeding.Feeds) -> None:
         """Run once.
@@ -82,25 +122,42 @@ class BoundPlan:
         Raises:
             SessionError: wrong inputs; the runtime failed, or didn't follow the planned order.
         """
+        inputs = feeding.taken(inputs, self.device)
         feeding.check_feeds(self.inputs, inputs, "the model")
         if self.engine.refused is not None:
             raise SessionError(self.engine.refused)
-        for name, feed in inputs.items():
-            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
+        self._feed(inputs)
         for name in self._held:
             self.binding.bind_output(name)
-        self.engine.run(self.binding)
+        self.engine.run(self.binding, self._number)
         for old, new in self._late.items():
-            self.fixed[old].fill(old, self.result(new))
+            self.fixed[old].copy_in(old, self.arena.address + self._placed[new].offset)
+
+    def _feed(self, inputs: feeding.Feeds) -> None:
+        memory = self._memory
+        if memory is not None:
+            for name, array in self._moved.items():
+                offset = self._slots[name]
+                self._staging[offset : offset + array.nbytes] = array.reshape(1).view(np.uint8)
+            memory.write(0, self._staging)  # all scalars in one copy
+        if any(map(feeding.is_on_cuda, inputs.values())):
+            synchronize(self.device)  # whoever computes them may not be done
+        for name, feed in inputs.items():
+            if memory is None or name not in self._slots:
+                self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
+            elif feeding.is_on_cuda(feed):
+                memory.copy_in(self._slots[name], feeding.address_of(feed), feed.tensor_size_in_bytes())
+            else:
+                memory.write(self._slots[name], feeding.as_bytes(feed))
 
     def result(self, name: str) -> np.ndarray:
-        """An output of the last run, where it lies: valid until the next run."""
+        """An output of the last run, where it lies if that is the host: valid until the next run."""
         place = self._placed.get(name)
         if place is not None:
-            return self.arena.view(place.offset, place.dtype.numpy(), place.shape)
-        for old, new in self.updates.items():
-            if new == name:
-                return self.fixed[old].array(old)
+            return self.arena.read(place.offset, place.dtype.numpy(), place.shape, copy=False)
+        if name in self._replaced:
+            old = self._replaced[name]
+            return self.fixed[old].array(old)
         values = self.binding.get_outputs_as_ortvaluevector()
         found = ort.wrap(values[self._held.index(name)])
         return np.asarray(feeding.to_python(found, self.program.kinds.get(name)))

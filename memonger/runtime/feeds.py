@@ -1,5 +1,6 @@
 """Inputs for a session: random ones where the user gives none, and checks of those the user gives."""
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,15 @@ import onnx
 import onnx_ir as ir
 
 from memonger import shapes
-from memonger.device import CPU
+from memonger.device import CPU, Device
 from memonger.errors import SessionError
 from memonger.runtime import ort
 from memonger.runtime.module import onnxruntime
 
-Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), or OrtValue
+Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
+
+_DLPACK_CPU = 1  # what __dlpack_device__ says of the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,80 @@ def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
     if kind is None:
         raise SessionError("a value without a type can't be fed.")
     return _constant(value, kind)
+
+
+def taken(feeds: Feeds, device: Device) -> dict[str, Feed]:
+    """The feeds, tensors of other libraries as arrays of the host or OrtValues of the device, over the same memory.
+
+    Raises:
+        SessionError: a tensor lies on another device, or isn't contiguous there.
+    """
+    return {name: _taken(name, feed, device) for name, feed in feeds.items()}
+
+
+def _taken(name: str, feed: Feed, device: Device) -> Feed:
+    if isinstance(feed, np.ndarray) or feed is None:
+        return feed
+    module = onnxruntime()
+    if not isinstance(feed, module.OrtValue):
+        if not hasattr(feed, "__dlpack_device__"):
+            return feed
+        feed = _from_dlpack(name, feed)
+    if is_on_cuda(feed) and device.kind != "cuda":
+        raise SessionError(f"'{name}' lies on a CUDA device, and the session runs on {device}: copy it to the host.")
+    return feed
+
+
+def _from_dlpack(name: str, feed: Any) -> Feed:
+    kind = int(feed.__dlpack_device__()[0])
+    detached = feed.detach() if getattr(feed, "requires_grad", False) else feed
+    if kind == _DLPACK_CPU:
+        try:
+            return np.from_dlpack(detached)
+        except (BufferError, TypeError, RuntimeError):
+            pass  # a type numpy doesn't know
+    try:
+        return onnxruntime().OrtValue.from_dlpack(detached)
+    except Exception as error:  # pybind exceptions share no base class
+        raise SessionError(
+            f"'{name}' can't be read where it lies: {str(error).strip().splitlines()[-1]} Make it contiguous, and give "
+            "truth values that lie on a device as an array of the host."
+        ) from error
+
+
+def is_on_cuda(feed: Feed) -> bool:
+    """Whether it is an OrtValue in the memory of a CUDA device."""
+    return isinstance(feed, onnxruntime().OrtValue) and feed.has_value() and feed.device_name().lower() == "cuda"
+
+
+def address_of(feed: Feed) -> int:
+    """Where a tensor lies on its device."""
+    return int(feed.ctypes.data) if isinstance(feed, np.ndarray) else int(feed.data_ptr())
+
+
+def as_bytes(feed: Feed) -> np.ndarray:
+    """A tensor on the host as a row of bytes."""
+    if isinstance(feed, np.ndarray):
+        return contiguous(feed).reshape(-1).view(np.uint8)
+    size = feed.tensor_size_in_bytes()
+    return np.frombuffer((ctypes.c_char * size).from_address(feed.data_ptr()), np.uint8)
+
+
+def shape_of(feed: Feed) -> tuple[int, ...] | None:
+    """Its shape; None of what is no tensor."""
+    if isinstance(feed, np.ndarray):
+        return tuple(feed.shape)
+    if isinstance(feed, onnxruntime().OrtValue) and feed.has_value() and feed.is_tensor():
+        return tuple(feed.shape())
+    return None
+
+
+def described(feed: Feed) -> tuple[ir.DataType | None, tuple[int, ...] | None]:
+    """Element type and shape of a tensor."""
+    if isinstance(feed, np.ndarray):
+        return (None if feed.dtype.kind in "OUS" else ir.DataType.from_numpy(feed.dtype)), tuple(feed.shape)
+    shape = shape_of(feed)
+    return (None, None) if shape is None else (ir.DataType(feed.element_type()), shape)
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
@@ -185,16 +262,30 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
     for name, feed in feeds.items():
         if isinstance(feed, np.ndarray):
             _check_array(known[name], feed, where)
+        elif shape_of(feed) is not None:
+            _check_tensor(known[name], feed, where)
+
+
+def _check_tensor(value: Input, feed: Feed, where: str) -> None:
+    dtype, shape = described(feed)
+    _check_shape(value, shape or (), where)
+    if value.dtype is not None and dtype != value.dtype:
+        found = dtype.name if dtype is not None else "unknown"
+        raise SessionError(f"input '{value.name}' has type {found}; {where} takes {value.dtype.name}.")
 
 
 def _check_array(value: Input, feed: np.ndarray, where: str) -> None:
-    if value.shape is not None and tuple(feed.shape) != value.shape:
-        raise SessionError(
-            f"input '{value.name}' has shape {list(feed.shape)}; {where} was planned for {list(value.shape)}. Plan the "
-            "model for that shape as well (--batch, --dim)."
-        )
+    _check_shape(value, tuple(feed.shape), where)
     if value.numpy is not None and feed.dtype != value.numpy:
         raise SessionError(f"input '{value.name}' has type {feed.dtype}; {where} takes {value.numpy}.")
+
+
+def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:
+    if value.shape is not None and shape != value.shape:
+        raise SessionError(
+            f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}. Plan the "
+            "model for that shape as well (--batch, --dim)."
+        )
 
 
 def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:

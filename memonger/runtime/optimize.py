@@ -6,20 +6,20 @@ file order: only then may its values be given addresses.
 
 import heapq
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
-from memonger import aliasing, shapes
+from memonger import aliasing, cuda_form, shapes
+from memonger.cuda import Cuda
 from memonger.device import Device
-from memonger.errors import LoadError, MemongerError, PlanError, SessionError
+from memonger.errors import LoadError, PlanError, SessionError
 from memonger.graph import read_values
 from memonger.load import Model
 from memonger.lower import Calibration, Lowered, Stamp, name_nodes
+from memonger.runtime import calibrate, ort, profile
 from memonger.runtime import feeds as feeding
-from memonger.runtime import ort, profile
 from memonger.scratch import ScratchFolder
 
 LEVELS = {
@@ -39,6 +39,7 @@ class Settings:
         level: One of `LEVELS`.
         threads: Threads within a node; 0 leaves it to onnxruntime.
         inputs: What the calibrating run is fed; random numbers if None.
+        cuda: How the CUDA provider is set up.
         source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
             which parts of a backward pass come far too early.
     """
@@ -47,6 +48,7 @@ class Settings:
     threads: int = 0
     inputs: feeding.Feeds | None = None
     source_order: bool = False
+    cuda: Cuda = field(default_factory=Cuda)
 
 
 def device_form(model: Model, device: Device, settings: Settings | None = None) -> Lowered:
@@ -62,12 +64,15 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
     folder = ScratchFolder()
     try:
+        if device.kind == "cuda":
+            model = cuda_form.write_out(model)
         lowered, calibration = _lower(model, device, settings, folder.path)
     except SessionError as error:
         raise PlanError(f"{model.name}: {error}") from error
     except OSError as error:
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
-    stamp = Stamp(ort.runtime_name(), device.provider, ort.machine_digest(), settings.level)
+    cuda = settings.cuda if device.kind == "cuda" else None
+    stamp = Stamp(ort.runtime_name(), device.provider, ort.machine_name(device), settings.level, cuda)
     return Lowered(lowered, stamp, calibration, files=folder)
 
 
@@ -75,14 +80,18 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
     source, level = model.ir, LEVELS[settings.level]
     for number in range(ROUNDS):
         path = folder / f"optimized{number}.onnx"
-        options = ort.Options(level=level, optimized=path, entries=_entries(path), lend_weights=True)
-        ort.make_session(source, device, options)
+        options = ort.Options(
+            level=level, optimized=path, entries=_entries(path), lend_weights=True, cuda=settings.cuda
+        )
+        with calibrate.session(source, device, options):
+            pass  # it was written as the session was made
         lowered = _reload(path, model)
         if settings.source_order:
             in_source_order(lowered, model.ir)
-        run = _run(lowered, device, settings, folder)
-        if _as_written(lowered, run.executed):
-            return _with_sizes(lowered, run), Calibration(run.seconds, run.workspace)
+        run = calibrate.run(lowered, device, folder, settings.cuda, settings.threads, settings.inputs)
+        if _as_written(lowered, run):
+            host = calibrate.hosted(lowered, device, settings.cuda)
+            return _with_sizes(lowered, run), Calibration(run.seconds, run.workspace, host)
         source, level = lowered, "ORT_DISABLE_ALL"
     raise PlanError(f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned.")
 
@@ -139,86 +148,21 @@ def in_source_order(model: ir.Model, source: ir.Model) -> None:
                 heapq.heappush(ready, (rank[reader], reader))
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    executed: tuple[str, ...]
-    tensors: dict[str, tuple[str, tuple[int, ...]]]
-    seconds: dict[str, float]
-    workspace: dict[str, int]
-
-
-def _run(model: ir.Model, device: Device, settings: Settings, folder: Path) -> _Run:
-    """Run the model once, in file order, with the profiler and the memory statistics on."""
-    memory = folder / "memory.csv"
-    memory.unlink(missing_ok=True)
-    options = ort.Options(
-        in_order=True,
-        threads=settings.threads,
-        profile=folder / "calibration",
-        pattern=False,  # the statistics are exact only without
-        lend_weights=True,
-        entries={"session.collect_node_memory_stats_to_file": str(memory)},
-    )
-    session = ort.make_session(model, device, options)
-    inputs = feeding.inputs_of(model.graph)
-    given = settings.inputs if settings.inputs is not None else feeding.random_feeds(inputs)
-    feeding.check_feeds(inputs, given, "the model")
-    _run_once(session, model, given, settings.inputs is None)
-    runs = profile.read_profile(Path(session.end_profiling()))
-    inner = inner_names(model)
-    outer = [run for run in runs if run.name not in inner]
-    names = {str(node.name): node for node in model.graph}
-    return _Run(
-        executed=profile.executed_order(runs, inner),
-        tensors={k: v for run in outer if run.name in names for k, v in _outputs_of(names[run.name], run).items()},
-        seconds={run.name: run.seconds for run in outer},
-        workspace=profile.read_workspace(memory) if memory.is_file() else {},
-    )
-
-
-def _run_once(session: Any, model: ir.Model, given: feeding.Feeds, generated: bool) -> None:
-    types = {str(value.name): value.type for value in model.graph.inputs}
-    binding = session.io_binding()
-    try:
-        for name, feed in given.items():
-            binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types.get(name)))
-        for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
-            binding.bind_output(name)
-        session.run_with_iobinding(binding)
-    except MemongerError:
-        raise
-    except Exception as error:  # pybind exceptions share no base class
-        hint = " It was fed random numbers: give real inputs (--inputs FILE.npz)." if generated else ""
-        raise SessionError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
-
-
-def inner_names(model: ir.Model) -> set[str]:
-    """Names of the nodes inside subgraphs."""
-    return {str(node.name) for graph in model.graphs() if graph is not model.graph for node in graph}
-
-
-def _outputs_of(node: ir.Node, run: profile.NodeRun) -> dict[str, tuple[str, tuple[int, ...]]]:
-    tensors = [v for v in node.outputs if v.name and (v.type is None or isinstance(v.type, ir.TensorType))]
-    if len(tensors) != len(run.outputs):
-        return {}
-    return {str(value.name): output for value, output in zip(tensors, run.outputs, strict=True)}
-
-
 def floating_names(model: ir.Model) -> set[str]:
     """Names of the nodes that the runtime runs as soon as it can, wherever they stand."""
     return {str(node.name) for node in model.graph if aliasing.held_by_runtime(node)}
 
 
-def _as_written(model: ir.Model, executed: tuple[str, ...]) -> bool:
-    """Whether the runtime ran exactly the file's nodes, in the file's order."""
-    floating = floating_names(model)
+def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
+    """Whether the runtime ran exactly the file's nodes, and those of the device in the file's order."""
+    left_out = floating_names(model) | run.foreign
     written = [str(node.name) for node in model.graph]
-    if sorted(written) != sorted(executed):
+    if sorted(written) != sorted(run.executed):
         return False
-    return [n for n in written if n not in floating] == [n for n in executed if n not in floating]
+    return [n for n in written if n not in left_out] == [n for n in run.executed if n not in left_out]
 
 
-def _with_sizes(model: ir.Model, run: _Run) -> ir.Model:
+def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
     """The model with the sizes the run showed, left out where another run could show others."""
     try:
         shapes.infer_once(model, "the optimized model")

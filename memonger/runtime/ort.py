@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memonger.device import Device
-from memonger.errors import RuntimeUnavailableError, SessionError
+from memonger.cuda import Cuda
+from memonger.device import CPU, Device
+from memonger.errors import SessionError
 from memonger.load import external_tensors
 from memonger.runtime import memory, weights
 from memonger.runtime.module import onnxruntime
@@ -42,17 +43,24 @@ def machine_digest() -> str:
 
 
 def check_device(device: Device) -> None:
-    """The device's provider is there.
+    """The device is there, and all that onnxruntime needs for it.
 
     Raises:
         RuntimeUnavailableError: with what is missing and the command that fixes it.
     """
-    providers = onnxruntime().get_available_providers()
-    if device.provider not in providers:
-        raise RuntimeUnavailableError(
-            f"device {device} needs onnxruntime's {device.provider}; this onnxruntime has {', '.join(providers)}. "
-            "Install `pip uninstall onnxruntime && pip install 'memonger[gpu]'`, or plan for the CPU: --device cpu."
-        )
+    if device.kind == "cuda":
+        from memonger.runtime.cuda import missing
+
+        missing.check(device)
+
+
+def machine_name(device: Device) -> str:
+    """What a device-form plan is bound to: a digest of the processor, or a CUDA device's name and cuDNN's version."""
+    if device.kind != "cuda":
+        return machine_digest()
+    from memonger.runtime.cuda import driver, missing
+
+    return f"{driver.name(device)}, CUDA {missing.built_for()}, cuDNN {missing.cudnn_version()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class Options:
         dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
         lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
             session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
+        cuda: How the CUDA provider is set up.
     """
 
     level: str = "ORT_DISABLE_ALL"
@@ -83,18 +92,30 @@ class Options:
     pattern: bool = True
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
     lend_weights: bool = False
+    cuda: Cuda = field(default_factory=Cuda)
 
 
-def make_session(model: ir.Model | Path, device: Device, options: Options) -> Any:
+def make_session(
+    model: ir.Model | Path, device: Device, options: Options, *, pool: Any = None, captures: bool = False
+) -> Any:
     """An ``onnxruntime.InferenceSession`` of a model in memory, or of a file as it stands.
+
+    Args:
+        model: What to run.
+        device: Where.
+        options: How.
+        pool: A `memonger.runtime.cuda.pool.Pool` that takes the place of the CUDA provider's own arena.
+        captures: Whether runs are captured as CUDA graphs.
 
     Raises:
         SessionError: onnxruntime refuses the model; its own words are in the message.
+        RuntimeUnavailableError: the device isn't there.
     """
     check_device(device)
     settings = session_options(options)
+    providers = _providers(device, options.cuda, pool, captures)
     if isinstance(model, Path):
-        return _create(str(model), settings, device)
+        return _create(str(model), settings, device, providers)
     folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
     for folder in folders:  # one at most: a model's external data lies in its own folder
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -102,19 +123,33 @@ def make_session(model: ir.Model | Path, device: Device, options: Options) -> An
     lent: list[Any] = []
     if message is None:
         message, lent = weights.lent_message(model, settings)
-    session = _create(message, settings, device)
+    session = _create(message, settings, device, providers)
     session.memonger_lent = lent  # onnxruntime points into this memory without holding it
     session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
     return session
 
 
-def _create(model: str | bytes, settings: Any, device: Device) -> Any:
-    module = onnxruntime()
-    providers: list[Any] = [(device.provider, {"device_id": device.index})] if device.kind == "cuda" else []
+def _providers(device: Device, cuda: Cuda, pool: Any, captures: bool) -> list[Any]:
+    if device.kind != "cuda":
+        return ["CPUExecutionProvider"]
+    own = {"arena_extend_strategy": "kSameAsRequested", **cuda.options()}
+    if device.index:
+        own["device_id"] = str(device.index)
+    if captures:
+        own["enable_cuda_graph"] = "1"
+    return [(device.provider, {**own, **(pool.options() if pool is not None else {})}), "CPUExecutionProvider"]
+
+
+def _create(model: str | bytes, settings: Any, device: Device, providers: list[Any]) -> Any:
     try:
-        return module.InferenceSession(model, settings, providers=[*providers, "CPUExecutionProvider"])
+        session = onnxruntime().InferenceSession(model, settings, providers=providers)
     except Exception as error:  # pybind exceptions share no base class
         raise SessionError(f"onnxruntime refuses the model: {str(error).strip()}") from error
+    if device.provider not in session.get_providers():
+        from memonger.runtime.cuda import missing
+
+        raise missing.unloaded(device)
+    return session
 
 
 def session_options(options: Options) -> Any:
@@ -159,9 +194,31 @@ def enum_of(dtype: ir.DataType) -> int:
     return int(dtype)
 
 
-def bind_output(binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int) -> None:
-    """Let a run write an output to an address of ours, on the CPU."""
-    binding.bind_output(name, "cpu", 0, enum_of(dtype), list(shape), address)
+def bind_output(
+    binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
+) -> None:
+    """Let a run write an output to an address of ours."""
+    binding.bind_output(name, device.kind, device.index, enum_of(dtype), list(shape), address)
+
+
+def bind_input(
+    binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
+) -> None:
+    """Let a run read an input from an address of ours."""
+    binding.bind_input(name, device.kind, device.index, enum_of(dtype), list(shape), address)
+
+
+def run_options(entries: Mapping[str, str]) -> Any:
+    """``onnxruntime.RunOptions`` with config entries."""
+    options = onnxruntime().RunOptions()
+    for key, value in entries.items():
+        options.add_run_config_entry(key, value)
+    return options
+
+
+def is_on(where: Any, device: Device) -> bool:
+    """Whether a session's memory info (of an input or output) means the device's own memory."""
+    return str(where.name).lower() == device.kind or (device.kind == "cpu" and "cpu" in str(where.name).lower())
 
 
 def wrap(value: Any) -> Any:

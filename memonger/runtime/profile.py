@@ -22,12 +22,23 @@ SUFFIX = "_kernel_time"
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """One execution of a node: seconds, and type and shape of each tensor it wrote."""
+    """One execution of a node.
+
+    Attributes:
+        name: The node's.
+        op: Its operator.
+        seconds: How long it ran; on a CUDA device how long its launch took.
+        outputs: Type and shape of each tensor it wrote.
+        provider: The execution provider that ran it.
+        begin: When it began: microseconds since the profile did.
+    """
 
     name: str
     op: str
     seconds: float
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    provider: str = ""
+    begin: int = 0
 
 
 def read_profile(path: Path) -> tuple[NodeRun, ...]:
@@ -46,7 +57,14 @@ def _node_run(event: dict[str, Any]) -> NodeRun:
         for tensor in arguments.get("output_type_shape", ())
         for kind, dims in tensor.items()
     )
-    return NodeRun(event["name"][: -len(SUFFIX)], arguments.get("op_name", ""), event["dur"] / 1e6, outputs)
+    return NodeRun(
+        name=event["name"][: -len(SUFFIX)],
+        op=arguments.get("op_name", ""),
+        seconds=event["dur"] / 1e6,
+        outputs=outputs,
+        provider=arguments.get("provider", ""),
+        begin=event["ts"],
+    )
 
 
 def read_workspace(path: Path) -> dict[str, int]:

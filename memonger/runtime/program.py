@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from memonger import shapes
+from memonger import aliasing, shapes
 from memonger.errors import SessionError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
-from memonger.runtime.optimize import floating_names, inner_names
+from memonger.runtime.calibrate import inner_names
+from memonger.runtime.optimize import floating_names
 from memonger.runtime.weights import LARGE
 
 
@@ -43,6 +44,9 @@ class Program:
         unordered: Names of nodes whose order the runtime decides.
         arena_bytes: Size of the arena.
         workspace_bytes: Most scratch a step takes beside it; 0 if never measured.
+        is_accounted: Whether arena and scratch are all that a run takes: the scratch was measured, and the runtime is
+            left no value to hold that could be large.
+        replacing: Outputs that are written over persistent inputs.
     """
 
     inputs: tuple[feeding.Input, ...]
@@ -54,6 +58,8 @@ class Program:
     unordered: frozenset[str]
     arena_bytes: int
     workspace_bytes: int
+    is_accounted: bool
+    replacing: frozenset[str]
 
 
 def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
@@ -74,7 +80,27 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
         arena_bytes=plan.arena_bytes,
         workspace_bytes=plan.workspace_bytes or 0,
+        is_accounted=plan.workspace is not None and not _held_by_runtime(plan),
+        replacing=frozenset(plan.graph.values[new] for pairs in plan.graph.updates for _, new in pairs),
     )
+
+
+def _held_by_runtime(plan: Plan) -> bool:
+    """Whether the runtime holds a value of its own on the device, one that isn't empty."""
+    graph = plan.graph
+    written = {value for pairs in graph.updates for _, value in pairs}
+    by_name = {value.name: value for node in plan.model.graph for value in node.outputs}
+    for value in (v for writes in graph.writes for v in writes):
+        name = graph.values[value]
+        if graph.planned[value] or value in written or name in plan.host:
+            continue
+        found = by_name[name]
+        if not graph.sizes[value] and shapes.static_shape(found) is not None:
+            continue
+        producer = found.producer()
+        if producer is None or not aliasing.held_by_runtime(producer):
+            return True
+    return False
 
 
 def _places(plan: Plan) -> tuple[Place, ...]:

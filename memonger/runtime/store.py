@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger import shapes
+from memonger.device import CPU, Device
 from memonger.errors import SessionError
 from memonger.liveness import ALIGNMENT
-from memonger.runtime.arena import HostArena
+from memonger.runtime.arena import make_arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,15 @@ class Slot:
 class Store:
     """Tensors one after the other in one stretch of memory, zero at first.
 
+    Args:
+        values: What is stored, by name.
+        device: Where.
+
     Attributes:
         slots: By name, in the order given.
     """
 
-    def __init__(self, values: Mapping[str, ir.Value]) -> None:
+    def __init__(self, values: Mapping[str, ir.Value], device: Device = CPU) -> None:
         self.slots: dict[str, Slot] = {}
         end = 0
         for name, value in values.items():
@@ -38,7 +43,7 @@ class Store:
                 raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
             self.slots[name] = Slot(value.dtype, dims, end)
             end += -(-size // ALIGNMENT) * ALIGNMENT
-        self.arena = HostArena(end)
+        self.arena = make_arena(end, device)
 
     def __contains__(self, name: str) -> bool:
         return name in self.slots
@@ -48,17 +53,20 @@ class Store:
         return self.arena.address + self.slots[name].offset
 
     def array(self, name: str) -> np.ndarray:
-        """The tensor itself, not a copy."""
+        """The tensor itself where it lies on the host, else a copy. Not to be written to."""
         slot = self.slots[name]
-        return self.arena.view(slot.offset, slot.dtype.numpy(), slot.shape)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All tensors themselves."""
-        return {name: self.array(name) for name in self.slots}
+        return self.arena.read(slot.offset, slot.dtype.numpy(), slot.shape, copy=False)
 
     def fill(self, name: str, content: Any) -> None:
-        """Write a tensor's content."""
-        self.array(name)[...] = content
+        """Write a tensor's content: an array of its shape, or one number."""
+        slot = self.slots[name]
+        self.arena.write(slot.offset, np.broadcast_to(np.asarray(content, slot.dtype.numpy()), slot.shape))
+
+    def copy_in(self, name: str, source: int) -> None:
+        """Copy a tensor's content from an address of the same device."""
+        slot = self.slots[name]
+        bits = slot.dtype.bitwidth * int(np.prod(slot.shape, dtype=np.int64))
+        self.arena.copy_in(slot.offset, source, -(-bits // 8))
 
     @property
     def nbytes(self) -> int:

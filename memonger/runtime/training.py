@@ -17,9 +17,10 @@ from memonger.planning import search_plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import memory
 from memonger.runtime import state as states
-from memonger.runtime.arena import HostArena
+from memonger.runtime.arena import make_arena
 from memonger.runtime.bound import BoundPlan
-from memonger.runtime.session import check_stamp, device_of, verified
+from memonger.runtime.program import program_of
+from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
 from memonger.scratch import ScratchFolder
 from memonger.training import Training
@@ -43,6 +44,7 @@ class TrainingSession:
         random_key: What the model's random numbers derive from, 0 to 2³²−1.
         intra_op_threads: Threads within a node; 0 is the plan's own setting.
         check_order: See `memonger.Session`.
+        cuda_graph: See `memonger.Session`.
 
     Attributes:
         learning_rate: Used by each step that isn't given another; the optimizer's own at first.
@@ -63,7 +65,9 @@ class TrainingSession:
         random_key: int = 0,
         intra_op_threads: int = 0,
         check_order: bool = True,
+        cuda_graph: str = "auto",
     ) -> None:
+        check_graphs(cuda_graph)
         plans = [verified(one) for one in (plan, accumulation) if one is not None]
         self._roles = [_roles(one) for one in plans]
         self.device = device_of(plans[0], device)
@@ -76,19 +80,20 @@ class TrainingSession:
         self._names = tuple(values)
         known = self._roles[0]
         kept = (*known.parameters, *known.statistics)
-        self._weights = Store({name: values[name] for name in kept})
-        self._state = Store({name: value for name, value in values.items() if name not in kept})
+        check_room(plans, [program_of(one) for one in plans], self.device)
+        self._weights = Store({name: values[name] for name in kept}, self.device)
+        self._state = Store({name: value for name, value in values.items() if name not in kept}, self.device)
         self._fill(plans[0].model)
         scalars = {role for roles in self._roles for role in roles.scalars}
         self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
         self.learning_rate = _default_rate(plans[0].model, known)
         self.random_key, self.steps, self.skipped_steps = random_key, 0, 0
-        self._arena = HostArena(max(one.arena_bytes for one in plans))
+        self._arena = make_arena(max(one.arena_bytes for one in plans), self.device)
         self._forward = forward.extract(plans[0].model, self._name)
         self._evaluation: BoundPlan | None = None
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
-        self._threads = intra_op_threads or plans[0].threads
+        self._threads, self._graphs = intra_op_threads or plans[0].threads, cuda_graph
         self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
         del plan, accumulation, plans, one, values  # with the models, whose weights would be there twice
         memory.settle()
@@ -196,7 +201,8 @@ class TrainingSession:
         plan = search_plan(
             Model(self._forward, self._name), mode="inference", device=self.device, threads=self._threads
         )
-        arena = self._arena if plan.arena_bytes <= self._arena.size else HostArena(plan.arena_bytes)
+        fits = plan.arena_bytes <= self._arena.size and self._arena.address
+        arena = self._arena if fits else make_arena(plan.arena_bytes, self.device)
         inputs = {str(value.name) for value in plan.model.graph.inputs}
         fixed = {name: self._weights for name in self._weights.slots if name in inputs}
         return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True)
@@ -228,7 +234,7 @@ class TrainingSession:
                     f"'{name}' is {here.dtype}{list(here.shape)}, what was given is {given.dtype}{list(given.shape)}."
                 )
         for name in wanted:
-            self._array(name)[...] = tensors[name]
+            self._write(name, np.asarray(tensors[name]))
 
     def save(self, path: str | Path) -> None:
         """Write the training state, whole or not at all: `load` continues from it bit for bit.
@@ -249,7 +255,7 @@ class TrainingSession:
         self._check_held()
         state = states.load(Path(path), {name: self._array(name) for name in self._saved()})
         for name, array in state.tensors.items():
-            self._array(name)[...] = array
+            self._write(name, array)
         self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
 
     def export(self, path: str | Path, model: Source | Model | None = None) -> None:
@@ -280,12 +286,25 @@ class TrainingSession:
         self._released, self._has_outputs = folder, False
         self._state.arena.discard()
         self._arena.discard()
+        if self._evaluation is not None and not self._evaluation.arena.address:  # a CUDA device's memory is gone
+            self._evaluation.move(make_arena(self._evaluation.program.arena_bytes, self.device))
         try:
             yield self
         finally:
             self._state.arena.restore(kept)
+            self._arena.take_again()
+            self._rebind()
             self._released = None
             folder.remove()
+
+    def _rebind(self) -> None:
+        """Bind to where memory lies that was given back and taken again: elsewhere, on a CUDA device."""
+        if self.device.kind != "cuda":
+            return
+        for bound in self._bound:
+            bound.bind()
+        if self._evaluation is not None and self._evaluation.program.arena_bytes <= self._arena.size:
+            self._evaluation.move(self._arena)
 
     def _check_held(self) -> None:
         if self._released is not None:
@@ -295,8 +314,24 @@ class TrainingSession:
         accumulated = {name for roles in self._roles for name in roles.accumulated.values()}
         return [name for name in self._names if name not in accumulated]
 
+    def _store(self, name: str) -> Store:
+        return self._weights if name in self._weights else self._state
+
     def _array(self, name: str) -> np.ndarray:
-        return (self._weights if name in self._weights else self._state).array(name)
+        return self._store(name).array(name)
+
+    def _write(self, name: str, content: np.ndarray) -> None:
+        self._store(name).fill(name, content)
+
+    @property
+    def cuda_graph(self) -> bool:
+        """Whether steps are captured as a CUDA graph and replayed."""
+        return all(bound.engine.captures for bound in self._bound)
+
+    @property
+    def why_no_cuda_graph(self) -> str:
+        """What stands against it; empty where nothing does."""
+        return next((bound.engine.why_not for bound in self._bound if bound.engine.why_not), "")
 
     def _set(self, role: str, content: float | None) -> None:
         if role in self._scalars and content is not None:
@@ -306,12 +341,14 @@ class TrainingSession:
         for name in self._names:
             tensor = model.graph.initializers[name].const_value if name in model.graph.initializers else None
             if tensor is not None:
-                self._array(name)[...] = tensor.numpy()
+                self._write(name, tensor.numpy())
 
     def _bind(self, plan: Plan, roles: Training, check_order: bool) -> BoundPlan:
         fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
-        return BoundPlan(plan, self.device, self._arena, fixed, scalars, roles.updates, self._threads, check_order)
+        return BoundPlan(
+            plan, self.device, self._arena, fixed, scalars, roles.updates, self._threads, check_order, self._graphs
+        )
 
 
 def _roles(plan: Plan) -> Training:

@@ -1,0 +1,72 @@
+"""The CUDA form: what onnxruntime's CUDA provider can't run, written in operators that it has kernels for.
+
+What it has no kernel for it leaves to the CPU, with copies before and after: each waits for the device, and forbids
+CUDA graphs. What it refuses fails the whole session. Both were found by making sessions of onnxruntime-gpu 1.31.1;
+what has a rule here is one or the other. Nothing but standard operators is written, and nothing of it needs a device:
+the same model runs on the CPU and gives the same numbers.
+"""
+
+import dataclasses
+import logging
+
+import onnx_ir as ir
+
+from memonger import shapes
+from memonger.cuda_form import bits as bits  # registers its rules
+from memonger.cuda_form import convolution as convolution
+from memonger.cuda_form import normalization as normalization
+from memonger.cuda_form import parallel
+from memonger.cuda_form.replacing import put_in_place
+from memonger.cuda_form.rules import RULES
+from memonger.gradients import prepare
+from memonger.gradients.emitter import Emitter
+from memonger.load import Model
+
+logger = logging.getLogger(__name__)
+
+
+def write_out(model: Model) -> Model:
+    """Write a model such that onnxruntime's CUDA provider runs as much of it as can be.
+
+    Values keep their names, and nodes that stay theirs. The metadata of a node that is replaced goes to the one that
+    computes its first output (`marks.spread`). Nodes of unknown shape, and those in subgraphs, stay as they are.
+
+    Args:
+        model: Not changed. Where nothing is written out, it is what is returned.
+
+    Raises:
+        PlanError: something has to be written out in a newer operator set than the model's, and onnx's converter can't
+            raise it.
+    """
+    if not any(_has_rule(node) for node in model.ir.graph):
+        return model
+    copy = prepare.raise_opset(model.ir.clone(), model.name)
+    op = Emitter(copy)
+    parallel.merge(copy.graph, op)
+    counts: dict[str, int] = {}
+    for node in list(copy.graph):
+        if node.graph is not None and _has_rule(node) and _write(copy.graph, node, op):
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    if not counts:
+        return model
+    found = ", ".join(f"{count} {op_type}" for op_type, count in sorted(counts.items()))
+    logger.info("%s: %s written out for CUDA.", model.name, found)
+    return dataclasses.replace(model, ir=copy)
+
+
+def _has_rule(node: ir.Node) -> bool:
+    if node.domain != "" or node.op_type not in RULES:
+        return False
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.name]
+    return all(v.dtype is not None and shapes.static_shape(v) is not None for v in values)
+
+
+def _write(graph: ir.Graph, node: ir.Node, op: Emitter) -> bool:
+    """Write one node out. Returns whether it was."""
+    with op.at(str(node.name)):
+        results = RULES[node.op_type](op, node)
+    if results is None:
+        op.nodes = []
+        return False
+    put_in_place(graph, node, results, op)
+    return True

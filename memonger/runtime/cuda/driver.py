@@ -1,0 +1,141 @@
+"""The CUDA driver: the devices there are, their memory, and copies to and from it.
+
+Through NVIDIA's own `cuda-bindings` and the device's primary context, which onnxruntime and PyTorch use as well: an
+address of one is an address for all.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from memonger.device import Device
+from memonger.errors import SessionError
+from memonger.runtime.cuda import missing
+from memonger.units import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of a device that are free, and all it has, by the driver's word: other processes' use counts as used."""
+
+    free: int
+    total: int
+
+
+def device_count() -> int:
+    """How many devices the driver shows (``CUDA_VISIBLE_DEVICES`` counts).
+
+    Raises:
+        RuntimeUnavailableError: no driver.
+    """
+    return int(_done(missing.driver().cuDeviceGetCount(), "counting devices"))
+
+
+def name(device: Device) -> str:
+    """The device's name and compute capability, as ``NVIDIA H200 (9.0)``."""
+    driver = missing.driver()
+    handle = _handle(device.index)
+    text = bytes(_done(driver.cuDeviceGetName(128, handle), "asking a device's name")).split(b"\0")[0].decode()
+    attributes = driver.CUdevice_attribute
+    major, minor = (
+        int(_done(driver.cuDeviceGetAttribute(attribute, handle), "asking a device's capability"))
+        for attribute in (
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    return f"{text} ({major}.{minor})"
+
+
+def room(device: Device) -> Room:
+    """How much of the device's memory is free now."""
+    activate(device.index)
+    free, total = _done(missing.driver().cuMemGetInfo(), "asking for free memory")
+    return Room(int(free), int(total))
+
+
+def activate(index: int) -> None:
+    """Make a device the calling thread's own."""
+    driver = missing.driver()
+    _done(driver.cuCtxSetCurrent(_context(index)), f"taking device cuda:{index}")
+
+
+def synchronize(index: int) -> None:
+    """Wait until all work on a device is done, whoever gave it."""
+    activate(index)
+    _done(missing.driver().cuCtxSynchronize(), f"waiting for device cuda:{index}")
+
+
+def allocate(index: int, size: int) -> int:
+    """Take memory of a device; returns its address.
+
+    Raises:
+        SessionError: there isn't as much; it says how much there is.
+    """
+    activate(index)
+    driver = missing.driver()
+    error, address = driver.cuMemAlloc(max(size, 1))
+    if error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        left = room(Device("cuda", index))
+        raise SessionError(
+            f"{format_size(size)} can't be allocated on cuda:{index}: {format_size(left.free)} of "
+            f"{format_size(left.total)} are free."
+        )
+    return int(_done((error, address), f"allocating {size} bytes on cuda:{index}"))
+
+
+def free(index: int, address: int) -> None:
+    """Give back what `allocate` took; waits for the work that uses it."""
+    activate(index)
+    _done(missing.driver().cuMemFree(address), f"freeing memory of cuda:{index}")
+
+
+def to_device(index: int, target: int, source: int, size: int) -> None:
+    """Copy bytes from host memory, and wait until they are there."""
+    activate(index)
+    driver = missing.driver()
+    _done(driver.cuMemcpyHtoD(target, source, size), f"copying {size} bytes to cuda:{index}")
+    # The copy of pageable memory may return with its last part still on the way, and onnxruntime's stream doesn't wait.
+    _done(driver.cuStreamSynchronize(0), f"copying {size} bytes to cuda:{index}")
+
+
+def to_host(index: int, target: int, source: int, size: int) -> None:
+    """Copy bytes to host memory."""
+    activate(index)
+    _done(missing.driver().cuMemcpyDtoH(target, source, size), f"copying {size} bytes from cuda:{index}")
+
+
+def within(index: int, target: int, source: int, size: int) -> None:
+    """Copy bytes from one address of a device to another, and wait until they are there."""
+    activate(index)
+    driver = missing.driver()
+    _done(driver.cuMemcpyDtoD(target, source, size), f"copying {size} bytes on cuda:{index}")
+    _done(driver.cuStreamSynchronize(0), f"copying {size} bytes on cuda:{index}")
+
+
+def set_bytes(index: int, target: int, byte: int, size: int) -> None:
+    """Set every byte of a stretch, and wait until it is done."""
+    activate(index)
+    driver = missing.driver()
+    _done(driver.cuMemsetD8(target, byte, size), f"setting {size} bytes on cuda:{index}")
+    _done(driver.cuStreamSynchronize(0), f"setting {size} bytes on cuda:{index}")
+
+
+@cache
+def _handle(index: int) -> Any:
+    return _done(missing.driver().cuDeviceGet(index), f"taking device cuda:{index}")
+
+
+@cache
+def _context(index: int) -> Any:
+    """The device's primary context. It is kept to the process's end: onnxruntime never gives it up either."""
+    return _done(missing.driver().cuDevicePrimaryCtxRetain(_handle(index)), f"taking device cuda:{index}")
+
+
+def _done(result: tuple[Any, ...], what: str) -> Any:
+    """What a call of the driver gives beside its error code."""
+    driver, error = missing.driver(), result[0]
+    if error != driver.CUresult.CUDA_SUCCESS:
+        words = driver.cuGetErrorString(error)[1]
+        raise SessionError(f"{what} failed: {words.decode() if words else error}.")
+    return result[1] if len(result) == 2 else result[1:]

@@ -1,0 +1,204 @@
+"""What onnxruntime's CUDA provider allocates for one session, handed out by us instead of its own arena.
+
+Left alone the provider's arena grows by powers of two and never shrinks, and nothing says what it is for. Its options
+``gpu_external_alloc`` and ``gpu_external_free`` take two functions instead. With every planned value bound to an
+address two kinds of requests are left: weights while the session is made, and scratch of kernels (cuDNN's workspace).
+"""
+
+import ctypes
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from memonger.device import Device
+from memonger.errors import MemongerError
+from memonger.runtime.cuda import driver
+from memonger.units import format_size
+
+GRAIN = 256  # bytes; what CUDA aligns allocations to
+
+_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_EMPTY = ctypes.CFUNCTYPE(None)
+
+
+class Region:
+    """First fit in a stretch of bytes; the same requests in the same order always get the same offsets.
+
+    Args:
+        capacity: Bytes; None for as many as are asked for.
+
+    Attributes:
+        high: The end of the furthest stretch ever taken.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity, self.high = capacity, 0
+        self._taken: list[tuple[int, int]] = []  # (begin, end), by begin
+
+    def take(self, size: int) -> int | None:
+        """Offset of a free stretch, a multiple of `GRAIN`; None if there is none."""
+        size = -(-max(size, 1) // GRAIN) * GRAIN
+        begin = place = 0
+        for taken, end in self._taken:
+            if taken - begin >= size:
+                break
+            begin, place = end, place + 1
+        if self.capacity is not None and begin + size > self.capacity:
+            return None
+        self._taken.insert(place, (begin, begin + size))
+        self.high = max(self.high, begin + size)
+        return begin
+
+    def give(self, offset: int) -> bool:
+        """Free the stretch that begins there; False if none does."""
+        place = bisect_left(self._taken, (offset, 0))
+        if place == len(self._taken) or self._taken[place][0] != offset:
+            return False
+        del self._taken[place]
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An allocation (``size`` bytes), or the freeing of one (None), at ``nanoseconds`` of the system's clock."""
+
+    nanoseconds: int
+    address: int
+    size: int | None
+
+
+class Pool:
+    """The device memory of one onnxruntime session beside our arena: weights, and one region for scratch.
+
+    Args:
+        device: Where.
+
+    Attributes:
+        weight_bytes: What the session took while it was made.
+        scratch_bytes: Size of the region.
+        overflow_bytes: The most that didn't fit the region at any time.
+        refused: Why the last request was refused; None if none was.
+        events: Every request, while `recording`; None otherwise.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.weight_bytes = self.scratch_bytes = self.overflow_bytes = 0
+        self.refused: str | None = None
+        self.events: list[Event] | None = None
+        self._base = self._beside = 0
+        self._region, self._capped, self._loaded = Region(0), False, False
+        self._own: dict[int, int] = {}  # address → bytes of what lies outside the region
+        self._calls = _ALLOCATE(self._allocate), _FREE(self._free), _EMPTY(lambda: None)
+
+    def options(self) -> dict[str, str]:
+        """The provider options that make a session use the pool, which has to outlive it."""
+        names = ("gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache")
+        found = (ctypes.cast(call, ctypes.c_void_p).value for call in self._calls)
+        return {name: str(address) for name, address in zip(names, found, strict=True)}
+
+    def loaded(self) -> None:
+        """Say that the session is made: what it holds by now are its weights."""
+        self.weight_bytes, self._loaded = sum(self._own.values()), True
+
+    def reserve(self, size: int) -> None:
+        """Take the region that scratch is handed out from.
+
+        Raises:
+            SessionError: the device hasn't that much.
+        """
+        self.scratch_bytes = -(-size // GRAIN) * GRAIN
+        self._region = Region(self.scratch_bytes)
+        if size:
+            self._base = driver.allocate(self.device.index, self.scratch_bytes)
+
+    def cap(self) -> None:
+        """Refuse from now on what doesn't fit the region: a wrong prediction is an error, not an overrun."""
+        self._capped = True
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Event]]:
+        """Note every request in a list."""
+        found: list[Event] = []
+        self.events = found
+        try:
+            yield found
+        finally:
+            self.events = None
+
+    def close(self) -> None:
+        """Give everything back. Nothing of the session may be used any more."""
+        for address in (*self._own, *([self._base] if self._base else [])):
+            driver.free(self.device.index, address)
+        self._own.clear()
+        self._base, self._region, self._capped = 0, Region(0), True
+
+    def _allocate(self, size: int) -> int | None:
+        """Called by onnxruntime, from C: no exception may leave it."""
+        try:
+            offset = self._region.take(size)
+            address = self._base + offset if offset is not None else self._outside(size)
+        except MemongerError as error:
+            self.refused = str(error)
+            return None
+        if self.events is not None and address is not None:
+            self.events.append(Event(time.time_ns(), address, size))
+        return address
+
+    def _outside(self, size: int) -> int | None:
+        if self._capped:
+            self.refused = (
+                f"a kernel asked for {format_size(size)} of scratch on {self.device}, and the plan measured "
+                f"{format_size(self.scratch_bytes)}: plan the model again on this device (--device {self.device})"
+            )
+            return None
+        address = driver.allocate(self.device.index, size)
+        self._own[address] = size
+        if self._loaded:
+            self.overflow_bytes = max(self.overflow_bytes, sum(self._own.values()) - self.weight_bytes)
+        return address
+
+    def _free(self, address: int | None) -> None:
+        """Called by onnxruntime, from C."""
+        if address is None:
+            return
+        if self.events is not None:
+            self.events.append(Event(time.time_ns(), address, None))
+        if not self._region.give(address - self._base) and self._own.pop(address, None) is not None:
+            driver.free(self.device.index, address)
+
+
+def scratch_by_node(events: list[Event], intervals: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Bytes of scratch each node's kernel took at most, as a `Region` hands them out; 0 is left out.
+
+    Scratch is what is allocated and freed while the node runs; what stays longer is an output.
+
+    Args:
+        events: Requests of one run or several.
+        intervals: Node name → nanoseconds of the system's clock between which it ran, of each run: disjoint.
+    """
+    spans = sorted((begin, end, name) for name, (begin, end) in intervals.items())
+    begins = [begin for begin, _, _ in spans]
+    freed: dict[int, list[int]] = {}
+    for number, event in enumerate(events):
+        if event.size is None:
+            freed.setdefault(event.address, []).append(number)
+    regions: dict[str, Region] = {}
+    offsets: dict[int, tuple[str, int]] = {}
+    for number, event in enumerate(events):
+        if event.size is None:
+            name, offset = offsets.pop(event.address, ("", 0))
+            if name:
+                regions[name].give(offset)
+            continue
+        place = bisect_left(begins, event.nanoseconds + 1) - 1
+        gone = next((n for n in freed.get(event.address, ()) if n > number), None)
+        if place < 0 or gone is None or events[gone].nanoseconds > spans[place][1]:
+            continue
+        name = spans[place][2]
+        offset = regions.setdefault(name, Region()).take(event.size) or 0
+        offsets[event.address] = name, offset
+    return {name: region.high for name, region in regions.items() if region.high}

@@ -1,0 +1,215 @@
+"""One onnxruntime session that runs plans: how it is made, where inputs and outputs lie, whether it keeps the order."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from memonger.cuda import Cuda
+from memonger.device import Device
+from memonger.errors import SessionError
+from memonger.runtime import ort, profile
+from memonger.runtime.program import Group
+from memonger.scratch import ScratchFolder
+
+
+class Engine:
+    """An onnxruntime session, and whether it was seen to follow the planned order.
+
+    Args:
+        group: Plans of one structure.
+        device: Where to run.
+        threads: Threads within a node; 0 leaves it to onnxruntime.
+        check_order: Compare the order of the first run with the plan.
+        cuda: How the CUDA provider is set up.
+        graphs: Whether runs are captured as CUDA graphs: ``auto`` where it can be, ``on``, ``off``.
+
+    Attributes:
+        session: The ``onnxruntime.InferenceSession``.
+        pool: What it takes of a CUDA device beside the arena; None on the CPU.
+        captures: Whether its runs are captured as CUDA graphs.
+        why_not: Why they aren't; empty if they are.
+
+    Raises:
+        SessionError: onnxruntime refuses the model; a planned value lies on the host; ``on`` can't be.
+        RuntimeUnavailableError: the device isn't there.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        device: Device,
+        threads: int,
+        check_order: bool,
+        cuda: Cuda | None = None,
+        graphs: str = "off",
+    ) -> None:
+        self.members, self.programs, self.device = group.members, group.programs, device
+        self.refused: str | None = None
+        self.is_new, self._graphs = True, 0
+        self.pool: Any = None
+        self._folder = ScratchFolder() if check_order else None
+        profile_path = self._folder.path / "first_run" if self._folder is not None else None
+        self._options = ort.Options(in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda())
+        self.captures, self.why_not = False, "CUDA graphs are for CUDA devices" if device.kind != "cuda" else ""
+        if graphs == "off":
+            self.why_not = "they were turned off"
+        elif not self.why_not:
+            self.why_not = self._unfit()
+        self._make(group, graphs)
+        self.hosted = self._hosted_inputs() if device.kind == "cuda" else frozenset()
+        self._check_locations()
+        if self.captures and self.hosted:
+            self._give_up(group, f"input '{min(self.hosted)}' lies in the host's memory")
+        if graphs == "on" and not self.captures:
+            raise SessionError(f"CUDA graphs can't be used: {self.why_not}. Leave it to 'auto', or turn them 'off'.")
+        self._reserve()
+
+    def _make(self, group: Group, graphs: str) -> None:
+        """Make the session, with CUDA graphs if nothing speaks against them that is known by now."""
+        if not self.why_not:
+            try:
+                self.session = self._session(group, captures=True)
+                self.captures = True
+                return
+            except SessionError as error:
+                if graphs == "on":
+                    raise SessionError(f"CUDA graphs can't be used: {error}") from error
+                self.why_not = str(error)
+        self.session = self._session(group, captures=False)
+
+    def _session(self, group: Group, captures: bool) -> Any:
+        if self.device.kind == "cuda":
+            from memonger.runtime.cuda.pool import Pool
+
+            self.close()
+            self.pool = Pool(self.device)
+        session = ort.make_session(group.model, self.device, self._options, pool=self.pool, captures=captures)
+        if self.pool is not None:
+            self.pool.loaded()
+        return session
+
+    def _give_up(self, group: Group, why: str) -> None:
+        self.captures, self.why_not, self.session = False, why, None
+        self.session = self._session(group, captures=False)
+
+    def _unfit(self) -> str:
+        """What is known to stand against a captured run before the session is made."""
+        for program in self.programs:
+            if not program.is_accounted:
+                return f"its scratch wasn't measured: plan the model for this device (--device {self.device})"
+            placed = {place.name for place in program.places} | program.replacing
+            held = next((name for name in program.outputs if name not in placed), None)
+            if held is not None:
+                return f"output '{held}' has no planned address"
+        return ""
+
+    def _hosted_inputs(self) -> frozenset[str]:
+        inputs = zip(self.session.get_inputs(), self.session.get_input_memory_infos(), strict=True)
+        return frozenset(value.name for value, where in inputs if not ort.is_on(where, self.device))
+
+    def _check_locations(self) -> None:
+        """Every planned value is written where the arena lies: a copy at the run's end would overwrite others."""
+        if self.device.kind != "cuda":
+            return
+        placed = {place.name for program in self.programs for place in program.places}
+        outputs = zip(self.session.get_outputs(), self.session.get_output_memory_infos(), strict=True)
+        for value, where in outputs:
+            if value.name in placed and not ort.is_on(where, self.device):
+                raise SessionError(
+                    f"'{value.name}' is computed on the host, and the plan has it in the arena of {self.device}. Plan "
+                    f"the model for this device (--device {self.device})."
+                )
+
+    def _reserve(self) -> None:
+        need = max(program.workspace_bytes for program in self.programs)
+        if self.pool is None:
+            ort.reserve_scratch(self.session, need)
+            return
+        self.pool.reserve(need)
+
+    def _cap(self) -> None:
+        """Scratch was measured for these plans, and all else is bound: more isn't to be had.
+
+        The first run may take more, and gives it back: an exhaustive search for convolution algorithms tries many.
+        """
+        if self.pool is not None and all(program.is_accounted for program in self.programs):
+            self.pool.cap()
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether no run has been compared with the schedule yet."""
+        return self._folder is not None
+
+    @property
+    def accelerator_bytes(self) -> int | None:
+        """Bytes onnxruntime holds of a CUDA device for this session: weights and scratch; None on the CPU."""
+        return None if self.pool is None else int(self.pool.weight_bytes + self.pool.scratch_bytes)
+
+    def run(self, binding: Any, number: int = 0) -> None:
+        """Run once.
+
+        Args:
+            binding: Everything bound.
+            number: Of the CUDA graph this binding's runs are captured in and replayed from.
+
+        Raises:
+            SessionError: the runtime failed, or didn't follow the planned order.
+        """
+        options = None
+        if self.captures:  # a run that is replayed has no order to look at: the checked one isn't captured
+            options = ort.run_options({"gpu_graph_id": str(-1 if self.unchecked else number)})
+        try:
+            self.session.run_with_iobinding(binding, options)
+        except Exception as error:  # pybind exceptions share no base class
+            refused = self.pool.refused if self.pool is not None else None
+            raise SessionError(refused or f"onnxruntime failed: {str(error).strip()}") from error
+        if self._folder is not None:
+            self._check_order(self._folder)
+        if self.is_new:
+            self.is_new = False
+            self._cap()
+
+    def _check_order(self, folder: ScratchFolder) -> None:
+        """Compare the order the first run took with the schedule."""
+        runs = profile.read_profile(Path(self.session.end_profiling()))
+        folder.remove()
+        self._folder = None
+        program = self.programs[0]
+        foreign = {run.name for run in runs if run.provider not in ("", self.device.provider)}
+        left_out = program.unordered | foreign
+        planned = [name for name in program.order if name not in left_out]
+        executed = list(profile.executed_order(runs, left_out))
+        unknown = sorted(foreign - set(program.order) - program.unordered)
+        if planned != executed or unknown:
+            self.refused = order_message(planned, executed, unknown, self.device)
+            raise SessionError(self.refused)
+
+    def next_graph(self) -> int:
+        """A number for a CUDA graph: a binding needs another one whenever its addresses change."""
+        self._graphs += 1
+        return self._graphs
+
+    def close(self) -> None:
+        """Give back what the session took of a CUDA device. It can't run any more."""
+        if self.pool is not None:
+            self.session = None
+            self.pool.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "pool", None) is not None:
+            self.close()
+
+
+def order_message(planned: Sequence[str], executed: Sequence[str], unknown: Collection[str], device: Device) -> str:
+    """What to tell a user whose plan wasn't followed."""
+    step = next((i for i, (a, b) in enumerate(zip(planned, executed, strict=False)) if a != b), len(planned))
+    wanted = planned[step] if step < len(planned) else "the end"
+    ran = executed[step] if step < len(executed) else "the end"
+    what = f"at step {step} the plan has '{wanted}', it ran '{ran}'"
+    if unknown:
+        what = f"it ran '{min(unknown)}' on the CPU, which isn't in the plan"
+    return (
+        f"onnxruntime didn't run the planned order: {what} ({len(planned)} nodes planned, {len(executed)} run). "
+        f"Nothing was returned. Plan the model for this device (--device {device}), which takes over what the runtime "
+        "inserts or inlines."
+    )
