@@ -20,6 +20,10 @@ Every entry was compared, bit for bit, with separate memory on onnxruntime 1.31.
 up to 1,000,003 elements, 1, 2 and 4 threads); of the normalizations, Gemm and the Gelus the source was read too. A
 kernel's own `MayInplace` isn't enough: Normalizer declares it and is wrong. Nor is passing on one machine: what fails
 with another processor's kernel, by its source, isn't in the list. See `NEVER_IN_PLACE`.
+
+For the CUDA provider there is the source alone so far, and the list holds no more than it settles: the views that copy
+nothing between equal addresses, and elementwise kernels, of which each thread writes the element it has read. More than
+two inputs of Max, Min and Sum are accumulated in the output, over inputs not read yet.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 _MS = "com.microsoft"
 _NCHWC = "com.microsoft.nchwc"
 _ML = "ai.onnx.ml"
@@ -127,6 +132,10 @@ def _has_one_input(node: ir.Node) -> bool:
     return len(node.inputs) == 1
 
 
+def _has_two_inputs(node: ir.Node) -> bool:
+    return len(_present(node.inputs)) == 2 and _has_opset_8(node)
+
+
 def _drops_nothing(node: ir.Node) -> bool:
     training = node.inputs[2] if len(node.inputs) > 2 else None
     if training is None or training.name == "":
@@ -180,13 +189,20 @@ def _rules(
 
 def _elementwise(names: str, *inputs: int | None, domain: str = "") -> tuple[AliasRule, ...]:
     reason = "each element is read before it, and it alone, is written"
+    providers = (CPU,) if domain else (CPU, CUDA)
     return tuple(
-        AliasRule(domain, name, source, 0, reason, elementwise=True) for name in names.split() for source in inputs
+        AliasRule(domain, name, source, 0, reason, elementwise=True, providers=providers)
+        for name in names.split()
+        for source in inputs
     )
 
 
+def _both(rules: tuple[AliasRule, ...]) -> tuple[AliasRule, ...]:
+    return tuple(replace(rule, providers=(CPU, CUDA)) for rule in rules)
+
+
 VIEWS: tuple[AliasRule, ...] = (
-    *_rules("Flatten Identity Reshape Squeeze Unsqueeze", _SAME_BYTES),
+    *_both(_rules("Flatten Identity Reshape Squeeze Unsqueeze", _SAME_BYTES)),
     *_rules("ExpandDims", _SAME_BYTES, domain=_MS),
     *_rules("BitCast Expand Tile", _COPY),
     *_rules("Cast", _COPY, condition=_keeps_type),
@@ -203,7 +219,8 @@ IN_PLACE: tuple[AliasRule, ...] = (
     *_elementwise("Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less", 0, 1),
     *_elementwise("LessOrEqual Mod Mul Or Pow PRelu Sub Xor", 0, 1),
     *_elementwise("Where", 1, 2),
-    *(replace(rule, condition=_has_opset_8) for rule in _elementwise("Max Mean Min Sum", None)),
+    *(replace(r, condition=_has_opset_8, providers=(CPU,)) for r in _elementwise("Max Mean Min Sum", None)),
+    *(replace(r, condition=_has_two_inputs, providers=(CUDA,)) for r in _elementwise("Max Min Sum", None)),
     *(replace(rule, condition=_has_plain_types) for rule in _elementwise("Cast", 0)),
     *_elementwise("Binarizer Imputer Scaler", 0, domain=_ML),
     *_elementwise("QLinearAdd QLinearMul", 0, 3, domain=_MS),

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from memonger import __version__, training
 from memonger.allocate import allocate, check_layout, lower_bound
 from memonger.allocate.minimalloc_csv import read_problem, write_solution
+from memonger.cuda import GRAPHS, Cuda
 from memonger.differentiate import differentiate
 from memonger.errors import MemongerError
 from memonger.export import command as exporting
@@ -123,13 +124,17 @@ def _planning(model: Path, quiet: bool, flags: dict[str, Any]) -> Iterator[tuple
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
     optimizer = _optimizer(flags)
+    cuda = Cuda(flags.pop("cuda_search"), not flags.pop("small_workspace"), not flags.pop("no_tf32"))
     turned = flags.pop("train_mode", False)
     with _progress(quiet, f"Planning {model.name}") as tell:
         inputs = _read_inputs(flags.pop("inputs"))
         source: Path | Model = model
         if turned:
             source = to_training_mode(model, batch=flags.pop("batch"), dims=flags.pop("dims"))
-        yield source, {**flags, "sharing": sharing, "progress": tell, "inputs": inputs, "optimizer": optimizer}
+        yield (
+            source,
+            {**flags, "sharing": sharing, "progress": tell, "inputs": inputs, "optimizer": optimizer, "cuda": cuda},
+        )
 
 
 def _check_strategy(strategy: str | None, budget: bool, mirror: bool) -> None:
@@ -352,6 +357,13 @@ def _refuse_planning_options(model: Path) -> None:
     click.option("--outputs", type=click.Path(path_type=Path), help="Write the outputs to this .npz."),
     click.option("--compare", is_flag=True, help="Compare outputs, latency and memory with stock onnxruntime."),
     click.option("--against", type=click.Path(path_type=Path), help="Model for the stock sessions; MODEL if left out."),
+    click.option(
+        "--cuda-graph",
+        type=click.Choice(GRAPHS),
+        default="auto",
+        show_default=True,
+        help="Capture runs on a CUDA device once and replay them; auto: where that can be.",
+    ),
     click.option("--runs", type=click.IntRange(1), default=30, show_default=True, help="Timed runs of each session."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs."),
     AS_JSON,
@@ -359,7 +371,7 @@ def _refuse_planning_options(model: Path) -> None:
 )
 def run(
     model: Path, outputs: Path | None, compare: bool, against: Path | None, runs: int, seed: int, as_json: bool,
-    quiet: bool, **flags: Any,
+    quiet: bool, cuda_graph: str, **flags: Any,
 ) -> None:  # fmt: skip
     """Run MODEL as planned; one without a plan is planned first.
 
@@ -378,7 +390,9 @@ def run(
             mode = "training" if training.KEY in loaded.metadata_props else "inference"
             _search(model, quiet, mode=mode, **flags).save(planned)
         del loaded
-        settings = comparing.Settings(runs=runs, seed=seed, threads=flags["threads"], device=flags["device"])
+        settings = comparing.Settings(
+            runs=runs, seed=seed, threads=flags["threads"], device=flags["device"], cuda_graph=cuda_graph
+        )
         with _progress(quiet, f"Running {model.name}") as tell:
             if compare:
                 stock = against if against is not None else model
@@ -395,6 +409,7 @@ def run(
     if result.rows:
         console.print(text.comparison_table(result.rows))
         console.print(text.COMPARISON_NOTE, markup=False, style="dim")
+    if result.verdict:
         console.print(result.verdict, markup=False)
 
 

@@ -1,6 +1,6 @@
 """graph: the planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -65,6 +65,7 @@ def from_model(
     updates: Mapping[str, str] | None = None,
     results: Collection[str] | None = None,
     host: Collection[str] = (),
+    provider: str = aliasing.CPU,
 ) -> Graph:
     """The graph of a lowered model.
 
@@ -76,6 +77,7 @@ def from_model(
             their input where they are computed are planned as any other.
         results: Names of the outputs of the forward pass; None: all outputs.
         host: Names of values that lie elsewhere than on the device: they aren't planned.
+        provider: Whose kernels run the model: onnxruntime's name for it.
 
     Raises:
         PlanError: a size is unknown that should be known; it names the value.
@@ -86,14 +88,15 @@ def from_model(
     nodes = list(model.graph)
     known_sizes = [shapes.nbytes(v) for v in values]
     planned = _planned(model, values, known_sizes, host)
-    replaced = _in_place_updates(model, updates or {}, {v for v, p in zip(values, planned, strict=True) if p})
+    placed = {v for v, p in zip(values, planned, strict=True) if p}
+    replaced = _in_place_updates(model, updates or {}, placed, provider)
     elsewhere = {new for pairs in replaced.values() for _, new in pairs}
     planned = tuple(p and v not in elsewhere for v, p in zip(values, planned, strict=True))
     reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple(size or 0 for size in known_sizes)
     rules = _PairFinder(number, sizes, planned, values, elsewhere)
-    views = tuple(rules.pairs(node, aliasing.view_pairs) for node in nodes)
+    views = tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
         ops=tuple(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes),
@@ -104,7 +107,7 @@ def from_model(
         writes=writes,
         outputs=_unique(number[v] for v in model.graph.outputs),
         views=views,
-        inplace=tuple(rules.pairs(node, aliasing.inplace_pairs) for node in nodes),
+        inplace=tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
         ties=tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
         updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
         forward=_forward(nodes, [v for v in model.graph.outputs if results is None or v.name in results]),
@@ -142,7 +145,7 @@ def _forward(nodes: list[ir.Node], results: list[ir.Value]) -> tuple[bool, ...]:
 
 
 def _in_place_updates(
-    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value]
+    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value], provider: str
 ) -> dict[ir.Node, list[tuple[ir.Value, ir.Value]]]:
     """The updates that are written over their input by the node that computes them.
 
@@ -156,7 +159,7 @@ def _in_place_updates(
     for source, target in updates.items():
         old, new = inputs[source], outputs[target]
         node = new.producer()
-        if node is None or old.is_graph_output() or not _may_replace(node, old, new):
+        if node is None or old.is_graph_output() or not _may_replace(node, old, new, provider):
             continue
         readers = [reader for reader, _ in old.uses()]
         kept = any(aliasing.may_alias_unbound(reader) and not planned.issuperset(reader.outputs) for reader in readers)
@@ -165,10 +168,10 @@ def _in_place_updates(
     return found
 
 
-def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value) -> bool:
+def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> bool:
     read_at = [index for index, value in enumerate(node.inputs) if value is old]
     target = list(node.outputs).index(new)
-    allowed = aliasing.inplace_pairs(node)
+    allowed = aliasing.inplace_pairs(node, provider)
     return not shapes.subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
@@ -201,10 +204,10 @@ class _PairFinder:
     values: list[ir.Value]
     elsewhere: set[ir.Value]
 
-    def pairs(self, node: ir.Node, rule: Callable[[ir.Node], tuple[Pair, ...]]) -> tuple[Pair, ...]:
-        """The rule's (input, output) pairs as value numbers: both planned, of one size and one element type's width."""
+    def pairs(self, node: ir.Node, allowed: tuple[Pair, ...]) -> tuple[Pair, ...]:
+        """Of (input, output) pairs those with both planned, of one size and one element type's width: as numbers."""
         found = []
-        for source, target in rule(node):
+        for source, target in allowed:
             before, after = node.inputs[source], node.outputs[target]
             if before is None or not after.name or before not in self.number:
                 continue

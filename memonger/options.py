@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from memonger.cuda import SEARCHES
 from memonger.errors import PlanError
 from memonger.recompute import STRATEGIES
 from memonger.search import ORDERS
@@ -59,6 +60,10 @@ LOWERING = (
                  help="Improve nothing after that; the plan then depends on the machine's speed."),
     click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  help="An .npz with inputs for the calibrating run."),
+    click.option("--cuda-search", type=click.Choice(SEARCHES), default="heuristic", show_default=True,
+                 help="How cuDNN's algorithms are chosen on CUDA; exhaustive: by timing them in the first run."),
+    click.option("--small-workspace", is_flag=True, help="At most 32 MiB of scratch for a convolution on CUDA."),
+    click.option("--no-tf32", is_flag=True, help="Compute float32 products on CUDA in float32, not in TF32."),
     click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
     click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
@@ -91,7 +96,7 @@ TRAINING = (
 
 ONLY_PLANNING = (
     "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit", "no_inplace",
-    "no_views", "no_reuse",
+    "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32",
 )  # fmt: skip
 """Parameters that make no sense for a plan that is there already."""
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from memonger import file, marks, shapes, training
 from memonger.arrangement import Arrangement, needed_bytes
+from memonger.device import CPU, Device, parse_device
 from memonger.errors import PlanError
 from memonger.graph import Graph, from_model
 from memonger.load import Model
@@ -78,8 +79,14 @@ class Plan(Arrangement):
 
     @property
     def predicted_bytes(self) -> int | None:
-        """What a run takes over the loaded model: arena and scratch. None if the scratch was never measured."""
-        return None if self.workspace_bytes is None else self.arena_bytes + self.workspace_bytes
+        """What a run takes over the loaded model: arena and scratch, and on a CUDA device its inputs, copied there.
+
+        None if the scratch was never measured.
+        """
+        if self.workspace_bytes is None:
+            return None
+        copied = self.input_bytes if parse_device(self.device).kind == "cuda" else 0
+        return self.arena_bytes + self.workspace_bytes + copied
 
     @property
     def required_bytes(self) -> int:
@@ -125,7 +132,7 @@ class Plan(Arrangement):
             VerificationError: its layout is wrong.
         """
         model, header = file.load(Path(path))
-        graph = graph_of(model, None, header.workspace, header.host)
+        graph = graph_of(model, None, header.workspace, header.host, _device(header.device, path))
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in header.offsets if name not in number]
         if unknown:
@@ -191,6 +198,13 @@ class GraphPlan(Arrangement):
         return json.dumps(record, default=str)
 
 
+def _device(text: str, path: str | Path) -> Device:
+    try:
+        return parse_device(text)
+    except PlanError as error:
+        raise file.PlanFileError(f"{path}: its plan is malformed: {error}") from error
+
+
 def parameter_bytes(model: ir.Model, known: Training | None) -> int:
     """Initializers of the model; of a training model all that persists, optimizer state included."""
     graph = model.graph
@@ -214,9 +228,18 @@ def graph_of(
     seconds: Mapping[str, float] | None,
     workspace: Mapping[str, int] | None,
     host: Collection[str] = (),
+    device: Device = CPU,
 ) -> Graph:
     """The graph of a lowered model, with the roles a training model gives its inputs and outputs."""
     known = training.read(model, str(model.graph.name))
     results = {*known.outputs, *([known.loss] if known.loss else [])} if known else None
     updates = known.updates if known else None
-    return from_model(model, seconds=seconds, workspace=workspace, updates=updates, results=results, host=host)
+    return from_model(
+        model,
+        seconds=seconds,
+        workspace=workspace,
+        updates=updates,
+        results=results,
+        host=host,
+        provider=device.provider,
+    )

@@ -214,6 +214,7 @@ def _prepare(
         calibration.seconds if calibration else None,
         calibration.workspace if calibration else None,
         calibration.host if calibration else (),
+        device,
     )
     placed = marks.place(model.ir, lowered.model, model.name)
     known = training.read(lowered.model, model.name)

@@ -144,7 +144,20 @@ def test_training_batch_normalization_and_dropout_share_nothing() -> None:
 
 def test_other_providers_have_no_rules_until_they_are_verified() -> None:
     node = ir.Node("", "Relu", [ir.Value(name="x")])
-    assert aliasing.inplace_pairs(node, "CUDAExecutionProvider") == ()
+    assert aliasing.inplace_pairs(node, "WebGpuExecutionProvider") == ()
+
+
+def test_on_cuda_only_what_is_elementwise_runs_in_place() -> None:
+    x, y, z = (ir.Value(name=name) for name in "xyz")
+    opsets = {"": 20}
+    for op, allowed in (("Relu", True), ("Softmax", False), ("LRN", False), ("LayerNormalization", False)):
+        assert bool(aliasing.inplace_pairs(ir.Node("", op, [x]), aliasing.CUDA)) == allowed
+    pair, three = ir.Node("", "Max", [x, y]), ir.Node("", "Max", [x, y, z])
+    ir.Graph([x, y, z], [], nodes=[pair, three], opset_imports=opsets)
+    assert aliasing.inplace_pairs(pair, aliasing.CUDA) == ((0, 0), (1, 0))
+    assert aliasing.inplace_pairs(three, aliasing.CUDA) == ()
+    assert aliasing.view_pairs(ir.Node("", "Reshape", [x, y]), aliasing.CUDA) == ((0, 0),)
+    assert aliasing.view_pairs(ir.Node("", "Expand", [x, y]), aliasing.CUDA) == ()
 
 
 def test_nodes_that_onnxruntime_may_alias() -> None:
@@ -160,7 +173,7 @@ def test_nodes_that_onnxruntime_may_alias() -> None:
 
 
 def test_the_lists_do_not_contradict_themselves() -> None:
-    rules = [(rule.domain, rule.op, rule.input, rule.output) for rule in aliasing.IN_PLACE]
+    rules = [(r.domain, r.op, r.input, r.output, p) for r in aliasing.IN_PLACE for p in r.providers]
     assert len(set(rules)) == len(rules)
     refused = [(refusal.domain, refusal.op) for refusal in aliasing.NEVER_IN_PLACE]
     assert len(set(refused)) == len(refused)

@@ -15,6 +15,7 @@ from memonger import shapes
 from memonger.cuda_form import bits as bits  # registers its rules
 from memonger.cuda_form import convolution as convolution
 from memonger.cuda_form import normalization as normalization
+from memonger.cuda_form import others as others
 from memonger.cuda_form import parallel
 from memonger.cuda_form.replacing import put_in_place
 from memonger.cuda_form.rules import RULES

@@ -45,7 +45,7 @@ def merge(graph: ir.Graph, op: Emitter) -> int:
         _follow(chains, node, op)
     groups: dict[int, list[ir.Value]] = {}
     for value in chains.roots:
-        if not value.is_graph_output() and any(user.outputs[0] not in chains.roots for user, _ in value.uses()):
+        if _readers(value, chains) and not value.is_graph_output():
             groups.setdefault(chains.keys[value], []).append(value)
     merged = [group for group in groups.values() if len(group) > 1]
     for ends in merged:
@@ -80,6 +80,11 @@ def _key(chains: _Chains, value: ir.Value, op: Emitter) -> int | None:
     return chains.number(("vector", str(value.dtype)))
 
 
+def _readers(end: ir.Value, chains: _Chains) -> list[ir.Node]:
+    """Who reads a chain's value without being of one."""
+    return [user for user in dict.fromkeys(user for user, _ in end.uses()) if user.outputs[0] not in chains.roots]
+
+
 def _merge(graph: ir.Graph, ends: list[ir.Value], chains: _Chains, op: Emitter) -> None:
     """Compute the chains that end with these values as one, and cut out of its end what their readers read."""
     whole = _again(ends, chains, op)
@@ -90,7 +95,7 @@ def _merge(graph: ir.Graph, ends: list[ir.Value], chains: _Chains, op: Emitter) 
     start = 0
     for end in ends:
         stop = start + op.size(end)
-        for reader in list(dict.fromkeys(user for user, _ in end.uses())):
+        for reader in _readers(end, chains):
             _cut(graph, reader, end, whole, start, op)
         start = stop
     drop_unread(graph, ends)

@@ -1,5 +1,6 @@
 """Calibration: one run of a lowered model, for what no inference knows: order, sizes, times, scratch, and locations."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,12 +104,20 @@ def _run_on_cuda(
         raise SessionError(f"{error} {pool.refused}." if pool.refused else str(error)) from error
     with pool.recording() as events:
         _run_once(made, model, given, generated)
-    start = made.get_profiling_start_time_ns()
+    start = _system_time(made.get_profiling_start_time_ns())
     runs = profile.read_profile(Path(made.end_profiling()))
     last = tuple({run.name: run for run in runs}.values())  # of those in subgraphs one of several
     begins = {run.name: start + run.begin * 1000 for run in last}
     spans = {run.name: (begins[run.name], begins[run.name] + round(run.seconds * 1e9) + 999) for run in last}
     return tuple(sorted(last, key=lambda run: run.begin)), pools.scratch_by_node(events, spans)
+
+
+def _system_time(nanoseconds: int) -> int:
+    """A profiler's time on the system's clock: on some platforms it counts from the machine's start."""
+    gap = time.time_ns() - time.monotonic_ns()
+    return (
+        nanoseconds if abs(nanoseconds - time.time_ns()) < abs(nanoseconds - time.monotonic_ns()) else nanoseconds + gap
+    )
 
 
 def _seen(model: ir.Model, device: Device, runs: tuple[profile.NodeRun, ...], workspace: dict[str, int]) -> Run:

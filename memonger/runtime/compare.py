@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.atomic import write_whole
-from memonger.device import parse_device
 from memonger.errors import MemongerError
 from memonger.load import load_as_is
 from memonger.plan import Plan
@@ -25,12 +24,21 @@ ROUNDS = 5  # turns each session takes
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to run: timed runs of each session, seed of random inputs, threads within a node (0: the default), device."""
+    """How to run.
+
+    Attributes:
+        runs: Timed runs of each session.
+        seed: Of random inputs.
+        threads: Threads within a node; 0 is the default.
+        device: Where to run; None: the plan's own.
+        cuda_graph: See `memonger.Session`.
+    """
 
     runs: int = 30
     seed: int = 0
     threads: int = 0
     device: str | None = None
+    cuda_graph: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,27 @@ def run_alone(planned: Path, feeds: feeding.Feeds | None, settings: Settings) ->
     """Run a planned model once."""
     plan = Plan.load(planned)
     given = feeds if feeds is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph), settings.seed)
-    session = Session(plan, device=settings.device, intra_op_threads=settings.threads)
+    session = _session(plan, settings)
     outputs = session.run(given)
     record = {
         "model": str(planned), "device": str(session.device), "arena_bytes": plan.arena_bytes,
         "workspace_bytes": plan.workspace_bytes, "outputs": {name: _described(v) for name, v in outputs.items()},
     }  # fmt: skip
-    return Result(outputs, record)
+    if session.device.kind == "cuda":
+        record.update(cuda_graph=session.cuda_graph, why_no_cuda_graph=session.why_no_cuda_graph or None)
+    return Result(outputs, record, verdict=_graph_verdict(session))
+
+
+def _session(plan: Plan, settings: Settings) -> Session:
+    return Session(plan, device=settings.device, intra_op_threads=settings.threads, cuda_graph=settings.cuda_graph)
+
+
+def _graph_verdict(session: Session) -> str:
+    if session.device.kind != "cuda":
+        return ""
+    return (
+        "Runs are replayed as a CUDA graph." if session.cuda_graph else f"No CUDA graph: {session.why_no_cuda_graph}."
+    )
 
 
 def _described(value: Any) -> Any:
@@ -89,24 +111,41 @@ def compare(
     given = feeds if feeds is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph), settings.seed)
     if not all(isinstance(feed, np.ndarray) and feed.dtype.kind != "O" for feed in given.values()):
         raise MemongerError("--compare takes inputs that are arrays of numbers.")
-    Session(plan, device=settings.device, intra_op_threads=settings.threads).run(given)  # checks the executed order
+    checked = _session(plan, settings)
+    checked.run(given)  # checks the executed order
+    graphs, device = _graph_verdict(checked), checked.device
+    del checked
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
     level, dims = _level(plan, stock), symbolic_sizes(stock, given)
     common: dict[str, Any] = {
         "inputs": str(folder / "inputs.npz"),
         "threads": settings.threads or plan.threads,
-        "device": str(parse_device(settings.device or "cpu")),
+        "device": str(device),
+        "weight_bytes": plan.parameter_bytes,
     }
+    same = None if plan.stamp is None or plan.stamp.cuda is None else asdict(plan.stamp.cuda)
     jobs = {
-        "planned": Job(model=str(planned), outputs=str(folder / "planned.npz"), planned=True, **common),
+        "planned": Job(
+            model=str(planned),
+            outputs=str(folder / "planned.npz"),
+            planned=True,
+            cuda_graph=settings.cuda_graph,
+            **common,
+        ),
         "stock": Job(
-            model=str(stock), outputs=str(folder / "stock.npz"), planned=False, level=level, dims=dims, **common
+            model=str(stock),
+            outputs=str(folder / "stock.npz"),
+            planned=False,
+            level=level,
+            dims=dims,
+            cuda=same,
+            **common,
         ),
         "default": Job(model=str(stock), outputs=str(folder / "default.npz"), planned=False, **common),
     }
     measured = measure_in_turns(jobs, folder, settings.runs, tell)
     outputs = {name: _read(folder / f"{name}.npz") for name in jobs}
-    return _result(plan, planned, level, measured, outputs)
+    return _result(plan, planned, level, measured, outputs, graphs)
 
 
 def measure_in_turns(
@@ -179,6 +218,7 @@ def _result(
     level: str,
     measured: Mapping[str, Measured],
     outputs: Mapping[str, Mapping[str, np.ndarray]],
+    graphs: str,
 ) -> Result:
     ours = measured["planned"]
     rows = [{"session": "planned", "latency_seconds": ours.latency_seconds, "peak_bytes": ours.peak_bytes}]
@@ -193,7 +233,8 @@ def _result(
         "latency_seconds": ours.latency_seconds, "stock_session": sections["stock"],
         "default_session": sections["default"],
     }  # fmt: skip
-    return Result(outputs["planned"], record, tuple(rows), _verdict(plan, ours, sections["stock"]))
+    verdict = " ".join(filter(None, (_verdict(plan, ours, sections["stock"]), graphs)))
+    return Result(outputs["planned"], record, tuple(rows), verdict)
 
 
 def _section(ours: Measured, theirs: Measured, gap: _Difference) -> dict[str, Any]:
@@ -218,8 +259,12 @@ def _verdict(plan: Plan, ours: Measured, section: Mapping[str, Any]) -> str:
     need = plan.workspace_bytes
     scratch = "scratch that was never measured" if need is None else f"{format_size(need)} of scratch"
     measured = "" if ours.peak_bytes is None else f", measured {format_size(ours.peak_bytes)}"
+    arena = format_size(plan.arena_bytes)
+    parts = f"{arena} of arena and {scratch}"
+    if plan.stamp is not None and plan.stamp.cuda is not None:
+        parts = f"{arena} of arena, {scratch} and {format_size(plan.input_bytes)} of inputs"
     return (
-        f"The plan says {format_size(plan.arena_bytes)} of arena and {scratch}{measured}. "
+        f"The plan says {parts}{measured}. "
         f"Outputs against stock onnxruntime at the plan's own level: {_outcome(section)}."
     )
 

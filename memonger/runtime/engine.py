@@ -25,7 +25,8 @@ class Engine:
 
     Attributes:
         session: The ``onnxruntime.InferenceSession``.
-        pool: What it takes of a CUDA device beside the arena; None on the CPU.
+        pool: What it takes of a CUDA device beside the arena; None on the CPU, and where runs are captured: with
+            allocations from outside onnxruntime works on CUDA's legacy stream, which can't be captured.
         captures: Whether its runs are captured as CUDA graphs.
         why_not: Why they aren't; empty if they are.
 
@@ -78,10 +79,10 @@ class Engine:
         self.session = self._session(group, captures=False)
 
     def _session(self, group: Group, captures: bool) -> Any:
-        if self.device.kind == "cuda":
+        self.close()
+        if self.device.kind == "cuda" and not captures:
             from memonger.runtime.cuda.pool import Pool
 
-            self.close()
             self.pool = Pool(self.device)
         session = ort.make_session(group.model, self.device, self._options, pool=self.pool, captures=captures)
         if self.pool is not None:
@@ -122,10 +123,10 @@ class Engine:
 
     def _reserve(self) -> None:
         need = max(program.workspace_bytes for program in self.programs)
-        if self.pool is None:
-            ort.reserve_scratch(self.session, need)
-            return
-        self.pool.reserve(need)
+        if self.pool is not None:
+            self.pool.reserve(need)
+        else:
+            ort.reserve_scratch(self.session, need, self.device)
 
     def _cap(self) -> None:
         """Scratch was measured for these plans, and all else is bound: more isn't to be had.
@@ -139,11 +140,6 @@ class Engine:
     def unchecked(self) -> bool:
         """Whether no run has been compared with the schedule yet."""
         return self._folder is not None
-
-    @property
-    def accelerator_bytes(self) -> int | None:
-        """Bytes onnxruntime holds of a CUDA device for this session: weights and scratch; None on the CPU."""
-        return None if self.pool is None else int(self.pool.weight_bytes + self.pool.scratch_bytes)
 
     def run(self, binding: Any, number: int = 0) -> None:
         """Run once.
@@ -191,9 +187,10 @@ class Engine:
 
     def close(self) -> None:
         """Give back what the session took of a CUDA device. It can't run any more."""
+        self.session = None
         if self.pool is not None:
-            self.session = None
             self.pool.close()
+            self.pool = None
 
     def __del__(self) -> None:
         if getattr(self, "pool", None) is not None:

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from memonger.device import parse_device
+from memonger.cuda import Cuda
+from memonger.device import Device, parse_device
 from memonger.errors import MemongerError, SessionError
 from memonger.runtime import memory, ort
 from memonger.runtime.session import Session
@@ -38,6 +39,9 @@ class Job:
         arena: Whether a stock session's own CPU arena is on.
         pattern: Whether a stock session's own memory pattern is on.
         dims: Sizes of symbolic dimensions that a stock session is told, by name.
+        cuda: Settings of the CUDA provider for a stock session, fields of `Cuda`; None leaves onnxruntime its own.
+        cuda_graph: See `memonger.Session`.
+        weight_bytes: What the weights take of a CUDA device, which isn't counted.
     """
 
     model: str
@@ -50,6 +54,9 @@ class Job:
     arena: bool = True
     pattern: bool = True
     dims: Mapping[str, int] = field(default_factory=dict)
+    cuda: Mapping[str, Any] | None = None
+    cuda_graph: str = "auto"
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +71,19 @@ class Measured:
 def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
     device = parse_device(job.device)
     if job.planned:
-        planned = Session(job.model, device=device, intra_op_threads=job.threads, check_order=False)
-        return lambda: planned.run(feeds, copy=False)  # stock sessions hold their outputs once, too
-    options = ort.Options(job.level, threads=job.threads, arena=job.arena, pattern=job.pattern, dims=job.dims)
+        planned = Session(
+            job.model, device=device, intra_op_threads=job.threads, check_order=False, cuda_graph=job.cuda_graph
+        )
+        copy = device.kind == "cuda"  # there a stock session copies its outputs to the host
+        return lambda: planned.run(feeds, copy=copy)  # stock sessions hold their outputs once, too
+    options = ort.Options(
+        job.level,
+        threads=job.threads,
+        arena=job.arena,
+        pattern=job.pattern,
+        dims=job.dims,
+        cuda=Cuda(**job.cuda) if job.cuda is not None else None,
+    )
     stock = ort.make_session(Path(job.model), device, options)
     names = list(dict.fromkeys(ort.names_of(stock.get_outputs())))
     return lambda: dict(zip(names, stock.run(names, dict(feeds)), strict=True))
@@ -76,10 +93,12 @@ def serve(job: Job) -> None:
     """Measure in this process; rounds are asked for on standard input, answers go to standard output."""
     with np.load(job.inputs) as archive:
         feeds = {name: archive[name] for name in archive.files}
+    device = parse_device(job.device)
+    before = _in_use(device)
     begin = time.perf_counter()
     run = _runner(job, feeds)
     load_seconds = time.perf_counter() - begin
-    peak = _peak(run)
+    peak = _peak(run) if before is None else _device_peak(run, device, before + job.weight_bytes)
     np.savez(job.outputs, **dict[str, Any](run()))
     _answer({"peak_bytes": peak, "load_seconds": load_seconds})
     for line in sys.stdin:
@@ -94,6 +113,32 @@ def _peak(run: Callable[[], object]) -> int | None:
     baseline = memory.settle()
     run()
     return memory.peak_over(baseline, run)
+
+
+def _in_use(device: Device) -> int | None:
+    """Bytes of a CUDA device in use, by the driver, once onnxruntime has its libraries there; None on the CPU."""
+    if device.kind != "cuda":
+        return None
+    from memonger.runtime.cuda import driver, probe
+
+    probe.run(device)
+    room = driver.room(device)
+    return room.total - room.free
+
+
+def _device_peak(run: Callable[[], object], device: Device, baseline: int) -> int:
+    """What is in use after some runs, over what was before the session was made: nothing given back is missed.
+
+    Neither a plan's memory nor onnxruntime's arena shrinks. What an exhaustive search for algorithms took and gave back
+    isn't counted.
+    """
+    from memonger.runtime.cuda import driver
+
+    for _ in range(3):
+        run()
+    driver.synchronize(device.index)
+    room = driver.room(device)
+    return max(0, room.total - room.free - baseline)
 
 
 def _timed(run: Callable[[], object]) -> float:

@@ -79,7 +79,7 @@ class Options:
         dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
         lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
             session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
-        cuda: How the CUDA provider is set up.
+        cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
     """
 
     level: str = "ORT_DISABLE_ALL"
@@ -92,7 +92,7 @@ class Options:
     pattern: bool = True
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
     lend_weights: bool = False
-    cuda: Cuda = field(default_factory=Cuda)
+    cuda: Cuda | None = field(default_factory=Cuda)
 
 
 def make_session(
@@ -113,6 +113,8 @@ def make_session(
     """
     check_device(device)
     settings = session_options(options)
+    if captures:  # weights as large as they are, not in regions of the arena that runs take their scratch from
+        settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     providers = _providers(device, options.cuda, pool, captures)
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
@@ -129,10 +131,10 @@ def make_session(
     return session
 
 
-def _providers(device: Device, cuda: Cuda, pool: Any, captures: bool) -> list[Any]:
+def _providers(device: Device, cuda: Cuda | None, pool: Any, captures: bool) -> list[Any]:
     if device.kind != "cuda":
         return ["CPUExecutionProvider"]
-    own = {"arena_extend_strategy": "kSameAsRequested", **cuda.options()}
+    own = {"arena_extend_strategy": "kSameAsRequested", **cuda.options()} if cuda is not None else {}
     if device.index:
         own["device_id"] = str(device.index)
     if captures:
@@ -176,15 +178,20 @@ def session_options(options: Options) -> Any:
     return settings
 
 
-def reserve_scratch(session: Any, size: int) -> None:
+def reserve_scratch(session: Any, size: int, device: Device = CPU) -> None:
     """Let the session's own arena take one region that all scratch of a run fits into, whichever step needs it.
 
     Left alone the arena takes a region for the first step that needs scratch and keeps it; a later step that needs more
     takes another, and both stay. A region of twice the largest need is always split, never used up by one allocation,
     and so serves all; what of it is never written costs nothing. What loading left free goes back to the system first,
     or the region would lie in it, and stay resident, used or not.
+
+    On a CUDA device all that is taken costs: there the region is the largest need. A step that asks for most of it, and
+    then for more, takes another one of what doesn't fit.
     """
-    if size and hasattr(session, "create_ortvalue_from_shape_and_type"):
+    if size and device.kind == "cuda":
+        session.create_ortvalue_from_shape_and_type([size], np.uint8, "cuda", device.index)
+    elif size and hasattr(session, "create_ortvalue_from_shape_and_type"):
         memory.give_back()
         session.create_ortvalue_from_shape_and_type([2 * size + SCRATCH_MARGIN], np.uint8, "cpu")
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from memonger.cuda import GRAPHS
 from memonger.device import Device, parse_device
-from memonger.errors import PlanFileError, SessionError
-from memonger.plan import Plan
+from memonger.errors import PlanFileError, SessionError, VerificationError
+from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import Arena, make_arena
@@ -18,6 +18,7 @@ from memonger.runtime.binding import bind, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program, check_family, group_plans
 from memonger.units import format_size
+from memonger.verify import verify
 
 Threads = Literal["lock", "arena"]
 
@@ -258,6 +259,7 @@ def check_stamp(plan: Plan, device: Device) -> None:
     ort.check_device(device)
     stamp = plan.stamp
     if stamp is None:
+        _check_portable(plan, device)
         return
     here = {"provider": device.provider, "runtime": ort.runtime_name(), "machine": ort.machine_name(device)}
     for key, found in here.items():
@@ -267,3 +269,16 @@ def check_stamp(plan: Plan, device: Device) -> None:
                 f"the plan is bound to another {key}: it was made for {planned}, this is {found}. Plan the model again "
                 f"here (--device {device}), or make a portable plan (--device none)."
             )
+
+
+def _check_portable(plan: Plan, device: Device) -> None:
+    """A portable plan shares addresses as CPU kernels allow it; those of a CUDA device allow less."""
+    if device.kind != "cuda":
+        return
+    graph = graph_of(plan.model, None, plan.workspace, plan.host, device)
+    try:
+        verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
+    except VerificationError as error:
+        raise PlanFileError(
+            f"the portable plan can't run on {device}: {error} Plan the model for that device (--device {device})."
+        ) from error

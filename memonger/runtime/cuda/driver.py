@@ -4,6 +4,8 @@ Through NVIDIA's own `cuda-bindings` and the device's primary context, which onn
 address of one is an address for all.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -49,21 +51,26 @@ def name(device: Device) -> str:
 
 def room(device: Device) -> Room:
     """How much of the device's memory is free now."""
-    activate(device.index)
-    free, total = _done(missing.driver().cuMemGetInfo(), "asking for free memory")
-    return Room(int(free), int(total))
+    with on(device.index) as driver:
+        free, total = _done(driver.cuMemGetInfo(), "asking for free memory")
+        return Room(int(free), int(total))
 
 
-def activate(index: int) -> None:
-    """Make a device the calling thread's own."""
+@contextmanager
+def on(index: int) -> Iterator[Any]:
+    """The driver with a device as the calling thread's own; which one it had before is the same afterwards."""
     driver = missing.driver()
-    _done(driver.cuCtxSetCurrent(_context(index)), f"taking device cuda:{index}")
+    _done(driver.cuCtxPushCurrent(_context(index)), f"taking device cuda:{index}")
+    try:
+        yield driver
+    finally:
+        driver.cuCtxPopCurrent()
 
 
 def synchronize(index: int) -> None:
     """Wait until all work on a device is done, whoever gave it."""
-    activate(index)
-    _done(missing.driver().cuCtxSynchronize(), f"waiting for device cuda:{index}")
+    with on(index) as driver:
+        _done(driver.cuCtxSynchronize(), f"waiting for device cuda:{index}")
 
 
 def allocate(index: int, size: int) -> int:
@@ -72,53 +79,49 @@ def allocate(index: int, size: int) -> int:
     Raises:
         SessionError: there isn't as much; it says how much there is.
     """
-    activate(index)
-    driver = missing.driver()
-    error, address = driver.cuMemAlloc(max(size, 1))
-    if error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        left = room(Device("cuda", index))
-        raise SessionError(
-            f"{format_size(size)} can't be allocated on cuda:{index}: {format_size(left.free)} of "
-            f"{format_size(left.total)} are free."
-        )
-    return int(_done((error, address), f"allocating {size} bytes on cuda:{index}"))
+    with on(index) as driver:
+        error, address = driver.cuMemAlloc(max(size, 1))
+        if error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            left = room(Device("cuda", index))
+            raise SessionError(
+                f"{format_size(size)} can't be allocated on cuda:{index}: {format_size(left.free)} of "
+                f"{format_size(left.total)} are free."
+            )
+        return int(_done((error, address), f"allocating {size} bytes on cuda:{index}"))
 
 
 def free(index: int, address: int) -> None:
     """Give back what `allocate` took; waits for the work that uses it."""
-    activate(index)
-    _done(missing.driver().cuMemFree(address), f"freeing memory of cuda:{index}")
+    with on(index) as driver:
+        _done(driver.cuMemFree(address), f"freeing memory of cuda:{index}")
 
 
 def to_device(index: int, target: int, source: int, size: int) -> None:
     """Copy bytes from host memory, and wait until they are there."""
-    activate(index)
-    driver = missing.driver()
-    _done(driver.cuMemcpyHtoD(target, source, size), f"copying {size} bytes to cuda:{index}")
-    # The copy of pageable memory may return with its last part still on the way, and onnxruntime's stream doesn't wait.
-    _done(driver.cuStreamSynchronize(0), f"copying {size} bytes to cuda:{index}")
+    with on(index) as driver:
+        _done(driver.cuMemcpyHtoD(target, source, size), f"copying {size} bytes to cuda:{index}")
+        # A copy of pageable memory may return with its last part on the way, and onnxruntime's stream doesn't wait.
+        _done(driver.cuStreamSynchronize(0), f"copying {size} bytes to cuda:{index}")
 
 
 def to_host(index: int, target: int, source: int, size: int) -> None:
     """Copy bytes to host memory."""
-    activate(index)
-    _done(missing.driver().cuMemcpyDtoH(target, source, size), f"copying {size} bytes from cuda:{index}")
+    with on(index) as driver:
+        _done(driver.cuMemcpyDtoH(target, source, size), f"copying {size} bytes from cuda:{index}")
 
 
 def within(index: int, target: int, source: int, size: int) -> None:
     """Copy bytes from one address of a device to another, and wait until they are there."""
-    activate(index)
-    driver = missing.driver()
-    _done(driver.cuMemcpyDtoD(target, source, size), f"copying {size} bytes on cuda:{index}")
-    _done(driver.cuStreamSynchronize(0), f"copying {size} bytes on cuda:{index}")
+    with on(index) as driver:
+        _done(driver.cuMemcpyDtoD(target, source, size), f"copying {size} bytes on cuda:{index}")
+        _done(driver.cuStreamSynchronize(0), f"copying {size} bytes on cuda:{index}")
 
 
 def set_bytes(index: int, target: int, byte: int, size: int) -> None:
     """Set every byte of a stretch, and wait until it is done."""
-    activate(index)
-    driver = missing.driver()
-    _done(driver.cuMemsetD8(target, byte, size), f"setting {size} bytes on cuda:{index}")
-    _done(driver.cuStreamSynchronize(0), f"setting {size} bytes on cuda:{index}")
+    with on(index) as driver:
+        _done(driver.cuMemsetD8(target, byte, size), f"setting {size} bytes on cuda:{index}")
+        _done(driver.cuStreamSynchronize(0), f"setting {size} bytes on cuda:{index}")
 
 
 @cache

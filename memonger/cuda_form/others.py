@@ -1,0 +1,46 @@
+"""Operators that the provider has no kernel for, or refuses with some settings, as what they mean."""
+
+import onnx_ir as ir
+
+from memonger.cuda_form.rules import Written, rule
+from memonger.gradients.emitter import Emitter
+
+
+@rule("LRN")
+def _lrn(op: Emitter, node: ir.Node) -> Written:
+    """cuDNN has a middle channel, so an even number of them is refused.
+
+    The mean is that of a pool over neighbouring channels, whose padding, unequal at its ends, is written before it.
+    """
+    x, size = op.given(node, 0), op.attribute(node, "size", 1)
+    if size % 2 or len(op.dims(x)) < 2:
+        return None
+    batch, channels = op.dims(x)[:2]
+    before = (size - 1) // 2
+    squares = op.reshape(op.Mul(x, x), (batch, 1, channels, -1))
+    padded = op.Pad(squares, op.ints(0, 0, before, 0, 0, 0, size - 1 - before, 0))
+    mean = op.reshape(op.AveragePool(padded, kernel_shape=[size, 1]), op.dims(x))
+    base = op.Add(op.Mul(mean, op.attribute(node, "alpha", 1e-4)), op.attribute(node, "bias", 1.0))
+    return (op.Mul(x, op.Pow(base, -op.attribute(node, "beta", 0.75))),)
+
+
+@rule("Mean")
+def _mean(op: Emitter, node: ir.Node) -> Written:
+    values = [op.given(node, i) for i in range(len(node.inputs))]
+    total = op.Sum(*values) if len(values) > 1 else values[0]
+    return (op.Div(total, float(len(values))),)
+
+
+@rule("LpNormalization")
+def _lp_normalization(op: Emitter, node: ir.Node) -> Written:
+    """Where all numbers are 0, so is the result."""
+    x, axis = op.given(node, 0), op.attribute(node, "axis", -1)
+    reduce = op.ReduceL1 if op.attribute(node, "p", 2) == 1 else op.ReduceL2
+    norm = reduce(x, op.ints(axis), keepdims=1)
+    return (op.Div(x, op.Where(op.Equal(norm, 0.0), op.constant(1.0, x.dtype), norm)),)
+
+
+@rule("Celu")
+def _celu(op: Emitter, node: ir.Node) -> Written:
+    alpha = op.attribute(node, "alpha", 1.0)
+    return (op.Mul(op.Elu(op.Div(op.given(node, 0), alpha)), alpha),)
