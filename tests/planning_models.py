@@ -44,14 +44,14 @@ def marked(model: onnx.ModelProto, key: str, marks: dict[str, str]) -> onnx.Mode
     return copy
 
 
-def network(name: str) -> ir.Model:
-    """A small network of `models`, in training form, with a loss."""
+def network(name: str, training: bool = True) -> ir.Model:
+    """A small network of `models`, in training form, with a loss; or for inference."""
     options = {
         "resnet18": {"image": 32, "width": 0.25, "batch": 16},
         "unet": {"image": 64, "width": 0.125, "batch": 2},
         "gpt": {"num_layers": 2, "width": 32, "seq_len": 16, "vocabulary": 50, "batch": 2},
     }
-    return models.build_ir(name, training=True, **options[name])
+    return models.build_ir(name, training=training, **options[name])
 
 
 def plan(source: object, **options: object) -> memonger.Plan:

@@ -1,5 +1,6 @@
 """Convolutions with one group: forward, input gradient (dx), weight gradient (dw)."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.formulations.harness import Case, Emitter, Formulation
-from benchmarks.formulations.layers import Layer, dense
+from benchmarks.formulations.layers import Layer, dense, values
 from benchmarks.formulations.winograd import winograd
 
 WINOGRAD_CHANNELS = 128  # below, the transforms cost what the products save
@@ -214,10 +215,7 @@ def layer_cases(
     dw: tuple[dict[str, Callable[..., str]], str],
 ) -> Iterator[Case]:
     """Forward, input gradient (unless the input is an image), weight gradient."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((layer.n, layer.c, layer.side, layer.side), np.float32)
-    w = rng.standard_normal((layer.k, layer.c // layer.groups, layer.kernel, layer.kernel), np.float32)
-    dy = rng.standard_normal((layer.n, layer.k, layer.out, layer.out), np.float32)
+    x, w, dy = values(layer).values()
     tx, tw = torch.from_numpy(x), torch.from_numpy(w)
     run = partial(torch.conv2d, stride=layer.stride, padding=layer.pad, groups=layer.groups)
     yield Case(group, f"y  {layer}", {"x": x, "w": w}, run, on(layer, {"Conv": forward}), "Conv")
@@ -233,6 +231,25 @@ def layer_cases(
     yield Case(
         group, f"dw {layer}", {"dy": dy, "x": x}, lambda dy, x: backward(layer, 1)(dy, x, tw), on(layer, dw[0]), dw[1]
     )
+
+
+def layers_of(network: torch.nn.Module, images: torch.Tensor) -> dict[Layer, int]:
+    """The distinct convolutions of a network on square images, in the order they run, and how often each is there."""
+    found: Counter[Layer] = Counter()
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _: object) -> None:
+        assert isinstance(module, torch.nn.Conv2d)
+        n, c, side, _ = inputs[0].shape
+        layer = Layer(n, c, module.out_channels, side, module.kernel_size[0], module.stride[0], module.groups)
+        if module.padding != (layer.pad, layer.pad) or module.dilation != (1, 1):
+            raise ValueError(f"{module} is none of the convolutions that {Layer.__name__} describes.")
+        found[layer] += 1
+
+    hooks = [m.register_forward_hook(count) for m in network.modules() if isinstance(m, torch.nn.Conv2d)]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return dict(found)
 
 
 def cases(batch: int) -> Iterator[Case]:

@@ -1,8 +1,6 @@
-"""What every group of formulations needs: a graph emitter, a session bound to fixed memory, an interleaved clock.
+"""What every group of formulations needs: a graph emitter, sessions on fixed memory, an interleaved clock.
 
-Everything runs as memonger runs it: ORT_DISABLE_ALL, every tensor static, weights as inputs, nodes in file order, every
-value bound to memory that was touched before the clock starts and is reused once its last reader has run; a view has
-its source's address. PyTorch runs in the same process with as many threads.
+Sessions are those of `benchmarks.formulations.binding`; PyTorch runs in the same process with as many threads.
 """
 
 import itertools
@@ -13,18 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from onnx import helper, numpy_helper
+
+from benchmarks.formulations.binding import Array, Memory, Run, bind, expose, session_of
 
 TURNS, TURN_SECONDS = 5, 0.003  # the least turns a runner takes, and about how long each is
 CONFIRM, AGREE = 4, 1.05  # measuring ends when so many least times of each runner lie within this factor
 STALLED = 1.1  # PyTorch slower by this than with one thread: the row counts for nothing
 HOPELESS = 8.0  # a runner so many times slower than the fastest takes two turns
-VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
-Array = np.ndarray
-Run = Callable[[], object]
 Formulation = Callable[..., str | tuple[str, ...]]  # (emitter, *input names) -> output names
 
 
@@ -116,67 +112,17 @@ def model_of(formulation: Formulation, inputs: Mapping[str, Array]) -> tuple[onn
     wanted = [helper.make_empty_tensor_value_info(name) for name in names]
     graph = helper.make_graph(op.nodes, "candidate", infos, wanted, op.constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
-    values = {value.name: value for value in (*inferred.value_info, *inferred.output)}
-    del model.graph.output[:]
-    model.graph.output.extend(values[name] for node in op.nodes for name in node.output)
+    expose(model)
     return model, names
-
-
-def place(graph: onnx.GraphProto, inputs: Mapping[str, Array], keep: Sequence[str]) -> dict[str, Array]:
-    """An array for every value. Values of one size share memory where their lives do not overlap."""
-    arrays, roots = dict(inputs), {}
-    for node in graph.node:
-        if node.op_type in VIEWS:
-            roots[node.output[0]] = roots.get(node.input[0], node.input[0])
-    last = {roots.get(name, name): step for step, node in enumerate(graph.node) for name in node.input}
-    last |= {roots.get(name, name): len(graph.node) for name in keep}
-    infos = {value.name: value.type.tensor_type for value in graph.output}
-    pool: dict[int, list[Array]] = {}
-    alive: dict[str, Array] = {}
-    for step, node in enumerate(graph.node):
-        for name in node.output:
-            shape = [each.dim_value for each in infos[name].shape.dim]
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(infos[name].elem_type))
-            if name in roots:
-                arrays[name] = arrays[roots[name]].reshape(shape)
-                continue
-            size = math.prod(shape) * dtype.itemsize
-            free = pool.get(size)
-            memory = alive[name] = free.pop() if free else np.ones(size + 64, np.uint8)
-            start = -memory.ctypes.data % 64
-            arrays[name] = memory[start : start + size].view(dtype).reshape(shape)
-        for name in [name for name in alive if last.get(name, step) <= step]:
-            pool.setdefault(arrays[name].nbytes, []).append(alive.pop(name))
-    return arrays
-
-
-def session_of(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """A session with memonger's options."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # else its threads spin into PyTorch's time
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def bound(formulation: Formulation, inputs: Mapping[str, Array], threads: int) -> tuple[Run, list[Array]]:
     """A run on fixed memory, and the arrays it writes."""
     model, names = model_of(formulation, inputs)
-    session = session_of(model, threads)
-    arrays = place(model.graph, inputs, names)
-    binding = session.io_binding()
-    for bind, values in ((binding.bind_input, session.get_inputs()), (binding.bind_output, session.get_outputs())):
-        for value in values:
-            array = arrays[value.name]
-            bind(value.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-    def run(_keep: object = arrays) -> None:  # the binding holds addresses only
-        session.run_with_iobinding(binding)
-
-    return run, [arrays[name] for name in names]
+    memory = Memory()
+    given = {name: memory.put(array) for name, array in inputs.items()}
+    ready = bind(session_of(model, threads), model.graph, given, names, memory)
+    return ready.run, [read() for read in ready.outputs]
 
 
 def check(name: str, outputs: Sequence[Array], expected: Sequence[Array], tolerance: float) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 # channels in, channels out, image side, kernel side (3), stride (1)
 RESNET18 = (
     "3 64 224 7 2, 64 64 56, 64 128 56 3 2, 64 128 56 1 2, 128 128 28, 128 256 28 3 2, 256 256 14, 256 512 14 3 2, "
@@ -69,3 +71,14 @@ def depthwise(batch: int) -> list[Layer]:
         c, side, stride = map(int, text.split())
         found.append(Layer(batch, c, c, side, 3, stride, c))
     return found
+
+
+def values(layer: Layer) -> dict[str, np.ndarray]:
+    """Seeded float32 numbers for a layer's image x, weight w and output gradient dy."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "x": (layer.n, layer.c, layer.side, layer.side),
+        "w": (layer.k, layer.c // layer.groups, layer.kernel, layer.kernel),
+        "dy": (layer.n, layer.k, layer.out, layer.out),
+    }
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}

@@ -2,14 +2,14 @@
 
 The output is the inference form with the batch's statistics for running ones: one kernel. The variance is the mean of
 the squared distances from the mean. That takes, for a step or two, one value more of the size of x; what would do
-without it is not as exact. Mean square less squared mean was off by 19 % of the variance on float32 channels whose mean
-is 1,000 times their deviation (and negative at 10,000), where both forms below are within 1e-6 of float64's (onnxruntime
-1.31.1 on the CPU, 8 x 16 x 28 x 28). Distances from another number of the channel take the same memory, and cancel too
-where that number is far off. ReduceSumSquare writes the squares into scratch of that size itself.
+without it is not as exact. Mean square less squared mean was off by 19 % of the variance in float32 where a channel's
+mean is 1,000 times its deviation, and negative at 10,000; both forms below were within 1e-6 of float64's there
+(onnxruntime 1.31.1 on the CPU, 8 x 16 x 28 x 28). Distances from another number of the channel take the same memory,
+and cancel too where that number is far off. ReduceSumSquare writes the squares into scratch of that size itself.
 
 - Two passes: the mean, the distances, and their squares' mean; the squares lie where the distances lay.
 - From a LayerNormalization of each image's channels, whose second and third output are their means and deviations,
-  found in one pass by Welford's updates (Welford 1962). The channel's variance is the mean of theirs and the variance of
+  found in one pass by Welford's updates (Welford 1962). A channel's variance is the mean of theirs and the variance of
   their means (Chan, Golub & LeVeque 1979). The first output is for nothing, but written: x is read twice and written
   once, where two passes read it four times and write twice. It takes more steps on short vectors, and is for large x.
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger import forward, trained
+from memonger.cuda import Cuda
 from memonger.device import Device
 from memonger.errors import SessionError
 from memonger.load import Model, Source
@@ -75,6 +76,8 @@ class TrainingSession:
             check_stamp(one, self.device)
         if not 0 <= random_key < 2**32:
             raise SessionError(f"random_key={random_key} can't be: 0 to {2**32 - 1}.")
+        stamp = plans[0].stamp
+        self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
         self._name = str(plans[0].model.graph.name)
         values = _persistent(plans, self._roles)
         self._names = tuple(values)
@@ -198,14 +201,13 @@ class TrainingSession:
     def _plan_evaluation(self) -> BoundPlan:
         if self._forward is None:
             raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
-        plan = search_plan(
-            Model(self._forward, self._name), mode="inference", device=self.device, threads=self._threads
-        )
+        model = Model(self._forward, self._name)
+        plan = search_plan(model, mode="inference", device=self.device, threads=self._threads, cuda=self._cuda)
         fits = plan.arena_bytes <= self._arena.size and self._arena.address
         arena = self._arena if fits else make_arena(plan.arena_bytes, self.device)
         inputs = {str(value.name) for value in plan.model.graph.inputs}
         fixed = {name: self._weights for name in self._weights.slots if name in inputs}
-        return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True)
+        return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True, self._graphs)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of parameters, running statistics and optimizer state, by name."""
