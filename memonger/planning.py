@@ -76,6 +76,9 @@ def search_plan(
     begin = time.perf_counter()
     with collecting_later():
         job = _prepare(source, batch, dims, tell, options)
+        if job.is_uncalibrated:
+            tell("rehearse")
+            job = _rehearsed(job, begin)
         tell("search")
         found = _decided(job)
         tell("verify")
@@ -115,6 +118,11 @@ def pareto(
         graph, names = bare_graph.from_networkx(source)
         return bare_graph.pareto_of_graph(names, _bare_request(options, graph), points, options.order)
     job = dataclasses.replace(_prepare(source, batch, dims, tell, options), strategy="budget")
+    if job.is_uncalibrated:
+        raise PlanError(
+            f"{job.source.name} doesn't fit {job.device} without a plan, so its scratch can't be measured for a whole "
+            "frontier: plan it for a budget (--budget), or for no device (--device none)."
+        )
     tell("search")
     found = decision.frontier(job.request, points, options.order)
     tell("verify")
@@ -186,6 +194,11 @@ class _Job:
     notes: tuple[str, ...]
     origins: Mapping[str, str]
 
+    @property
+    def is_uncalibrated(self) -> bool:
+        """Whether the model didn't fit its device unplanned, so that its plan has to be calibrated."""
+        return self.lowered.calibration is not None and self.lowered.calibration.workspace is None
+
     def copy(self) -> "_Job":
         """One with a lowered model of its own: finishing a plan changes it."""
         return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
@@ -241,6 +254,30 @@ def _decided(job: _Job) -> Decision:
         raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
 
 
+def _rehearsed(job: _Job, begin: float) -> _Job:
+    """The job with the scratch that a run under a first plan took: one that leaves room for scratch not known yet."""
+    from memonger.runtime.rehearse import rehearse
+
+    request = job.request
+    if request.budget is None:
+        found = _decided(job)
+    else:
+        less = request.base + max(0, request.budget - request.base) * 3 // 4
+        try:
+            found = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
+        except BudgetError as error:
+            least = min(error.smallest, request.budget)
+            found = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
+    workspace = rehearse(_finish(job.copy(), found, begin), job.options.inputs)
+    graph = dataclasses.replace(
+        job.request.graph, workspace=tuple(workspace.get(name, 0) for name in job.request.graph.nodes)
+    )
+    assert job.lowered.calibration is not None
+    calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
+    lowered = dataclasses.replace(job.lowered, calibration=calibration)
+    return dataclasses.replace(job, lowered=lowered, request=dataclasses.replace(job.request, graph=graph))
+
+
 def _bare_request(options: Choices, graph: Graph) -> Request:
     """Sizes of a graph without a model are taken as they are: whoever wants aligned addresses gives aligned sizes."""
     return dataclasses.replace(_request(options, graph, 0), alignment=1)
@@ -272,7 +309,7 @@ def _finish(job: _Job, found: Decision, begin: float) -> Plan:
         device=str(job.device),
         stamp=job.lowered.stamp,
         threads=job.options.threads,
-        workspace=_scratch(calibration.workspace, found) if calibration else None,
+        workspace=_scratch(calibration.workspace, found) if calibration and calibration.workspace is not None else None,
         batch=job.source.batch,
         budget=request.budget,
         strategy=job.strategy,

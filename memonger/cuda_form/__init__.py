@@ -17,7 +17,8 @@ from memonger.cuda_form import convolution as convolution
 from memonger.cuda_form import normalization as normalization
 from memonger.cuda_form import others as others
 from memonger.cuda_form import parallel
-from memonger.cuda_form.replacing import put_in_place
+from memonger.cuda_form import products as products
+from memonger.cuda_form.replacing import Replacer
 from memonger.cuda_form.rules import RULES
 from memonger.gradients import prepare
 from memonger.gradients.emitter import Emitter
@@ -39,35 +40,31 @@ def write_out(model: Model) -> Model:
         PlanError: something has to be written out in a newer operator set than the model's, and onnx's converter can't
             raise it.
     """
-    if not any(_has_rule(node) for node in model.ir.graph):
+    if "" not in model.ir.opset_imports:
+        return model
+    looking = Emitter(model.ir)
+    if not any(_applies(looking, node) for node in model.ir.graph):
         return model
     copy = prepare.raise_opset(model.ir.clone(), model.name)
-    op = Emitter(copy)
-    parallel.merge(copy.graph, op)
+    into = Replacer(copy.graph, Emitter(copy))
+    parallel.merge(into)
     counts: dict[str, int] = {}
     for node in list(copy.graph):
-        if node.graph is not None and _has_rule(node) and _write(copy.graph, node, op):
+        if node not in into.gone and _applies(into.op, node):
+            with into.op.at(str(node.name)):
+                results = RULES[node.op_type].write(into.op, node)
+            into.replace(node, results)
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    if not counts:
-        return model
+    into.finish()
     found = ", ".join(f"{count} {op_type}" for op_type, count in sorted(counts.items()))
     logger.info("%s: %s written out for CUDA.", model.name, found)
     return dataclasses.replace(model, ir=copy)
 
 
-def _has_rule(node: ir.Node) -> bool:
+def _applies(op: Emitter, node: ir.Node) -> bool:
+    """Whether a node is written out."""
     if node.domain != "" or node.op_type not in RULES:
         return False
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.name]
-    return all(v.dtype is not None and shapes.static_shape(v) is not None for v in values)
-
-
-def _write(graph: ir.Graph, node: ir.Node, op: Emitter) -> bool:
-    """Write one node out. Returns whether it was."""
-    with op.at(str(node.name)):
-        results = RULES[node.op_type](op, node)
-    if results is None:
-        op.nodes = []
-        return False
-    put_in_place(graph, node, results, op)
-    return True
+    known = all(v.dtype is not None and shapes.static_shape(v) is not None for v in values)
+    return known and RULES[node.op_type].when(op, node)

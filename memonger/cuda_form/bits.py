@@ -20,13 +20,15 @@ _SHIFTED = {**_WIDTHS, ir.DataType.UINT8: 8}
 _OPERATORS = {"BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor}
 
 
-@rule("BitShift")
-def _bit_shift(op: Emitter, node: ir.Node) -> Written:
+def _is_by_a_constant(op: Emitter, node: ir.Node) -> bool:
     x, by = op.given(node, 0), _number(op, op.given(node, 1))
-    width = _SHIFTED.get(x.dtype or ir.DataType.UNDEFINED)
-    if width is None or by is None or by >= width or op.dims(x) != op.dims(node.outputs[0]):
-        return None
-    factor = _constant(op, x, np.array(1 << by))
+    return by is not None and by < _SHIFTED.get(x.dtype or ir.DataType.UNDEFINED, 0)
+
+
+@rule("BitShift", when=_is_by_a_constant)
+def _bit_shift(op: Emitter, node: ir.Node) -> Written:
+    x, by = op.given(node, 0), op.given(node, 1)
+    factor = _constant(op, x, np.array(1 << (_number(op, by) or 0)).reshape(op.dims(by)))
     return (op.Div(x, factor) if op.attribute(node, "direction", "") == "RIGHT" else op.Mul(x, factor),)
 
 
@@ -41,12 +43,10 @@ def _constant(op: Emitter, like: ir.Value, content: np.ndarray) -> ir.Value:
     return op.constant(content.astype(like.dtype.numpy()))
 
 
-@rule(*_OPERATORS)
+@rule(*_OPERATORS, when=lambda op, node: op.given(node, 0).dtype in _WIDTHS)
 def _bitwise(op: Emitter, node: ir.Node) -> Written:
     a, b = (op.given(node, i) for i in (0, 1))
-    width = _WIDTHS.get(a.dtype or ir.DataType.UNDEFINED)
-    if width is None:
-        return None
+    width = _WIDTHS[a.dtype or ir.DataType.UNDEFINED]
     if _number(op, a) is not None:
         a, b = b, a
     bits = width if node.op_type == "BitwiseAnd" else _bits(op, b, width)

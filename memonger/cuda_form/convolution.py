@@ -30,27 +30,32 @@ class _Axis:
     size: int
 
 
-@rule("ConvTranspose")
+def _windows(op: Emitter, node: ir.Node) -> Windows:
+    x, w, y = op.given(node, 0), op.given(node, 1), node.outputs[0]
+    return windows_of(op, node, op.dims(y)[2:], op.dims(x)[2:], op.dims(w)[2:], up=True)
+
+
+def _is_left_to_cpu(op: Emitter, node: ir.Node) -> bool:
+    """Padding at the ends differs, or might for all that the provider looks at."""
+    x, w = op.given(node, 0), op.given(node, 1)
+    if 0 in (*op.dims(x), *op.dims(w)) or len(op.dims(node.outputs[0])) != len(op.dims(x)):
+        return False  # onnx's inference (1.23) gives up half-way where output_shape is below the input's
+    at = _windows(op, node)
+    found = op.attribute(node, "auto_pad", "NOTSET").startswith("SAME") or "output_shape" in node.attributes
+    return (found or at.begin != at.end) and all(_axis(at, a).pad >= 0 for a in range(at.rank))
+
+
+@rule("ConvTranspose", when=_is_left_to_cpu)
 def _conv_transpose(op: Emitter, node: ir.Node) -> Written:
     x, w = op.given(node, 0), op.given(node, 1)
-    image, count, kernel = op.dims(node.outputs[0])[2:], op.dims(x)[2:], op.dims(w)[2:]
-    if len(image) != len(count):
-        return None  # onnx's inference (1.23) gives up half-way where output_shape is below the input's
-    at = windows_of(op, node, image, count, kernel, up=True)
+    at = _windows(op, node)
     axes = [_axis(at, a) for a in range(at.rank)]
-    if _runs_as_it_is(op, node, at) or 0 in (*op.dims(x), *op.dims(w)) or any(axis.pad < 0 for axis in axes):
-        return None
     pads, extra = [axis.pad for axis in axes], [axis.extra for axis in axes]
     y = op.ConvTranspose(
         x, w, *node.inputs[2:], strides=at.strides, dilations=at.dilations, pads=[*pads, *pads],
         output_padding=extra if any(extra) else None, group=op.attribute(node, "group", 1),
     )  # fmt: skip
     return (_cut(op, y, axes),)
-
-
-def _runs_as_it_is(op: Emitter, node: ir.Node, at: Windows) -> bool:
-    found = op.attribute(node, "auto_pad", "NOTSET").startswith("SAME") or "output_shape" in node.attributes
-    return not found and at.begin == at.end
 
 
 def _axis(at: Windows, a: int) -> _Axis:

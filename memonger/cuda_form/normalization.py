@@ -29,7 +29,13 @@ LARGE = 1 << 20  # elements from which passes over x cost more than steps on vec
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-@rule("BatchNormalization")
+def _is_refused(op: Emitter, node: ir.Node) -> bool:
+    """Training form, or types that the kernel takes as one and aren't."""
+    types = {op.given(node, i).dtype for i in range(5)}
+    return bool(op.attribute(node, "training_mode", 0)) or len(types) > 1
+
+
+@rule("BatchNormalization", when=_is_refused)
 def _batch_normalization(op: Emitter, node: ir.Node) -> Written:
     x, scale, bias, *running = (op.given(node, i) for i in range(5))
     epsilon = float(op.attribute(node, "epsilon", 1e-5))
@@ -40,15 +46,13 @@ def _batch_normalization(op: Emitter, node: ir.Node) -> Written:
             for old, new, output in zip(running, (mean, variance), node.outputs[1:], strict=False)
         ]
         return normalized(op, x, scale, bias, mean, variance, epsilon), *updated
-    if len({value.dtype for value in (x, scale, bias, *running)}) == 1:
-        return None
     return (normalized(op, x, scale, bias, running[0], running[1], epsilon),)
 
 
 def _moved(op: Emitter, old: ir.Value, batch: ir.Value, momentum: float) -> ir.Value:
     """The new running statistic, in the old one's type. With momentum 0 what is in the old one doesn't count."""
     if momentum == 0.0:
-        return op.cast(batch, old.dtype) if batch.dtype != old.dtype else op.Identity(batch)
+        return op.cast(batch, old.dtype)
     kept = op.cast(op.Mul(op.cast(old, batch.dtype), momentum), batch.dtype)
     return op.cast(op.Add(kept, op.Mul(batch, 1.0 - momentum)), old.dtype)
 

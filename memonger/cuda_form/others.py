@@ -6,15 +6,17 @@ from memonger.cuda_form.rules import Written, rule
 from memonger.gradients.emitter import Emitter
 
 
-@rule("LRN")
+def _has_no_middle(op: Emitter, node: ir.Node) -> bool:
+    return bool(op.attribute(node, "size", 1) % 2 == 0)
+
+
+@rule("LRN", when=_has_no_middle)
 def _lrn(op: Emitter, node: ir.Node) -> Written:
     """cuDNN has a middle channel, so an even number of them is refused.
 
     The mean is that of a pool over neighbouring channels, whose padding, unequal at its ends, is written before it.
     """
     x, size = op.given(node, 0), op.attribute(node, "size", 1)
-    if size % 2 or len(op.dims(x)) < 2:
-        return None
     batch, channels = op.dims(x)[:2]
     before = (size - 1) // 2
     squares = op.reshape(op.Mul(x, x), (batch, 1, channels, -1))

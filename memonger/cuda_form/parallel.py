@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger import shapes
-from memonger.cuda_form.replacing import drop_unread, put_in_place
+from memonger.cuda_form.replacing import Replacer
 from memonger.gradients.emitter import Emitter
 
 _ELEMENTWISE = frozenset({"Add", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Mod", "Mul", "Sub"})
@@ -38,19 +38,19 @@ class _Chains:
         return self.numbers.setdefault(what, len(self.numbers))
 
 
-def merge(graph: ir.Graph, op: Emitter) -> int:
-    """Compute parallel chains as one. Returns how many there were."""
+def merge(into: Replacer) -> None:
+    """Compute parallel chains as one."""
     chains = _Chains()
-    for node in graph:
-        _follow(chains, node, op)
+    for node in into.graph:
+        _follow(chains, node, into.op)
     groups: dict[int, list[ir.Value]] = {}
     for value in chains.roots:
-        if _readers(value, chains) and not value.is_graph_output():
+        readers = _readers(value, chains)
+        if readers and not value.is_graph_output() and all(reader.graph is into.graph for reader in readers):
             groups.setdefault(chains.keys[value], []).append(value)
-    merged = [group for group in groups.values() if len(group) > 1]
-    for ends in merged:
-        _merge(graph, ends, chains, op)
-    return sum(map(len, merged))
+    for ends in groups.values():
+        if len(ends) > 1:
+            _merge(into, ends, chains)
 
 
 def _follow(chains: _Chains, node: ir.Node, op: Emitter) -> None:
@@ -85,20 +85,19 @@ def _readers(end: ir.Value, chains: _Chains) -> list[ir.Node]:
     return [user for user in dict.fromkeys(user for user, _ in end.uses()) if user.outputs[0] not in chains.roots]
 
 
-def _merge(graph: ir.Graph, ends: list[ir.Value], chains: _Chains, op: Emitter) -> None:
+def _merge(into: Replacer, ends: list[ir.Value], chains: _Chains) -> None:
     """Compute the chains that end with these values as one, and cut out of its end what their readers read."""
-    whole = _again(ends, chains, op)
+    whole = _again(ends, chains, into.op)
     place = ends[0].producer()
     assert place is not None
-    graph.insert_before(place, op.nodes)
-    op.nodes = []
+    into.insert(place)
     start = 0
     for end in ends:
-        stop = start + op.size(end)
+        stop = start + into.op.size(end)
         for reader in _readers(end, chains):
-            _cut(graph, reader, end, whole, start, op)
+            _cut(into, reader, end, whole, start)
         start = stop
-    drop_unread(graph, ends)
+    into.drop_unread(ends)
 
 
 def _again(ends: list[ir.Value], chains: _Chains, op: Emitter) -> ir.Value:
@@ -128,20 +127,20 @@ def _nodes(end: ir.Value, chains: _Chains) -> list[ir.Node]:
     return list(found)
 
 
-def _cut(graph: ir.Graph, reader: ir.Node, end: ir.Value, whole: ir.Value, start: int, op: Emitter) -> None:
+def _cut(into: Replacer, reader: ir.Node, end: ir.Value, whole: ir.Value, start: int) -> None:
     """Give one reader its part. A Split's outputs are cut out at once."""
+    op = into.op
     with op.at(str(reader.name)):
         sizes = op.known(reader.inputs[1]) if reader.op_type == "Split" and len(reader.inputs) > 1 else None
         if sizes is None:
             part = op.slice(whole, 0, start, start + op.size(end))
-            graph.insert_before(reader, op.nodes)
-            op.nodes = []
+            into.insert(reader)
             for index, value in enumerate(reader.inputs):
                 if value is end:
                     reader.replace_input_with(index, part)
             return
         parts = tuple(op.slice(whole, 0, a, b) for a, b in _ranges(start, [int(n) for n in sizes]))
-    put_in_place(graph, reader, parts, op)
+    into.replace(reader, parts)
 
 
 def _ranges(start: int, sizes: list[int]) -> Iterator[tuple[int, int]]:

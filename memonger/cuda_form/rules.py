@@ -1,36 +1,46 @@
 """The rules of the CUDA form: operator → what it is written as, where onnxruntime's CUDA provider can't run it.
 
-    @rule("BatchNormalization")
+    @rule("BatchNormalization", when=_is_refused)
     def _batch_normalization(op, node):
         ...
         return y, mean, variance
 
-A rule returns one value for each output of the node, None where nobody uses it; or None alone to leave the node as it
-is, because the provider runs it, or because there is nothing to write it as. Every node it sees has outputs of known
-types and static shapes.
+A rule returns one value for each output of the node, None where nobody uses it. ``when`` says of a node whether it is
+written out; it emits nothing. All inputs and outputs of the nodes they see are of known types and static shapes.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from memonger.gradients.emitter import Emitter
 
-Written = tuple[ir.Value | None, ...] | None
-Rule = Callable[[Emitter, ir.Node], Written]
+Written = tuple[ir.Value | None, ...]
+Write = Callable[[Emitter, ir.Node], Written]
+When = Callable[[Emitter, ir.Node], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an operator is written as, and when."""
+
+    write: Write
+    when: When
+
 
 RULES: dict[str, Rule] = {}
 """The rule of each operator of the default domain that has one."""
 
 
-def rule(*op_types: str) -> Callable[[Rule], Rule]:
+def rule(*op_types: str, when: When = lambda op, node: True) -> Callable[[Write], Write]:
     """Register a rule. A second rule for one operator raises."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: Write) -> Write:
         for op_type in op_types:
             if op_type in RULES:
                 raise ValueError(f"operator {op_type} has a rule already")
-            RULES[op_type] = function
+            RULES[op_type] = Rule(function, when)
         return function
 
     return register

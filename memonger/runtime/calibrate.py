@@ -1,11 +1,11 @@
 """Calibration: one run of a lowered model, for what no inference knows: order, sizes, times, scratch, and locations."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -15,6 +15,13 @@ from memonger.device import Device
 from memonger.errors import MemongerError, SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
+
+if TYPE_CHECKING:
+    from memonger.runtime.cuda.pool import Event
+
+
+class NoRoomError(SessionError):
+    """The model doesn't fit the device as long as it isn't planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +103,36 @@ def _run_on_cuda(
 
     The runtime's own statistics leave out what CUDA kernels take, so requests are matched with the times of nodes.
     """
-    from memonger.runtime.cuda import pool as pools
-
     try:
         _run_once(made, model, given, generated)
+        with pool.recording() as events:
+            _run_once(made, model, given, generated)
     except SessionError as error:
-        raise SessionError(f"{error} {pool.refused}." if pool.refused else str(error)) from error
-    with pool.recording() as events:
-        _run_once(made, model, given, generated)
-    start = _system_time(made.get_profiling_start_time_ns())
+        if pool.refused:
+            raise NoRoomError(f"it doesn't fit the device without a plan: {pool.refused}") from error
+        raise
+    start = made.get_profiling_start_time_ns()
     runs = profile.read_profile(Path(made.end_profiling()))
     last = tuple({run.name: run for run in runs}.values())  # of those in subgraphs one of several
-    begins = {run.name: start + run.begin * 1000 for run in last}
-    spans = {run.name: (begins[run.name], begins[run.name] + round(run.seconds * 1e9) + 999) for run in last}
-    return tuple(sorted(last, key=lambda run: run.begin)), pools.scratch_by_node(events, spans)
+    return tuple(sorted(last, key=lambda run: run.begin)), scratch(last, start, events)
+
+
+def scratch(runs: Sequence[profile.NodeRun], start: int, events: "Sequence[Event]") -> dict[str, int]:
+    """Bytes of scratch each node took on a CUDA device, where above zero.
+
+    Args:
+        runs: One execution of each node.
+        start: When the profile began, by the profiler's clock.
+        events: The session's requests for memory meanwhile.
+    """
+    from memonger.runtime.cuda.pool import scratch_by_node
+
+    begin = _system_time(start)
+    spans = {}
+    for run in runs:
+        at = begin + run.begin * 1000
+        spans[run.name] = (at, at + round(run.seconds * 1e9) + 999)
+    return scratch_by_node(events, spans)
 
 
 def _system_time(nanoseconds: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from memonger.cuda import Cuda
 from memonger.device import Device
 from memonger.errors import SessionError
-from memonger.runtime import ort, profile
+from memonger.runtime import calibrate, ort, profile
 from memonger.runtime.program import Group
 from memonger.scratch import ScratchFolder
 
@@ -29,6 +29,7 @@ class Engine:
             allocations from outside onnxruntime works on CUDA's legacy stream, which can't be captured.
         captures: Whether its runs are captured as CUDA graphs.
         why_not: Why they aren't; empty if they are.
+        scratch: Bytes each node took on a CUDA device in the first run, if its pool was recording then.
 
     Raises:
         SessionError: onnxruntime refuses the model; a planned value lies on the host; ``on`` can't be.
@@ -48,6 +49,7 @@ class Engine:
         self.refused: str | None = None
         self.is_new, self._graphs = True, 0
         self.pool: Any = None
+        self.scratch: dict[str, int] = {}
         self._folder = ScratchFolder() if check_order else None
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda())
@@ -167,7 +169,10 @@ class Engine:
 
     def _check_order(self, folder: ScratchFolder) -> None:
         """Compare the order the first run took with the schedule."""
+        start = self.session.get_profiling_start_time_ns()
         runs = profile.read_profile(Path(self.session.end_profiling()))
+        if self.pool is not None and self.pool.events is not None:
+            self.scratch = calibrate.scratch(runs, start, self.pool.events)
         folder.remove()
         self._folder = None
         program = self.programs[0]

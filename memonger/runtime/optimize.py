@@ -88,12 +88,27 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
         lowered = _reload(path, model)
         if settings.source_order:
             in_source_order(lowered, model.ir)
-        run = calibrate.run(lowered, device, folder, settings.cuda, settings.threads, settings.inputs)
+        try:
+            run = calibrate.run(lowered, device, folder, settings.cuda, settings.threads, settings.inputs)
+        except calibrate.NoRoomError:
+            return _uncalibrated(lowered, model, device, settings)
         if _as_written(lowered, run):
             host = calibrate.hosted(lowered, device, settings.cuda)
             return _with_sizes(lowered, run), Calibration(run.seconds, run.workspace, host)
         source, level = lowered, "ORT_DISABLE_ALL"
     raise PlanError(f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned.")
+
+
+def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Settings) -> tuple[ir.Model, Calibration]:
+    """A model that doesn't fit its device unplanned: sizes by inference, scratch from a run under its plan."""
+    try:
+        shapes.infer_once(lowered, "the optimized model")
+    except LoadError as error:
+        raise PlanError(
+            f"{model.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes need: "
+            f"{error} Plan it for a smaller batch, or at --level disable."
+        ) from error
+    return lowered, Calibration(None, None, calibrate.hosted(lowered, device, settings.cuda))
 
 
 def _entries(path: Path) -> dict[str, str]:

@@ -112,6 +112,11 @@ class Session:
         """What stands against it; empty where nothing does."""
         return next((engine.why_not for engine in self._engines if engine.why_not), "")
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """What runs the plans, each once."""
+        return tuple(dict.fromkeys(self._engines))
+
     def run(
         self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None = None, *, copy: bool = True
     ) -> dict[str, Any]:

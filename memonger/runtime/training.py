@@ -20,6 +20,7 @@ from memonger.runtime import memory
 from memonger.runtime import state as states
 from memonger.runtime.arena import make_arena
 from memonger.runtime.bound import BoundPlan
+from memonger.runtime.engine import Engine
 from memonger.runtime.program import program_of
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
@@ -207,7 +208,8 @@ class TrainingSession:
         arena = self._arena if fits else make_arena(plan.arena_bytes, self.device)
         inputs = {str(value.name) for value in plan.model.graph.inputs}
         fixed = {name: self._weights for name in self._weights.slots if name in inputs}
-        return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True, self._graphs)
+        graphs = "off" if self._graphs == "off" else "auto"
+        return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True, graphs)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of parameters, running statistics and optimizer state, by name."""
@@ -324,6 +326,11 @@ class TrainingSession:
 
     def _write(self, name: str, content: np.ndarray) -> None:
         self._store(name).fill(name, content)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the steps."""
+        return self._bound[0].engine
 
     @property
     def cuda_graph(self) -> bool:

@@ -8,7 +8,7 @@ address two kinds of requests are left: weights while the session is made, and s
 import ctypes
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -171,7 +171,7 @@ class Pool:
             driver.free(self.device.index, address)
 
 
-def scratch_by_node(events: list[Event], intervals: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+def scratch_by_node(events: Sequence[Event], intervals: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Bytes of scratch each node's kernel took at most, as a `Region` hands them out; 0 is left out.
 
     Scratch is what is allocated and freed while the node runs; what stays longer is an output.
