@@ -23,6 +23,7 @@ class Replacer:
     graph: ir.Graph
     op: Emitter
     gone: dict[ir.Node, None] = field(default_factory=dict)
+    _read: dict[ir.Value, None] = field(default_factory=dict)
 
     def insert(self, before: ir.Node) -> None:
         """Put what was emitted before a node."""
@@ -59,10 +60,14 @@ class Replacer:
             self._retire(node)
 
     def _retire(self, node: ir.Node) -> None:
+        self._read.update((v, None) for v in node.inputs if v is not None)
         for index in range(len(node.inputs)):
             node.replace_input_with(index, None)
         self.gone[node] = None
 
     def finish(self) -> None:
-        """Remove what is out of use."""
+        """Remove what is out of use, constants that only such nodes read with them."""
         self.graph.remove(self.gone)
+        for value in self._read:
+            if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                del self.graph.initializers[str(value.name)]

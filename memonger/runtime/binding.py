@@ -116,6 +116,7 @@ class DeviceBinding(Binding):
 
     def __init__(self, program: Program, engine: Engine, arena: Arena, inputs: Arena, slots: Slots) -> None:
         self.inputs, self.slots, self.number = inputs, slots, 0
+        self.graphs: dict[frozenset[str], int] = {}
         self.constants = Slots.of_arrays(program.constants)
         self.constant_memory = make_arena(self.constants.nbytes, arena.device)
         for name, array in program.constants.items():
@@ -127,8 +128,7 @@ class DeviceBinding(Binding):
         self.engine.run(self.binding, self.number)
 
     def _bind_constants(self) -> None:
-        """Called where what is fed changes, and with it what a captured graph reads."""
-        self.number = self.engine.next_graph()
+        """Bind what the caller doesn't feed."""
         self.foreign = set(self.slots.offsets)
         for name, array in self.program.constants.items():
             if name in self.engine.hosted:
@@ -138,6 +138,8 @@ class DeviceBinding(Binding):
                 self.binding.bind_input(name, "cuda", self.arena.device.index, array.dtype, list(array.shape), address)
 
     def _bind_inputs(self, inputs: feeding.Feeds) -> None:
+        self.number = self.graphs.get(frozenset(inputs)) or self.engine.next_graph()
+        self.graphs[frozenset(inputs)] = self.number  # another where other inputs are fed
         values = {value.name: value for value in self.program.inputs}
         wait = False
         for name, feed in inputs.items():

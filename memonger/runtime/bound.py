@@ -59,6 +59,7 @@ class BoundPlan:
         self._replaced = {new: old for new, old in replaced.items() if new not in self._placed}
         self._held = [n for n in self.program.outputs if n not in self._placed and n not in self._replaced]
         self._memory: Arena | None = None
+        self._captured = 0  # the number of the graph that is there already
         self.bind()
 
     def bind(self) -> None:
@@ -129,9 +130,23 @@ class BoundPlan:
         self._feed(inputs)
         for name in self._held:
             self.binding.bind_output(name)
+        if self.engine.captures and not self.engine.unchecked and self._number != self._captured:
+            self._capture()
         self.engine.run(self.binding, self._number)
         for old, new in self._late.items():
             self.fixed[old].copy_in(old, self.arena.address + self._placed[new].offset)
+
+    def _capture(self) -> None:
+        """Have the run captured for replays.
+
+        onnxruntime executes the model several times for that, updates and all: what persists is put back.
+        """
+        stores = list(dict.fromkeys(self.fixed.values()))
+        kept = [store.arena.read(0, np.dtype(np.uint8), (store.nbytes,)) for store in stores]
+        self.engine.run(self.binding, self._number)
+        for store, content in zip(stores, kept, strict=True):
+            store.arena.write(0, content)
+        self._captured = self._number
 
     def _feed(self, inputs: feeding.Feeds) -> None:
         memory = self._memory

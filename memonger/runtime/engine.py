@@ -186,7 +186,7 @@ class Engine:
             raise SessionError(self.refused)
 
     def next_graph(self) -> int:
-        """A number for a CUDA graph: a binding needs another one whenever its addresses change."""
+        """A number for a CUDA graph: a binding needs another one where its addresses are others."""
         self._graphs += 1
         return self._graphs
 

@@ -125,7 +125,12 @@ def make_session(
     lent: list[Any] = []
     if message is None:
         message, lent = weights.lent_message(model, settings)
-    session = _create(message, settings, device, providers)
+    try:
+        session = _create(message, settings, device, providers)
+    except SessionError as error:
+        if pool is not None and pool.refused is not None:
+            raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
+        raise
     session.memonger_lent = lent  # onnxruntime points into this memory without holding it
     session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
     return session
