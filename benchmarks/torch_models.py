@@ -1,11 +1,49 @@
 """Full-size networks in PyTorch for side-by-side training, their inputs, and batches that a CPU trains in seconds."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+Stage = Callable[[Tensor], Tensor]
+
+
+def segments(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
+    """The stages in about sqrt(n) runs of about sqrt(n) each (Chen et al. 2016), lengths apart by one at most."""
+    count = max(1, round(math.sqrt(len(stages))))
+    bounds = [index * len(stages) // count for index in range(count + 1)]
+    return [stages[begin:end] for begin, end in pairwise(bounds)]
+
+
+def _run(stages: Sequence[Stage], x: Tensor) -> Tensor:
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+class Chain(nn.Module):
+    """A network that is a sequence of stages, each of one tensor."""
+
+    def stages(self) -> list[Stage]:
+        """What `forward` runs, in order."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _run(self.stages(), x)
+
+    def checkpointed(self, x: Tensor) -> Tensor:
+        """`forward` in sqrt(n) segments of which only the ends are kept, the last one whole."""
+        *dropped, last = segments(self.stages())
+        for segment in dropped:
+            x = checkpoint(partial(_run, segment), x, use_reentrant=False)
+        return _run(last, x)
 
 
 def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -33,8 +71,8 @@ class Residual(nn.Module):
         return functional.relu(self.layers[-1](y) + self.shortcut(x), inplace=True)
 
 
-class ResNet(nn.Module):
-    """ResNet-18 and -50 as torchvision has them: 11,689,512 and 25,557,032 parameters."""
+class ResNet(Chain):
+    """ResNet-18 and -50 as torchvision has them, 11,689,512 and 25,557,032 parameters; ResNet-200: 64,673,832."""
 
     def __init__(self, units: Sequence[int], bottleneck: bool) -> None:
         super().__init__()
@@ -45,9 +83,14 @@ class ResNet(nn.Module):
                 width = (64 << stage) * (4 if bottleneck else 1)
         self.blocks, self.fc = nn.Sequential(*blocks), nn.Linear(width, 1000)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.max_pool2d(functional.relu(self.stem(x), inplace=True), 3, 2, 1)
-        return self.fc(functional.adaptive_avg_pool2d(self.blocks(x), 1).flatten(1))
+    def stages(self) -> list[Stage]:
+        return [self._begin, *self.blocks, self._end]
+
+    def _begin(self, x: Tensor) -> Tensor:
+        return functional.max_pool2d(functional.relu(self.stem(x), inplace=True), 3, 2, 1)
+
+    def _end(self, x: Tensor) -> Tensor:
+        return self.fc(functional.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 class InvertedResidual(nn.Module):
@@ -64,23 +107,26 @@ class InvertedResidual(nn.Module):
         return x + self.layers(x) if self.residual else self.layers(x)
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(Chain):
     """3,504,872 parameters."""
 
-    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    units = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
     def __init__(self) -> None:
         super().__init__()
         width, layers = 32, [_conv_bn(3, 32, 3, 2), nn.ReLU6(inplace=True)]
-        for expand, outputs, units, stride in self.stages:
-            for unit in range(units):
+        for expand, outputs, count, stride in self.units:
+            for unit in range(count):
                 layers.append(InvertedResidual(width, outputs, 1 if unit else stride, expand))
                 width = outputs
         self.features = nn.Sequential(*layers, _conv_bn(width, 1280, 1), nn.ReLU6(inplace=True))
         self.classifier = nn.Linear(1280, 1000)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
+    def stages(self) -> list[Stage]:
+        return [*self.features, self._end]
+
+    def _end(self, x: Tensor) -> Tensor:
+        return self.classifier(functional.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 class DenseLayer(nn.Module):
@@ -96,13 +142,17 @@ class DenseLayer(nn.Module):
         return torch.cat([x, self.conv2(functional.relu(self.norm2(y), inplace=True))], 1)
 
 
-class DenseNet121(nn.Module):
-    """7,978,856 parameters."""
+class DenseNet(Chain):
+    """DenseNet-121: 7,978,856 parameters; with ``cifar`` DenseNet-BC-100 of growth 12 for 10 classes: 769,162."""
 
-    def __init__(self, blocks: Sequence[int] = (6, 12, 24, 16), growth: int = 32) -> None:
+    def __init__(
+        self, blocks: Sequence[int] = (6, 12, 24, 16), growth: int = 32, cifar: bool = False, classes: int = 1000
+    ) -> None:
         super().__init__()
         width = 2 * growth
-        layers: list[nn.Module] = [_conv_bn(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False)]
+        if not cifar:
+            layers = [_conv_bn(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
         for index, count in enumerate(blocks):
             if index:
                 transition = [nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.Conv2d(width, width // 2, 1, bias=False)]
@@ -112,10 +162,75 @@ class DenseNet121(nn.Module):
                 layers.append(DenseLayer(width, growth))
                 width += growth
         self.features = nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
-        self.classifier = nn.Linear(width, 1000)
+        self.classifier = nn.Linear(width, classes)
+
+    def stages(self) -> list[Stage]:
+        return [*self.features, self._end]
+
+    def _end(self, x: Tensor) -> Tensor:
+        return self.classifier(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def _plain(stage: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    return stage(*inputs)
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015, padded: 31,030,658 parameters with one input channel and two classes; no dropout."""
+
+    def __init__(self, width: int = 64, depth: int = 4, classes: int = 2) -> None:
+        super().__init__()
+        widths = [width << level for level in range(depth + 1)]
+        self.down = nn.ModuleList(self._double(a, b) for a, b in zip((1, *widths), widths, strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in reversed(widths[:-1]))
+        self.join = nn.ModuleList(self._double(2 * w, w) for w in reversed(widths[:-1]))
+        self.head = nn.Conv2d(width, classes, 1)
+
+    @staticmethod
+    def _double(inputs: int, outputs: int) -> nn.Sequential:
+        layers = [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers, nn.Conv2d(outputs, outputs, 3, padding=1), nn.ReLU(inplace=True))
+
+    def _through(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
+        kept = []
+        for level, block in enumerate(self.down):
+            x = run(block, functional.max_pool2d(x, 2) if level else x)
+            kept.append(x)
+        for level in range(len(self.up)):
+            x = run(partial(self._join, level), kept[-2 - level], x)
+        return self.head(x)
+
+    def _join(self, level: int, skip: Tensor, x: Tensor) -> Tensor:
+        return self.join[level](torch.cat([skip, self.up[level](x)], 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
+        return self._through(x, _plain)
+
+    def checkpointed(self, x: Tensor) -> Tensor:
+        """`forward` with every level's convolutions a segment: the skips leave no longer chain to cut."""
+        return self._through(x, partial(checkpoint, use_reentrant=False))
+
+
+class LSTM(nn.Module):
+    """A language model of LSTM layers (Hochreiter and Schmidhuber 1997); scores ``[N * T, words]``."""
+
+    def __init__(self, width: int = 256, depth: int = 2, words: int = 1000) -> None:
+        super().__init__()
+        self.tokens, self.decoder = nn.Embedding(words, width), nn.Linear(width, words)
+        self.layers = nn.LSTM(width, width, depth, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.decoder(self.layers(self.tokens(tokens))[0]).flatten(0, 1)
+
+    def checkpointed(self, tokens: Tensor) -> Tensor:
+        """`forward` in sqrt(T) segments of time: states are kept between them."""
+        x = self.tokens(tokens)
+        state = x.new_zeros((2, self.layers.num_layers, len(x), self.layers.hidden_size)).unbind()
+        found = []
+        for part in x.split(max(1, round(math.sqrt(x.shape[1]))), 1):
+            y, state = checkpoint(self.layers, part, state, use_reentrant=False)
+            found.append(y)
+        return self.decoder(torch.cat(found, 1)).flatten(0, 1)
 
 
 class GPTBlock(nn.Module):
@@ -136,8 +251,11 @@ class GPTBlock(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
-class GPT(nn.Module):
-    """A small GPT: 6 blocks of width 384, 8,192 words; scores ``[N * T, words]``, the embedding tied to the output."""
+class GPT(Chain):
+    """A small GPT: 6 blocks of width 384, 8,192 words; scores ``[N * T, words]``, the embedding tied to the output.
+
+    GPT-2 small is 12 blocks of 768, 12 heads, 50,257 words and 1,024 positions: 124,439,808 parameters.
+    """
 
     def __init__(self, width: int = 384, depth: int = 6, heads: int = 6, words: int = 8192, length: int = 256) -> None:
         super().__init__()
@@ -147,9 +265,43 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
         nn.init.normal_(self.tokens.weight, std=0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
-        return self.head(self.norm(self.blocks(x))).flatten(0, 1)
+    def stages(self) -> list[Stage]:
+        return [self._begin, *self.blocks, self._end]
+
+    def _begin(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+
+    def _end(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
+    "resnet50": partial(ResNet, units=(3, 4, 6, 3), bottleneck=True),
+    "resnet200": partial(ResNet, units=(3, 24, 36, 3), bottleneck=True),
+    "densenet121": DenseNet,
+    "densenet_bc100": partial(DenseNet, blocks=(16, 16, 16), growth=12, cifar=True, classes=10),
+    "mobilenet_v2": MobileNetV2,
+    "unet": UNet,
+    "gpt": GPT,
+    "lstm": LSTM,
+}
+
+
+def initialized(name: str, x: Tensor, **options: Any) -> nn.Module:
+    """A network whose output hangs on its input: He initialization of convolutions, running statistics of ``x``."""
+    torch.manual_seed(0)
+    module = BUILDERS[name](**options).train()
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight)
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = 1.0
+    with torch.no_grad():
+        module(x)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = 0.1
+    return module
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +327,6 @@ CASES = {
     "resnet18": Case(lambda: ResNet((2, 2, 2, 2), False), 16),
     "resnet50": Case(lambda: ResNet((3, 4, 6, 3), True), 8),
     "mobilenet_v2": Case(MobileNetV2, 16),
-    "densenet121": Case(DenseNet121, 8),
+    "densenet121": Case(DenseNet, 8),
     "gpt": Case(GPT, 8),
 }

@@ -1,5 +1,8 @@
 """Operators that the provider has no kernel for, or refuses with some settings, as what they mean."""
 
+import itertools
+import math
+
 import onnx_ir as ir
 
 from memonger.cuda_form.rules import Written, rule
@@ -46,3 +49,24 @@ def _lp_normalization(op: Emitter, node: ir.Node) -> Written:
 def _celu(op: Emitter, node: ir.Node) -> Written:
     alpha = op.attribute(node, "alpha", 1.0)
     return (op.Mul(op.Elu(op.Div(op.given(node, 0), alpha)), alpha),)
+
+
+def _split_sizes(op: Emitter, node: ir.Node) -> list[int]:
+    axis = op.attribute(node, "axis", 0)
+    return [op.dims(value)[axis] if value.name else 0 for value in node.outputs]
+
+
+def _copies_sizes(op: Emitter, node: ir.Node) -> bool:
+    """Parts of several sizes, in more than one piece each: the kernel is told of them by copies from the host."""
+    axis = op.attribute(node, "axis", 0) % len(op.dims(node.inputs[0]))
+    before = math.prod(op.dims(node.inputs[0])[:axis])
+    return before > 1 and all(v.name for v in node.outputs) and len(set(_split_sizes(op, node))) > 1
+
+
+@rule("Split", when=_copies_sizes)
+def _split(op: Emitter, node: ir.Node) -> Written:
+    """Slices: a CUDA graph would hold the addresses that are copied from."""
+    x, axis = op.given(node, 0), op.attribute(node, "axis", 0) % len(op.dims(node.inputs[0]))
+    sizes = _split_sizes(op, node)
+    stops = list(itertools.accumulate(sizes))
+    return tuple(op.slice(x, axis, stop - size, stop) for stop, size in zip(stops, sizes, strict=True))

@@ -16,7 +16,7 @@ from memonger.units import MiB
 
 MODEL = "model.onnx"
 DISABLE_ALL = 2  # the backend's number for it
-LIMIT_FACTOR = 2  # of activations and scratch: a best-fit arena leaves gaps, and scratch on a GPU isn't in the plan
+LIMIT_FACTOR = 2  # of activations and scratch: a best-fit arena leaves gaps, and only a GPU's plan knows its scratch
 
 TEXT = """
 A Triton model repository: `tritonserver --model-repository=<this folder>`. Its ONNX Runtime backend runs the model with
