@@ -11,9 +11,11 @@ import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from memonger.device import parse_device
+from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.load import Model, Source
 from memonger.plan import Plan
 from memonger.planning import search_plan
+from memonger.runtime import ort
 from memonger.runtime.session import Session
 
 Shapes = tuple[tuple[int, ...] | None, ...]
@@ -63,8 +65,13 @@ class MemongerBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """The CPU is."""
-        return device == "CPU"
+        """``CPU``; ``CUDA`` and ``CUDA:N`` where that device is there with all it needs."""
+        try:
+            chosen = parse_device(device.lower())
+            ort.check_device(chosen)
+        except (PlanError, RuntimeUnavailableError):
+            return False
+        return chosen.kind != "none"
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PlannedModel:

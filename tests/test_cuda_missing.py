@@ -142,6 +142,13 @@ def test_a_missing_library_is_named(machine: pytest.MonkeyPatch, tmp_path: Path)
     assert "pip install 'onnxruntime-gpu[cuda,cudnn]'" in words
 
 
+def test_the_backend_has_the_devices_that_are_there(machine: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    from memonger import backend
+
+    assert [backend.supports_device(name) for name in ("CPU", "CUDA", "CUDA:1", "NPU")] == [True, True, False, False]
+
+
 def test_a_plan_for_a_device_that_is_not_there_ends_with_one_line(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     if "CUDAExecutionProvider" in missing.onnxruntime().get_available_providers():

@@ -1,9 +1,10 @@
 """The CUDA form: what onnxruntime's CUDA provider can't run, written in operators that it has kernels for.
 
 What it has no kernel for it leaves to the CPU, with copies before and after: each waits for the device, and forbids
-CUDA graphs. What it refuses fails the whole session. Both were found by making sessions of onnxruntime-gpu 1.31.1;
-what has a rule here is one or the other. Nothing but standard operators is written, and nothing of it needs a device:
-the same model runs on the CPU and gives the same numbers.
+CUDA graphs. What it refuses fails the whole session. Both were found by making sessions of onnxruntime-gpu 1.31.1. Some
+of what it runs is written out too: what the gradients' rules write as a convolution for the CPU's sake, and Splits that
+copy from the host. Nothing but standard operators is written, and nothing of it needs a device: the same model runs on
+the CPU and gives the same numbers.
 """
 
 import dataclasses
@@ -43,7 +44,8 @@ def write_out(model: Model) -> Model:
     if "" not in model.ir.opset_imports:
         return model
     looking = Emitter(model.ir)
-    if not any(_applies(looking, node) for node in model.ir.graph):
+    current = looking.opset >= prepare.OPSET
+    if not any(_applies(looking, node) and (current or RULES[node.op_type].raises_opset) for node in model.ir.graph):
         return model
     copy = prepare.raise_opset(model.ir.clone(), model.name)
     into = Replacer(copy.graph, Emitter(copy))

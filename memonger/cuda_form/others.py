@@ -57,13 +57,13 @@ def _split_sizes(op: Emitter, node: ir.Node) -> list[int]:
 
 
 def _copies_sizes(op: Emitter, node: ir.Node) -> bool:
-    """Parts of several sizes, in more than one piece each: the kernel is told of them by copies from the host."""
+    """Parts of several sizes along any axis but the last: the kernel is told of them by four copies from the host."""
     axis = op.attribute(node, "axis", 0) % len(op.dims(node.inputs[0]))
-    before = math.prod(op.dims(node.inputs[0])[:axis])
-    return before > 1 and all(v.name for v in node.outputs) and len(set(_split_sizes(op, node))) > 1
+    after = math.prod(op.dims(node.inputs[0])[axis + 1 :])
+    return after > 1 and all(v.name for v in node.outputs) and len(set(_split_sizes(op, node))) > 1
 
 
-@rule("Split", when=_copies_sizes)
+@rule("Split", when=_copies_sizes, raises_opset=False)
 def _split(op: Emitter, node: ir.Node) -> Written:
     """Slices: a CUDA graph would hold the addresses that are copied from."""
     x, axis = op.given(node, 0), op.attribute(node, "axis", 0) % len(op.dims(node.inputs[0]))

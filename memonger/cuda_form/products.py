@@ -18,7 +18,7 @@ from memonger.gradients.emitter import Emitter
 from memonger.gradients.windows import Windows, windows_of
 
 
-@rule("Conv", when=lambda op, node: _is_channel_sums(op, node) or _is_matrix_products(op, node))
+@rule("Conv", when=lambda op, node: _is_channel_sums(op, node) or _is_matrix_products(op, node), raises_opset=False)
 def _conv(op: Emitter, node: ir.Node) -> Written:
     return ((_channel_sums if _is_channel_sums(op, node) else _matrix_products)(op, node),)
 

@@ -23,24 +23,25 @@ When = Callable[[Emitter, ir.Node], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operator is written as, and when."""
+    """What an operator is written as, when, and whether the model's operator set is raised for it."""
 
     write: Write
     when: When
+    raises_opset: bool
 
 
 RULES: dict[str, Rule] = {}
 """The rule of each operator of the default domain that has one."""
 
 
-def rule(*op_types: str, when: When = lambda op, node: True) -> Callable[[Write], Write]:
+def rule(*op_types: str, when: When = lambda op, node: True, raises_opset: bool = True) -> Callable[[Write], Write]:
     """Register a rule. A second rule for one operator raises."""
 
     def register(function: Write) -> Write:
         for op_type in op_types:
             if op_type in RULES:
                 raise ValueError(f"operator {op_type} has a rule already")
-            RULES[op_type] = Rule(function, when)
+            RULES[op_type] = Rule(function, when, raises_opset)
         return function
 
     return register

@@ -110,12 +110,9 @@ class BoundPlan:
         for name, array in self._moved.items():
             dtype = ir.DataType.from_numpy(array.dtype)
             ort.bind_input(self.binding, name, dtype, [], memory.address + self._slots[name], self.device)
-        for value in self.inputs:
-            if value.name in self._slots:
-                assert value.dtype is not None
-                assert value.shape is not None
-                address = memory.address + self._slots[value.name]
-                ort.bind_input(self.binding, value.name, value.dtype, value.shape, address, self.device)
+        self._elsewhere = {value.name for value in self.inputs if value.name in self._slots}
+        for name in sorted(self._elsewhere):
+            self._bind_slot(name)
 
     def run(self, inputs: feeding.Feeds) -> None:
         """Run once.
@@ -160,10 +157,25 @@ class BoundPlan:
         for name, feed in inputs.items():
             if memory is None or name not in self._slots:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
-            elif feeding.is_on_cuda(feed):
+            elif not feeding.is_on_cuda(feed):
+                self._bind_slot(name)
+                memory.write(self._slots[name], feeding.as_bytes(feed))
+            elif self.engine.captures:  # a graph reads the address it was captured with
                 memory.copy_in(self._slots[name], feeding.address_of(feed), feed.tensor_size_in_bytes())
             else:
-                memory.write(self._slots[name], feeding.as_bytes(feed))
+                self.binding.bind_ortvalue_input(name, feed)
+                self._elsewhere.add(name)
+
+    def _bind_slot(self, name: str) -> None:
+        """Let an input be read from the memory that is kept for it, if it isn't."""
+        if name in self._elsewhere:
+            value = next(value for value in self.inputs if value.name == name)
+            assert self._memory is not None
+            assert value.dtype is not None
+            assert value.shape is not None
+            address = self._memory.address + self._slots[name]
+            ort.bind_input(self.binding, name, value.dtype, value.shape, address, self.device)
+            self._elsewhere.discard(name)
 
     def result(self, name: str) -> np.ndarray:
         """An output of the last run, where it lies if that is the host: valid until the next run."""

@@ -29,7 +29,7 @@ from memonger.training import Training
 
 logger = logging.getLogger(__name__)
 
-Inputs = Mapping[str, np.ndarray]
+Inputs = feeding.Feeds
 TYPES = {"learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32}
 
 
@@ -106,8 +106,8 @@ class TrainingSession:
         """Train on one batch, or on several micro-batches whose gradients are summed and averaged.
 
         Args:
-            inputs: An array for each input of the model, labels included; or a list of such, for a session with an
-                ``accumulation`` plan.
+            inputs: An array for each input of the model, labels included, or what `memonger.Session.run` takes
+                for it; or a list of such, for a session with an ``accumulation`` plan.
             learning_rate: For this step only.
 
         Returns: the loss; of micro-batches the mean. Where it, or the norm the gradients are clipped by, isn't finite,

@@ -1,0 +1,1 @@
+"""What onnxruntime does with CUDA: the checks of ``python -m benchmarks.cuda_facts``."""
