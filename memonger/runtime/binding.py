@@ -67,8 +67,8 @@ class Binding:
             self._bind_on_host(name, feed)
 
     def _bind_on_host(self, name: str, feed: feeding.Feed) -> None:
-        plain = isinstance(feed, np.ndarray) and feed.flags.c_contiguous and feed.dtype.kind in "biuf"
-        if plain and name in self.required:  # this call knows no inputs with a default
+        plain = isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 1 and feed.dtype.kind in "biuf"
+        if plain and feed.flags.c_contiguous and name in self.required:  # this call knows no inputs with a default
             self.binding.bind_cpu_input(name, feed)
         else:
             self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self.kinds[name]))

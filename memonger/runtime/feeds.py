@@ -184,7 +184,10 @@ def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
     if not value.has_value():
         return None
     if value.is_tensor():
-        return value.numpy()
+        try:
+            return value.numpy()
+        except RuntimeError as error:  # a type numpy doesn't know
+            raise SessionError(f"an output can't be read as an array: {str(error).strip()}") from error
     if kind is None:
         raise SessionError("a value without a type can't be read.")
     graph = ir.Graph([ir.Value(name="given", type=kind)], [], nodes=[], name="read", opset_imports={"": 21})

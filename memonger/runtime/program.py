@@ -86,8 +86,10 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
 
 
 def _held_by_runtime(plan: Plan) -> bool:
-    """Whether the runtime holds a value of its own on the device, one that isn't empty."""
+    """Whether the runtime holds a value of its own on the device, one that isn't empty: those of subgraphs, say."""
     graph = plan.graph
+    if any(shapes.subgraphs(node) for node in plan.model.graph):
+        return True
     written = {value for pairs in graph.updates for _, value in pairs}
     by_name = {value.name: value for node in plan.model.graph for value in node.outputs}
     for value in (v for writes in graph.writes for v in writes):
