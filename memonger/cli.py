@@ -124,7 +124,12 @@ def _planning(model: Path, quiet: bool, flags: dict[str, Any]) -> Iterator[tuple
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
     optimizer = _optimizer(flags)
-    cuda = Cuda(flags.pop("cuda_search"), not flags.pop("small_workspace"), not flags.pop("no_tf32"))
+    cuda = Cuda(
+        convolution_search=flags.pop("cuda_search"),
+        max_workspace=not flags.pop("small_workspace"),
+        tf32=not flags.pop("no_tf32"),
+        deterministic=not flags.pop("no_deterministic"),
+    )
     turned = flags.pop("train_mode", False)
     with _progress(quiet, f"Planning {model.name}") as tell:
         inputs = _read_inputs(flags.pop("inputs"))

@@ -19,11 +19,14 @@ class Cuda:
             ``default``: one algorithm for all.
         max_workspace: Whether a convolution may take as much scratch as it likes; else 32 MiB at most.
         tf32: Whether products of float32 may be computed in TF32 (10 bits of mantissa), as onnxruntime does.
+        deterministic: Whether kernels that sum in no fixed order (some reductions) are left out where there are others.
+            Off is onnxruntime's own default; then what is recomputed may differ in the last bits.
     """
 
     convolution_search: str = "heuristic"
     max_workspace: bool = True
     tf32: bool = True
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         if self.convolution_search not in SEARCHES:
@@ -32,7 +35,7 @@ class Cuda:
             )
 
     def options(self) -> dict[str, str]:
-        """The same in onnxruntime's words."""
+        """The provider options of onnxruntime that say the same; ``deterministic`` is a session's."""
         return {
             "cudnn_conv_algo_search": self.convolution_search.upper(),
             "cudnn_conv_use_max_workspace": str(int(self.max_workspace)),

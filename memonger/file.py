@@ -172,7 +172,7 @@ def _parse_cuda(fields: "_Fields") -> Cuda:
     search = fields.text("convolution_search")
     if search not in SEARCHES:
         _malformed(fields.name, "convolution_search")
-    return Cuda(search, fields.flag("max_workspace"), fields.flag("tf32"))
+    return Cuda(search, fields.flag("max_workspace"), fields.flag("tf32"), fields.flag("deterministic"))
 
 
 def _malformed(name: str, key: str) -> Any:

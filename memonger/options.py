@@ -64,6 +64,7 @@ LOWERING = (
                  help="How cuDNN's algorithms are chosen on CUDA; exhaustive: by timing them in the first run."),
     click.option("--small-workspace", is_flag=True, help="At most 32 MiB of scratch for a convolution on CUDA."),
     click.option("--no-tf32", is_flag=True, help="Compute float32 products on CUDA in float32, not in TF32."),
+    click.option("--no-deterministic", is_flag=True, help="Let CUDA kernels sum in an order that changes."),
     click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
     click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
@@ -96,7 +97,7 @@ TRAINING = (
 
 ONLY_PLANNING = (
     "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit", "no_inplace",
-    "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32",
+    "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic",
 )  # fmt: skip
 """Parameters that make no sense for a plan that is there already."""
 

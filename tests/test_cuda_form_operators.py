@@ -199,6 +199,36 @@ def test_a_convolution_of_rows_is_a_product_of_matrices() -> None:
 
 
 @pytest.mark.parametrize(
+    ("left", "right"), [("4,5", "3,5,6"), ("1,4,5", "3,5,6"), ("4,5", "2,3,5,6"), ("4,5", "3,5,1")]
+)
+def test_one_matrix_times_many_is_a_convolution(left: str, right: str) -> None:
+    shapes = [tuple(map(int, text.split(","))) for text in (left, right)]
+    outputs = ",".join(map(str, np.matmul(*map(np.ones, shapes)).shape))
+    model = written(f"g (FLOAT[{left}] a, FLOAT[{right}] b) => (FLOAT[{outputs}] y) {{ y = MatMul (a, b) }}")
+    assert {"Conv"} == {node.op_type for node in model.graph.node} & {"Conv", "MatMul"}
+    a, b = (np.random.default_rng(0).standard_normal(shape) for shape in shapes)
+    assert_close(run(model, {"a": a.astype(np.float32), "b": b.astype(np.float32)})["y"], a @ b, 1e-6)
+
+
+def test_one_matrix_times_a_stack_of_one_is_a_plain_product() -> None:
+    model = written("g (FLOAT[4,5] a, FLOAT[1,5,6] b) => (FLOAT[1,4,6] y) { y = MatMul (a, b) }")
+    (product,) = (node for node in model.graph.node if node.op_type == "MatMul")
+    assert product.input[0] == "a"
+    assert product.input[1] != "b"
+    a, b = np.random.default_rng(0).standard_normal((4, 5)), np.random.default_rng(1).standard_normal((1, 5, 6))
+    assert_close(run(model, {"a": a.astype(np.float32), "b": b.astype(np.float32)})["y"], a @ b, 1e-6)
+
+
+@pytest.mark.parametrize(("left", "right"), [("4,5", "5,6"), ("3,4,5", "5,6"), ("3,4,5", "3,5,6"), ("5", "3,5,6")])
+def test_other_products_stay(left: str, right: str) -> None:
+    shapes = [tuple(map(int, text.split(","))) for text in (left, right)]
+    outputs = ",".join(map(str, np.matmul(*map(np.ones, shapes)).shape))
+    text = f"g (FLOAT[{left}] a, FLOAT[{right}] b) => (FLOAT[{outputs}] y) {{ y = MatMul (a, b) }}"
+    model = memonger.load(parse(text, "float", 20))
+    assert cuda_form.write_out(model) is model
+
+
+@pytest.mark.parametrize(
     ("weight", "settings"),
     [
         ("6,1,3,4", "group=6, pads=[1,0,0,0]"),

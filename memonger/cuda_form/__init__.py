@@ -2,9 +2,9 @@
 
 What it has no kernel for it leaves to the CPU, with copies before and after: each waits for the device, and forbids
 CUDA graphs. What it refuses fails the whole session. Both were found by making sessions of onnxruntime-gpu 1.31.1. Some
-of what it runs is written out too: what the gradients' rules write as a convolution for the CPU's sake, and Splits that
-copy from the host. Nothing but standard operators is written, and nothing of it needs a device: the same model runs on
-the CPU and gives the same numbers.
+of what it runs is written out too: what the gradients' rules write as a convolution for the CPU's sake, and Splits and
+products that copy from the host. Nothing but standard operators is written, and nothing of it needs a device: the same
+model runs on the CPU and gives the same numbers.
 """
 
 import dataclasses

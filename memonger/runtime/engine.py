@@ -100,6 +100,8 @@ class Engine:
         for program in self.programs:
             if not program.is_accounted:
                 return f"its scratch wasn't measured: plan the model for this device (--device {self.device})"
+            if program.copies_from_host:
+                return f"{program.copies_from_host} reads memory of the host that is gone when a run is replayed"
             placed = {place.name for place in program.places} | program.replacing
             held = next((name for name in program.outputs if name not in placed), None)
             if held is not None:

@@ -113,6 +113,8 @@ def make_session(
     """
     check_device(device)
     settings = session_options(options)
+    if device.kind == "cuda" and options.cuda is not None:
+        settings.use_deterministic_compute = options.cuda.deterministic
     if captures:  # weights as large as they are, not in regions of the arena that runs take their scratch from
         settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     providers = _providers(device, options.cuda, pool, captures)

@@ -16,6 +16,7 @@ from memonger.errors import SessionError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.calibrate import inner_names
+from memonger.runtime.cuda.replay import copies_from_host
 from memonger.runtime.optimize import floating_names
 from memonger.runtime.weights import LARGE
 
@@ -47,6 +48,7 @@ class Program:
         is_accounted: Whether arena and scratch are all that a run takes: the scratch was measured, and the runtime is
             left no value to hold that could be large.
         replacing: Outputs that are written over persistent inputs.
+        copies_from_host: The first node that no CUDA graph may replay (`cuda.replay`), named; empty if there is none.
     """
 
     inputs: tuple[feeding.Input, ...]
@@ -60,11 +62,12 @@ class Program:
     workspace_bytes: int
     is_accounted: bool
     replacing: frozenset[str]
+    copies_from_host: str
 
 
 def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
     """The program of a plan; ``varying`` names the constants that are fed."""
-    graph = plan.model.graph
+    graph, copying = plan.model.graph, copies_from_host(plan.model.graph)
     constants = {}
     for name in varying:
         tensor = graph.initializers[name].const_value
@@ -82,6 +85,7 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         workspace_bytes=plan.workspace_bytes or 0,
         is_accounted=plan.workspace is not None and not _held_by_runtime(plan),
         replacing=frozenset(plan.graph.values[new] for pairs in plan.graph.updates for _, new in pairs),
+        copies_from_host=f"node '{copying.name}' ({copying.op_type})" if copying is not None else "",
     )
 
 
