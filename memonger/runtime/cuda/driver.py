@@ -99,9 +99,7 @@ def free(index: int, address: int) -> None:
 def to_device(index: int, target: int, source: int, size: int) -> None:
     """Copy bytes from host memory, and wait until they are there."""
     with on(index) as driver:
-        _done(driver.cuMemcpyHtoD(target, source, size), f"copying {size} bytes to cuda:{index}")
-        # A copy of pageable memory may return with its last part on the way, and onnxruntime's stream doesn't wait.
-        _done(driver.cuStreamSynchronize(0), f"copying {size} bytes to cuda:{index}")
+        _waited(driver.cuMemcpyHtoD(target, source, size), f"copying {size} bytes to cuda:{index}")
 
 
 def to_host(index: int, target: int, source: int, size: int) -> None:
@@ -113,15 +111,13 @@ def to_host(index: int, target: int, source: int, size: int) -> None:
 def within(index: int, target: int, source: int, size: int) -> None:
     """Copy bytes from one address of a device to another, and wait until they are there."""
     with on(index) as driver:
-        _done(driver.cuMemcpyDtoD(target, source, size), f"copying {size} bytes on cuda:{index}")
-        _done(driver.cuStreamSynchronize(0), f"copying {size} bytes on cuda:{index}")
+        _waited(driver.cuMemcpyDtoD(target, source, size), f"copying {size} bytes on cuda:{index}")
 
 
 def set_bytes(index: int, target: int, byte: int, size: int) -> None:
     """Set every byte of a stretch, and wait until it is done."""
     with on(index) as driver:
-        _done(driver.cuMemsetD8(target, byte, size), f"setting {size} bytes on cuda:{index}")
-        _done(driver.cuStreamSynchronize(0), f"setting {size} bytes on cuda:{index}")
+        _waited(driver.cuMemsetD8(target, byte, size), f"setting {size} bytes on cuda:{index}")
 
 
 @cache
@@ -142,3 +138,9 @@ def _done(result: tuple[Any, ...], what: str) -> Any:
         words = driver.cuGetErrorString(error)[1]
         raise SessionError(f"{what} failed: {words.decode() if words else error}.")
     return result[1] if len(result) == 2 else result[1:]
+
+
+def _waited(result: tuple[Any, ...], what: str) -> None:
+    """A call's work is done: even a copy may return with its last part on the way, and no other stream waits for it."""
+    _done(result, what)
+    _done(missing.driver().cuStreamSynchronize(0), what)
