@@ -1,0 +1,71 @@
+"""Who is compared with whom."""
+
+from dataclasses import dataclass
+
+SHARES = (0.7, 0.5, 0.3)  # budgets, of a plan's own peak without recomputation
+MORE = 1.6  # times PyTorch eager's largest batch
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way to run a network.
+
+    Attributes:
+        key: Its name in the record.
+        title: Its name in the table.
+        library: ``torch``, ``stock`` (onnxruntime) or ``memonger``.
+        mode: Of torch: ``eager``, ``checkpoint`` or ``compile``; of stock ``default`` or ``requested``; of memonger
+            ``plain`` or ``graph`` (a CUDA graph).
+        plan: Of memonger, the plan's name, see `planning.Wish`.
+        keeps: PyTorch never gives memory back to the system: fresh pages are slow on virtual machines.
+    """
+
+    key: str
+    title: str
+    library: str
+    mode: str
+    plan: str = ""
+    keeps: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it has to be compiled first."""
+        return self.mode == "compile"
+
+
+EAGER = Contestant("eager", "PyTorch eager", "torch", "eager")
+CHECKPOINT = Contestant("checkpoint", "PyTorch checkpoint", "torch", "checkpoint")
+COMPILED = Contestant("compile", "torch.compile", "torch", "compile")
+NONE = Contestant("none", "memonger", "memonger", "plain", "none")
+
+
+def inference(device: str) -> tuple[Contestant, ...]:
+    """Those that serve; the first is what the others are compared with."""
+    cuda = device != "cpu"
+    found = [
+        Contestant("stock", "onnxruntime", "stock", "default"),
+        Contestant("requested", "onnxruntime, as requested" if cuda else "onnxruntime, no arena", "stock", "requested"),
+        Contestant("planned", "memonger", "memonger", "plain", "inference"),
+    ]
+    if cuda:
+        found.append(Contestant("graph", "memonger, CUDA graph", "memonger", "graph", "inference"))
+    return (*found, EAGER, COMPILED)
+
+
+def training(device: str) -> tuple[Contestant, ...]:
+    """Those that train; the first is what the others are compared with."""
+    kept = [Contestant("kept", "PyTorch, memory kept", "torch", "eager", keeps=True)] if device == "cpu" else []
+    shares = [
+        Contestant(f"share{share:.0%}".rstrip("%"), f"memonger, {share:.0%}", "memonger", "plain", f"share {share}")
+        for share in SHARES
+    ]
+    return (EAGER, *kept, CHECKPOINT, COMPILED, NONE, *shares)
+
+
+def largest(device: str) -> tuple[Contestant, ...]:
+    """Those whose largest batch is sought."""
+    more = Contestant("more", f"memonger, {MORE} x eager's", "memonger", "plain", "budget")
+    return (EAGER, CHECKPOINT, NONE, more, Contestant("budget", "memonger, recomputing", "memonger", "plain", "budget"))
+
+
+KINDS = {"inference": inference, "training": training, "largest": largest}

@@ -1,0 +1,62 @@
+"""Writes a network for all contestants: ``python -m benchmarks.side_by_side.export NETWORK SIZE FOLDER``.
+
+PyTorch's weights (weights.pt), the same network with them as ONNX in inference form with a symbolic batch
+(forward.onnx), and their sizes (figures.json, written last). SIZE is a `networks.Size` as JSON.
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+import memonger
+from benchmarks.side_by_side import networks
+from benchmarks.side_by_side.job import reason, say
+from benchmarks.torch_models import initialized
+
+TELLING = 1e-3  # outputs of two inputs are apart by at least this part of the largest
+
+
+def export(name: str, size: networks.Size, folder: Path) -> None:
+    """Write the network's files.
+
+    Raises:
+        ValueError: its outputs don't hang on its inputs: a comparison of them couldn't fail.
+    """
+    network = networks.NETWORKS[name]
+    batches = [torch.from_numpy(networks.data(network, size, 2, seed)["x"]) for seed in (1, 2, 3)]
+    module = initialized(name, batches[0], **size.options).eval()
+    with torch.no_grad():
+        one, other = (module(x).numpy() for x in batches[1:])
+    if np.abs(one - other).max() < TELLING * np.abs(one).max():
+        raise ValueError(f"{name} gives about the same outputs for any input")
+    torch.save(module.state_dict(), folder / "weights.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        model = memonger.from_torch(module, batches[0], input_names=["x"], output_names=["scores"], dynamic_batch=True)
+    ir.save(model.ir, folder / "forward.onnx")
+    weights = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+    figures = {
+        "weight_bytes": sum(tensor.nbytes for tensor in weights),
+        "state_bytes": sum(tensor.nbytes for tensor in module.parameters()),
+        "parameters": sum(tensor.numel() for tensor in module.parameters()),
+    }
+    (folder / "figures.json").write_text(json.dumps(figures))
+
+
+def main() -> None:
+    """Export one network and say so."""
+    name, size, folder = sys.argv[1:]
+    try:
+        export(name, networks.Size(**json.loads(size)), Path(folder))
+        say({"exported": name})
+    except Exception as error:  # the row's contestants all fail for it
+        say({"failed": reason(error)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a measuring process is told, and the few words it says back."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RATE, MOMENTUM = 0.01, 0.9
+WARM, STEPS = 2, 2  # steps before memory is measured, and while it is
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 60)}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One contestant on one network.
+
+    Attributes:
+        library: See `contestants.Contestant`.
+        mode: Likewise.
+        training: Whether it trains.
+        network: Name of the network.
+        options: What differs from the network's defaults.
+        device: ``cpu`` or ``cuda:N``.
+        inputs: An .npz of inputs and labels.
+        weights: The network's weights, PyTorch's file.
+        model: An ONNX file for stock, a planned file for memonger.
+        results: Where to write losses, or outputs: an .npz.
+        weight_bytes: Of weights and running statistics.
+        state_bytes: Of momentum, where it trains.
+        threads: Threads within a node.
+        cap: Bytes PyTorch may allocate on a GPU; 0: all there are.
+        tf32: Whether products of float32 may be computed in TF32.
+        tuned: Whether PyTorch tries cuDNN's algorithms (``cudnn.benchmark``).
+    """
+
+    library: str
+    mode: str
+    training: bool
+    network: str
+    device: str
+    inputs: str
+    weights: str
+    model: str
+    results: str
+    weight_bytes: int
+    state_bytes: int
+    threads: int
+    cap: int = 0
+    tf32: bool = False
+    tuned: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it runs on a GPU."""
+        return self.device != "cpu"
+
+    @property
+    def index(self) -> int:
+        """The GPU's number."""
+        return int(self.device.partition(":")[2] or 0)
+
+    def save(self, path: Path) -> None:
+        """Write it for the process."""
+        path.write_text(json.dumps(asdict(self)))
+
+
+def say(content: Mapping[str, Any]) -> None:
+    """One line of JSON to the parent."""
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+def reason(error: BaseException) -> str:
+    """An error in a line: its kind and the first line it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = lines[0] if lines else "no words"
+    return f"{type(error).__name__}: {words[:300]}"
+
+
+def load_cuda_libraries() -> None:
+    """Let onnxruntime find CUDA's libraries: PyTorch, where it is installed, loads those it brings along.
+
+    To be called before onnxruntime is imported. Makes no CUDA context.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return

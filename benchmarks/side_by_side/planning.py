@@ -1,0 +1,175 @@
+"""Plans a network as it is asked to: ``python -m benchmarks.side_by_side.planning FOLDER DEVICE THREADS TF32``.
+
+For each line with a wish it says a line with the plan's figures. FOLDER holds what `export` wrote; plans go there, too,
+and one that is there already isn't made again.
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.side_by_side.job import MOMENTUM, RATE, load_cuda_libraries, reason, say
+
+if TYPE_CHECKING:
+    from memonger import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A plan to make.
+
+    Attributes:
+        name: ``inference``; ``none``: training with nothing recomputed; ``share S``: with that part of the arena and
+            scratch of ``none`` as its budget; ``budget``: with ``budget``; ``smallest``: only the least bytes for
+            which one is found.
+        batch: Samples.
+        budget: Bytes, of parameters and inputs too.
+        keep: Whether to write the plan and check its order in a run; else only its figures are wanted.
+    """
+
+    name: str
+    batch: int
+    budget: int = 0
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a plan says of itself, in bytes; ``note``: where it isn't quite the plan that was wished for."""
+
+    path: str
+    arena: int
+    workspace: int
+    parameters: int
+    inputs: int
+    required: int
+    overhead: float
+    seconds: float
+    note: str = ""
+
+    @property
+    def predicted(self) -> int:
+        """What a run takes: arena, scratch, parameters with optimizer state. Inputs aside."""
+        return self.arena + self.workspace + self.parameters
+
+
+class Planner:
+    """Makes plans of one network."""
+
+    def __init__(self, folder: Path, device: str, threads: int, tf32: bool = False) -> None:
+        self.folder, self.device, self.threads, self.tf32 = folder, device, threads, tf32
+
+    def plan(self, wish: Wish) -> Figures:
+        """The plan wished for.
+
+        Raises:
+            memonger.errors.MemongerError: there is none.
+        """
+        stem = "-".join([*wish.name.split(), str(wish.batch), *([str(wish.budget)] if wish.budget else [])])
+        record, path = self.folder / f"{stem}.json", self.folder / f"{stem}.onnx"
+        if record.exists() and (path.exists() or not wish.keep):
+            return Figures(**json.loads(record.read_text()))
+        if wish.name == "smallest":
+            found = self._smallest(wish)
+        else:
+            plan, note = self._made(wish)
+            if wish.keep:
+                plan.save(path)
+                self._check(path, plan, wish)
+            found = _figures(plan, str(path), note)
+        record.write_text(json.dumps(asdict(found)))
+        return found
+
+    def _made(self, wish: Wish) -> "tuple[Plan, str]":
+        if wish.name == "inference":
+            return self._search(wish, mode="inference"), ""
+        if wish.name == "none":
+            return self._search(wish, strategy="none"), ""
+        if wish.name == "budget":
+            return self._search(wish, budget=wish.budget), ""
+        none = self.plan(Wish("none", wish.batch))
+        beside = none.parameters + none.inputs
+        share = float(wish.name.split()[1])
+        plan, smallest = self._within(wish, beside + int(share * (none.required - beside)))
+        reached = (plan.required_bytes - beside) / (none.required - beside)
+        return plan, f"smallest found: {reached:.0%}" if smallest else ""
+
+    def _within(self, wish: Wish, budget: int) -> "tuple[Plan, bool]":
+        """The plan of a budget, or of the smallest one found where that is more; whether it is."""
+        from memonger.errors import BudgetError
+
+        try:
+            return self._search(wish, budget=budget), False
+        except BudgetError as error:
+            smallest = error.smallest
+        return self._search(wish, budget=smallest), True
+
+    def _smallest(self, wish: Wish) -> Figures:
+        """The least bytes a plan was found for, inputs included; there is no such plan yet."""
+        from memonger.errors import BudgetError
+
+        try:
+            return _figures(self._search(wish, budget=1), "", "")
+        except BudgetError as error:
+            return Figures("", error.smallest, 0, 0, 0, error.smallest, 0.0, 0.0)
+
+    def _search(self, wish: Wish, **choices: Any) -> "Plan":
+        import memonger
+
+        model: Any = self.folder / "forward.onnx"
+        if wish.name == "inference":
+            choices["batch"] = wish.batch
+        else:
+            model = memonger.to_training_mode(model, batch=wish.batch)
+            choices |= {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(lr=RATE, momentum=MOMENTUM)}
+        if self.device != "cpu":
+            from memonger.cuda import Cuda
+
+            choices["cuda"] = Cuda(tf32=self.tf32)
+        return memonger.search_plan(model, device=self.device, threads=self.threads, **choices)
+
+    def _check(self, path: Path, plan: "Plan", wish: Wish) -> None:
+        """One run whose order is checked: the measured ones run without, which takes memory."""
+        import memonger
+        from memonger.runtime import feeds
+
+        training = wish.name != "inference"
+        wanted = ("x", "labels") if training else ("x",)
+        inputs = feeds.random_feeds([value for value in feeds.inputs_of(plan.model.graph) if value.name in wanted])
+        if training:
+            memonger.TrainingSession(path, device=self.device).step(inputs)
+        else:
+            memonger.Session(path, device=self.device).run(inputs)
+
+
+def _figures(plan: "Plan", path: str, note: str) -> Figures:
+    return Figures(
+        path=path,
+        arena=plan.arena_bytes,
+        workspace=plan.workspace_bytes or 0,
+        parameters=plan.parameter_bytes,
+        inputs=plan.input_bytes,
+        required=plan.required_bytes,
+        overhead=plan.overhead if plan.mode == "training" else 0.0,
+        seconds=plan.planning_seconds or 0.0,
+        note=note,
+    )
+
+
+def main() -> None:
+    """Plan for each line read."""
+    folder, device, threads, tf32 = sys.argv[1:]
+    if device != "cpu":
+        load_cuda_libraries()
+    planner = Planner(Path(folder), device, int(threads), bool(int(tf32)))
+    for line in sys.stdin:
+        try:
+            say(asdict(planner.plan(Wish(**json.loads(line)))))
+        except Exception as error:  # no plan: the contestant's row says why
+            say({"failed": reason(error)})
+
+
+if __name__ == "__main__":
+    main()

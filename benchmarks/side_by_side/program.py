@@ -1,0 +1,186 @@
+"""What `benchmarks.peers` and `benchmarks.gpu` do with their command lines."""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.side_by_side import largest, plots, results, rows
+from benchmarks.side_by_side.contestants import KINDS
+from benchmarks.side_by_side.devices import Device
+from benchmarks.side_by_side.networks import NETWORKS
+from benchmarks.side_by_side.process import Clock, OutOfTime
+from benchmarks.side_by_side.table import table
+from benchmarks.side_by_side.turns import Settings
+from memonger.errors import PlanError
+from memonger.units import parse_size
+
+ORDER = tuple((kind, name) for kind in ("inference", "training", "largest") for name in NETWORKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What differs between the two programs.
+
+    Attributes:
+        kinds: Measured where none are named.
+        memory: What the largest batch has to fit.
+        patience: Seconds a contestant has to get ready.
+        largest: Networks whose largest batch is sought where none are named.
+    """
+
+    kinds: tuple[str, ...]
+    memory: str
+    patience: float
+    largest: tuple[str, ...] = tuple(NETWORKS)
+
+
+def parser(doc: str, defaults: Defaults) -> argparse.ArgumentParser:
+    """The command line of both."""
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    made.add_argument("--rows", type=_names, default=(), help="networks, with commas between")
+    made.add_argument("--kinds", type=_kinds, default=defaults.kinds, help="inference, training, largest")
+    made.add_argument("--without", type=_keys, default=(), help="contestants to leave out, such as compile")
+    made.add_argument("--largest", action="store_true", help="the largest batches as well")
+    made.add_argument("--resume", action="store_true", help="keep the rows that are there, measure what is missing")
+    made.add_argument("--minutes", type=float, help="stop after so many, between rows or within one")
+    made.add_argument("--memory", type=_bytes, default=parse_size(defaults.memory), help="for the largest batch")
+    made.add_argument("--patience", type=float, default=defaults.patience, help="seconds a contestant has to get ready")
+    made.add_argument("--rounds", type=int, default=5, help="turns each contestant takes")
+    made.add_argument("--seconds", type=float, default=0.5, help="about how long a turn is")
+    made.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    made.add_argument("--tf32", action="store_true", help="float32 products in TF32, on all sides")
+    made.add_argument("--cudnn-benchmark", action="store_true", help="PyTorch tries cuDNN's algorithms")
+    made.add_argument("--folder", type=Path, help="where exports and plans are kept for the next call")
+    made.add_argument("--output", type=Path, help="the record, a .json; table and plots go beside it")
+    made.add_argument("--print", action="store_true", help="table and plots from the record alone")
+    return made
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_size(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return _chosen(text, tuple(NETWORKS))
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    known = {one.key: None for of in KINDS.values() for device in ("cpu", "cuda") for one in of(device)}
+    return _chosen(text, tuple(known))
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    return _chosen(text, ("inference", "training", "largest"))
+
+
+def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    unknown = [part for part in found if part not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} isn't one of {', '.join(known)}")
+    return found
+
+
+def wanted(asked: argparse.Namespace, defaults: Defaults) -> list[tuple[str, str]]:
+    """Kind and network of each row to measure, in the order they are measured."""
+    kinds = (*asked.kinds, *(("largest",) if asked.largest and "largest" not in asked.kinds else ()))
+    names = {kind: asked.rows or (defaults.largest if kind == "largest" else tuple(NETWORKS)) for kind in kinds}
+    return [(kind, name) for kind, name in ORDER if kind in kinds and name in names[kind]]
+
+
+def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: Path) -> int:
+    """Measure what is asked for; the record is written after every row, table and plots at the end.
+
+    Returns: the exit status, 0 also when the time was over first.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the contestants would outlive this
+    end = None if asked.minutes is None else time.monotonic() + asked.minutes * 60
+    earlier = results.load(output) if asked.resume and output.exists() else results.Record((), asked.memory)
+    record = results.Record(_head(asked, device, earlier.head), asked.memory, earlier.rows)
+    left = [pair for pair in wanted(asked, defaults) if not record.has(*pair)]
+    with ExitStack() as stack:
+        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        settings = Settings(
+            device=device,
+            threads=asked.threads,
+            clock=Clock(end),
+            patience=asked.patience,
+            rounds=asked.rounds,
+            seconds=asked.seconds,
+            tf32=asked.tf32,
+            tuned=asked.cudnn_benchmark,
+            memory=asked.memory,
+            without=asked.without,
+            folder=folder.resolve(),
+        )
+        while left:
+            try:
+                row = _measured(*left[0], settings)
+            except OutOfTime:
+                _tell(f"out of time; not measured: {', '.join(' '.join(pair) for pair in left)} (--resume continues)")
+                break
+            record = results.merged(record, row, ORDER)
+            results.save(record, output)
+            left = left[1:]
+    show(record, device.cuda, output)
+    return 0
+
+
+def _measured(kind: str, name: str, settings: Settings) -> results.Row:
+    begin = time.monotonic()
+    settings.clock.left()
+    row = largest.measure(name, settings) if kind == "largest" else rows.measure(kind, name, settings)
+    row = replace(row, load=round(os.getloadavg()[0], 1))
+    _tell(f"{kind} {name}: {time.monotonic() - begin:.0f} s")
+    for result in row.results:
+        _tell(f"  {result.title}: {result.failed or result.seconds}")
+    return row
+
+
+def show(record: results.Record, cuda: bool, output: Path) -> None:
+    """Print the table, and keep it and the plots beside the record."""
+    text = table(record, cuda)
+    output.with_suffix(".txt").write_text(text)
+    plots.plot(record, output.with_suffix(""))
+    print(text, end="")
+
+
+def _head(asked: argparse.Namespace, device: Device, earlier: Sequence[str]) -> tuple[str, ...]:
+    """What was measured where, by which calls, and how."""
+    mine = " ".join([f"command: python -m benchmarks.{Path(sys.argv[0]).stem}", *_telling(sys.argv[1:])])
+    calls = [line for line in earlier if line.startswith("command: ") and line != mine]
+    return (*device.head, *calls, mine, _how(asked, device))
+
+
+def _telling(arguments: Sequence[str]) -> list[str]:
+    """Arguments that figures hang on: not where files go."""
+    places = ("--folder", "--output")
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [one for before, one in pairs if one.partition("=")[0] not in places and before not in places]
+
+
+def _how(asked: argparse.Namespace, device: Device) -> str:
+    words = [f"{asked.rounds} turns of {asked.seconds:g} s, two steps at least"]
+    if device.cuda:
+        words += [
+            f"TF32 {'on' if asked.tf32 else 'off'} on all sides",
+            f"torch.backends.cudnn.benchmark {asked.cudnn_benchmark}",
+            "inputs and outputs on the GPU",
+        ]
+    else:
+        words.append(f"{asked.threads} threads")
+    return "float32; " + "; ".join(words) + f"; {asked.patience:g} s to get ready"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

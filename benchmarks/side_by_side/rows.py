@@ -1,0 +1,131 @@
+"""One row: a network exported and planned, and its contestants measured."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.side_by_side import networks
+from benchmarks.side_by_side.contestants import KINDS, Contestant
+from benchmarks.side_by_side.job import Job
+from benchmarks.side_by_side.planning import Figures, Wish
+from benchmarks.side_by_side.process import Failed, Process
+from benchmarks.side_by_side.results import Result, Row
+from benchmarks.side_by_side.turns import Entry, Settings, compete
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A network in its folder, exported, and what plans it."""
+
+    name: str
+    size: networks.Size
+    folder: Path
+    settings: Settings
+    sizes: Mapping[str, int]
+    planner: Process
+
+    def plan(self, wish: Wish) -> Figures:
+        """A plan.
+
+        Raises:
+            Failed: there is none; the text says why.
+        """
+        return Figures(**self.planner.ask(json.dumps(asdict(wish)), 2 * self.settings.patience))
+
+
+def measure(
+    kind: str, name: str, settings: Settings, size: networks.Size | None = None, only: Sequence[str] = ()
+) -> Row:
+    """A row of inference or training.
+
+    Args:
+        kind: ``inference`` or ``training``.
+        name: The network.
+        settings: How.
+        size: At what size; None: the device's own.
+        only: Keys of contestants; all if empty.
+
+    Raises:
+        OutOfTime: the clock ran out.
+    """
+    size = size or networks.size_of(name, settings.device.name)
+    chosen = [one for one in KINDS[kind](settings.device.name) if not only or one.key in only]
+    with ExitStack() as stack:
+        try:
+            course = prepared(name, size, settings, stack)
+        except Failed as error:
+            failed = [Result(one.key, one.title, failed=f"no export: {error}", batch=size.batch) for one in chosen]
+            return Row(kind, name, size.batch, size.shape, tuple(failed))
+        entries = [entry(course, one, kind, size.batch) for one in chosen]
+        course.planner.end()
+        results = compete(entries, settings, course.folder)
+    return Row(kind, name, size.batch, size.shape, tuple(results))
+
+
+def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStack) -> Course:
+    """The network exported, unless it is there already, and a planner that ends with ``stack``.
+
+    Raises:
+        Failed: it can't be exported.
+        OutOfTime: the clock ran out.
+    """
+    what = json.dumps([asdict(size), settings.device.name, settings.threads, settings.tf32])
+    folder = settings.folder / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = folder / "figures.json"
+    if not figures.exists():
+        arguments = [name, json.dumps(asdict(size)), str(folder)]
+        with Process("benchmarks.side_by_side.export", arguments, folder / "export.err", settings.clock, {}) as process:
+            process.read(2 * settings.patience)
+    arguments = [str(folder), settings.device.name, str(settings.threads), str(int(settings.tf32))]
+    planner = Process("benchmarks.side_by_side.planning", arguments, folder / "planning.err", settings.clock, {})
+    stack.push(planner)
+    return Course(name, size, folder, settings, json.loads(figures.read_text()), planner)
+
+
+def entry(course: Course, one: Contestant, kind: str, batch: int, budget: int = 0) -> Entry:
+    """A contestant made ready to start: inputs written, its plan made."""
+    training = kind != "inference"
+    held = course.sizes["weight_bytes"] + (course.sizes["state_bytes"] if training else 0)
+    common: dict[str, Any] = {"contestant": one.key, "title": one.title, "batch": batch, "held": held}
+    model, predicted, note = str(course.folder / "forward.onnx"), None, ""
+    if one.key in course.settings.without:
+        return Entry(Result(**common, failed="left out (--without)"), None)
+    if one.library == "memonger":
+        try:
+            figures = course.plan(Wish(one.plan, batch, budget))
+        except Failed as error:
+            return Entry(Result(**common, failed=f"no plan: {error}"), None)
+        model, note = figures.path, figures.note
+        predicted = figures.predicted + (figures.inputs if course.settings.device.cuda else 0)
+    job = _job(course, one, training, batch, model, f"{kind}-{one.key}")
+    return Entry(Result(**common, predicted=predicted, note=note), job, one.keeps)
+
+
+def _job(course: Course, one: Contestant, training: bool, batch: int, model: str, stem: str) -> Job:
+    settings, inputs = course.settings, course.folder / f"inputs-{batch}.npz"
+    if not inputs.exists():
+        np.savez(inputs, **dict[str, Any](networks.data(networks.NETWORKS[course.name], course.size, batch)))
+    return Job(
+        library=one.library,
+        mode=one.mode,
+        training=training,
+        network=course.name,
+        device=settings.device.name,
+        inputs=str(inputs),
+        weights=str(course.folder / "weights.pt"),
+        model=model,
+        results=str(course.folder / f"{stem}-{batch}.npz"),
+        weight_bytes=course.sizes["weight_bytes"],
+        state_bytes=course.sizes["state_bytes"] if training else 0,
+        threads=settings.threads,
+        tf32=settings.tf32,
+        tuned=settings.tuned,
+        options=course.size.options,
+    )

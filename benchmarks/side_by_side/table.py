@@ -1,0 +1,151 @@
+"""The record as text."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks.side_by_side.contestants import SHARES
+from benchmarks.side_by_side.job import STEPS, WARM
+from benchmarks.side_by_side.results import Record, Result, Row
+
+MIB = 1 << 20
+TITLES = {"inference": "Inference", "training": "Training steps", "largest": "Largest batch trained in {memory}"}
+NOTES = {
+    "largest": (
+        "fits: peak less beside is within it (on a GPU less the context, too); to 2 %",
+        "PyTorch's batch is found by runs, memonger's from plans alone and confirmed by the run shown",
+        "recomputing: the largest batch for which a plan was found, at whatever cost in time",
+    )
+}
+WIDTH = 27  # of a contestant's name
+
+
+def table(record: Record, cuda: bool) -> str:
+    """Head, a table for each kind with rows, geometric means, and what isn't measured."""
+    lines = [*record.head, "", *_meaning(cuda), ""]
+    for kind, title in TITLES.items():
+        rows = [row for row in record.rows if row.kind == kind]
+        if rows:
+            lines += [
+                title.format(memory=f"{record.memory / 1e9:g} GB"),
+                *NOTES.get(kind, ()),
+                "",
+                _heading(kind, cuda),
+            ]
+            for row in rows:
+                lines += [*_row(row, cuda), ""]
+            lines += [*_means(kind, rows), ""]
+    return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
+
+
+def _meaning(cuda: bool) -> list[str]:
+    where: tuple[str, ...] = (
+        "peak: of the GPU's memory in use, by its driver (nvidia-ml-py, every 5 ms), over what was before the process",
+        "beside: a bare CUDA context; net: peak less context, weights and momentum",
+    )
+    if not cuda:
+        where = (
+            "peak: a process's own pages over what was resident before the network was made; inputs were there before",
+            "beside: of these what no tensor explains: what libraries (compilers, prepacked weights) left resident",
+            "weights that the runtime doubles (GPT's tied embedding, transposed) are predicted, and measured as beside",
+            "net: peak less beside, weights and momentum; load: the machine's average when the row was done",
+        )
+    return [
+        "MiB, milliseconds; each contestant in a process of its own, they take turns; ÷: over the first contestant's",
+        *where,
+        "predicted: what the plan says of peak less beside; error: measured over predicted",
+        f"{WARM} steps to warm up, then the peak of {STEPS}",
+        "apart: largest difference of outputs, or of the first step's loss, from the first's over the largest;",
+        "drift: of all steps' losses: what rounding makes of them after the first updates",
+        "torch.compile trains with activation_memory_budget 0.5; checkpoint: sqrt(n) segments (U-Net: each level)",
+        f"memonger, {', '.join(f'{share:.0%}' for share in SHARES)}: a budget of that part of the arena and scratch"
+        " with nothing recomputed, or the smallest found where that is more",
+        "SGD with momentum everywhere",
+    ]
+
+
+def _heading(kind: str, cuda: bool) -> str:
+    sizes = f"{'batch':>6}{'peak':>9}{'÷':>7}{'beside':>8}{'net':>9}{'÷':>7}{'predicted':>10}{'error':>8}"
+    per = "ms/sample" if kind == "largest" else "ms"
+    return (
+        f"{'network':16}{'contestant':{WIDTH}}{sizes}{per:>10}{'÷':>7}{'samples/s':>11}{'apart':>9}{'drift':>9}  note"
+    )
+
+
+def _row(row: Row, cuda: bool) -> list[str]:
+    first = next((result for result in row.results if not result.failed), None)
+    lines = []
+    for index, result in enumerate(row.results):
+        name = row.network if not index else ""
+        if result.failed or first is None:
+            lines.append(f"{name:16}{result.title:{WIDTH}}{result.batch or '':>6}  failed: {result.failed}")
+        else:
+            lines.append(f"{name:16}{result.title:{WIDTH}}" + _figures(result, first, row.kind))
+    if lines and not cuda:
+        lines[0] += f"{', ' if row.results[0].note else ''}load {row.load}"
+    return lines
+
+
+def _figures(result: Result, first: Result, kind: str) -> str:
+    each, theirs = _time(result, kind), _time(first, kind)
+    return (
+        f"{result.batch:>6}{_mib(result.peak):>9}{_ratio(result.peak, first.peak):>7}{_mib(result.beside):>8}"
+        f"{_mib(result.net):>9}{_ratio(result.net, first.net):>7}{_mib(result.predicted):>10}"
+        f"{_text(result.error, '+.1%'):>8}{_text(each, '.2f'):>10}{_ratio(each, theirs):>7}"
+        f"{_text(None if not result.seconds else result.batch / result.seconds, '.1f'):>11}"
+        f"{_text(result.apart, '.1e'):>9}{_text(result.drift, '.1e'):>9}  {result.note}"
+    )
+
+
+def _time(result: Result, kind: str) -> float | None:
+    """Milliseconds of a step, or of a sample where batches differ."""
+    if result.seconds is None:
+        return None
+    return result.seconds * 1e3 / (result.batch if kind == "largest" else 1)
+
+
+def _mib(size: int | None) -> str:
+    return "" if size is None else f"{size / MIB:.1f}"
+
+
+def _ratio(one: float | None, other: float | None) -> str:
+    return "" if one is None or not other or other < 0 else f"{one / other:.3f}"
+
+
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def ratios(rows: Sequence[Row], key: str, of: Callable[[Result], float | None]) -> list[float]:
+    """A figure of one contestant over the first one's, for every row where both have it."""
+    found = []
+    for row in rows:
+        first, mine = row.results[0], next((r for r in row.results if r.contestant == key), None)
+        if mine is None or mine.failed or first.failed:
+            continue
+        one, other = of(mine), of(first)
+        if one and other and one > 0 and other > 0:
+            found.append(one / other)
+    return found
+
+
+def _means(kind: str, rows: Sequence[Row]) -> list[str]:
+    keys = {result.contestant: result.title for row in rows for result in row.results}
+    figures: dict[str, Callable[[Result], float | None]] = {
+        "peak": lambda result: result.peak,
+        "net": lambda result: result.net,
+        "time": lambda result: _time(result, kind),
+    }
+    if kind == "largest":
+        figures = {"batch": lambda result: result.batch, "time per sample": figures["time"]}
+    lines = ["geometric means over the first contestant, of the rows where both ran"]
+    for key, title in list(keys.items())[1:]:
+        means = [(name, ratios(rows, key, of)) for name, of in figures.items()]
+        words = [f"{name} {_mean(found):.3f}" for name, found in means if found]
+        count = max((len(found) for _, found in means), default=0)
+        lines.append(f"  {title:{WIDTH}}{', '.join(words) or 'none'} ({count} rows)")
+    return lines
+
+
+def _mean(values: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values))

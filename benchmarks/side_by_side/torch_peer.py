@@ -1,0 +1,81 @@
+"""PyTorch's contestants: eager, with checkpoints, compiled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch._functorch as functorch
+import torch._functorch.config
+from torch import Tensor, nn
+
+from benchmarks.side_by_side import networks
+from benchmarks.side_by_side.job import MOMENTUM, RATE, Job
+
+ACTIVATION_BUDGET = 0.5  # of torch.compile in training: of what it would keep
+
+
+class TorchRunner:
+    """A network in PyTorch: `step` trains once, or infers once."""
+
+    def __init__(self, job: Job, arrays: dict[str, np.ndarray]) -> None:
+        _configure(job)
+        device = torch.device(job.device)
+        self.cuda = job.cuda
+        module = networks.build(job.network, job.options)
+        module.load_state_dict(torch.load(job.weights, weights_only=True))
+        self.module = module.to(device).train(job.training)
+        self.x, self.labels = (torch.from_numpy(arrays[name]).to(device) for name in ("x", "labels"))
+        self.forward = _forward(job, self.module)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE, momentum=MOMENTUM) if job.training else None
+        self.scores: Tensor | None = None
+
+    def step(self) -> float | None:
+        """Train on the batch and return the loss, or infer it; done when this returns."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = nn.functional.cross_entropy(self.forward(self.x), self.labels)
+            loss.backward()
+            self.optimizer.step()
+            return float(loss.detach())
+        self.scores = None  # or the last run's would be there beside this one's
+        with torch.inference_mode():
+            self.scores = self.forward(self.x)
+        if self.cuda:
+            torch.cuda.synchronize()
+        return None
+
+    def outputs(self) -> np.ndarray:
+        """What the last run in inference computed."""
+        assert self.scores is not None
+        return self.scores.float().cpu().numpy()
+
+    def resting_bytes(self) -> int:
+        """Bytes of the tensors that are there between steps: weights, gradients, momentum, outputs."""
+        tensors: list[Any] = [*self.module.parameters(), *self.module.buffers()]
+        tensors += [p.grad for p in self.module.parameters() if p.grad is not None]
+        if self.optimizer is not None:
+            tensors += [t for state in self.optimizer.state.values() for t in state.values() if t is not None]
+        tensors += [self.scores] if self.scores is not None else []
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def _configure(job: Job) -> None:
+    torch.set_num_threads(job.threads)
+    torch.backends.cuda.matmul.allow_tf32 = job.tf32
+    torch.backends.cudnn.allow_tf32 = job.tf32
+    torch.backends.cudnn.benchmark = job.tuned
+    if job.cap:
+        total = torch.cuda.get_device_properties(job.index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, job.cap / total), job.index)
+
+
+def _forward(job: Job, module: nn.Module) -> Callable[[Tensor], Tensor]:
+    if job.mode == "checkpoint":
+        found: Callable[[Tensor], Tensor] = module.checkpointed
+        return found
+    if job.mode == "compile":
+        if job.training:
+            functorch.config.activation_memory_budget = ACTIVATION_BUDGET
+        return torch.compile(module)
+    return module

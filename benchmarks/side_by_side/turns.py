@@ -1,0 +1,154 @@
+"""Contestants of one network in processes of their own that take turns."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.side_by_side.devices import Device, Watch
+from benchmarks.side_by_side.job import KEEP_MEMORY, Job
+from benchmarks.side_by_side.process import Clock, Failed, Process
+from benchmarks.side_by_side.results import Result
+
+WORKER = "benchmarks.side_by_side.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How everything is measured.
+
+    Attributes:
+        device: Where.
+        threads: Threads within a node.
+        clock: When to stop.
+        patience: Seconds that a contestant may take to get ready, compiling included; a plan may take twice as long.
+        rounds: Turns each contestant takes.
+        seconds: About how long a turn is; two steps at least.
+        tf32: Whether products of float32 may be computed in TF32, on all sides.
+        tuned: Whether PyTorch tries cuDNN's algorithms.
+        memory: Bytes that the largest batch has to fit.
+        without: Keys of contestants that are left out.
+        folder: Where networks, plans and what processes exchange go.
+    """
+
+    device: Device
+    threads: int
+    clock: Clock
+    patience: float
+    rounds: int
+    seconds: float
+    tf32: bool
+    tuned: bool
+    memory: int
+    without: tuple[str, ...]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A contestant ready to be started; or not, then ``result`` has the reason."""
+
+    result: Result
+    job: Job | None
+    keeps: bool = False
+
+
+def compete(entries: Sequence[Entry], settings: Settings, folder: Path) -> list[Result]:
+    """Start all, one after another, and let them take turns. One that fails has the reason in its result.
+
+    Raises:
+        OutOfTime: the clock ran out.
+    """
+    results = [entry.result for entry in entries]
+    with ExitStack() as stack:
+        workers: dict[int, Process] = {}
+        for index, entry in enumerate(entries):
+            if entry.job is None:
+                continue
+            try:
+                workers[index], said = started(entry, settings, folder, stack)
+            except Failed as error:
+                results[index] = replace(entry.result, failed=str(error))
+                continue
+            results[index] = replace(entry.result, peak=said["peak"], beside=said["beside"])
+        times = _turns(workers, settings, results)
+    for index, seconds in times.items():
+        if not results[index].failed:
+            results[index] = replace(results[index], seconds=statistics.median(seconds))
+    return _compared(entries, results)
+
+
+def started(entry: Entry, settings: Settings, folder: Path, stack: ExitStack) -> tuple[Process, dict[str, Any]]:
+    """A contestant's process, ready for its turns and ended with ``stack``; its ``peak`` and what is ``beside``.
+
+    Raises:
+        Failed: it couldn't be made ready.
+        OutOfTime: the clock ran out.
+    """
+    assert entry.job is not None
+    name, device = entry.result.contestant, settings.device
+    entry.job.save(folder / f"{name}.job.json")
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(settings.folder / "inductor"),
+        "OMP_NUM_THREADS": str(settings.threads),
+    }
+    environment |= KEEP_MEMORY if entry.keeps else {}
+    with ExitStack() as until_ready:
+        watch = until_ready.enter_context(Watch(device.index)) if device.cuda else None
+        process = Process(
+            WORKER, [str(folder / f"{name}.job.json")], folder / f"{name}.err", settings.clock, environment
+        )
+        until_ready.push(process)
+        said = process.read(settings.patience)
+        if watch is not None:
+            said = {"peak": watch.peak(), "beside": device.context}
+        else:
+            said = {"peak": said["peak"], "beside": said["rest"]}
+        until_ready.pop_all()
+        stack.push(process)
+        if watch is not None:
+            watch.__exit__(None, None, None)
+        return process, said
+
+
+def _turns(workers: Mapping[int, Process], settings: Settings, results: list[Result]) -> dict[int, list[float]]:
+    """Seconds of a step, turn by turn; a contestant that fails in a turn is out."""
+    times: dict[int, list[float]] = {index: [] for index in workers}
+    for _ in range(settings.rounds):
+        for index, worker in workers.items():
+            if results[index].failed:
+                continue
+            try:
+                times[index].append(worker.ask(str(settings.seconds), settings.patience)["seconds"])
+            except Failed as error:
+                results[index] = replace(results[index], failed=str(error))
+    return times
+
+
+def _compared(entries: Sequence[Entry], results: Sequence[Result]) -> list[Result]:
+    """The results with how far each is from the first that didn't fail, where both ran the same batch."""
+    found, first, batch = list(results), None, 0
+    for index, (entry, result) in enumerate(zip(entries, results, strict=True)):
+        if result.failed or entry.job is None:
+            continue
+        with np.load(entry.job.results) as archive:
+            values = archive["values"].astype(np.float64)
+        if first is None:
+            first, batch = values, result.batch
+        if result.batch == batch:
+            training = entry.job.training
+            found[index] = replace(
+                result,
+                apart=apart(values[:1], first[:1]) if training else apart(values, first),
+                drift=apart(values, first) if training else None,
+            )
+    return found
+
+
+def apart(mine: np.ndarray, first: np.ndarray) -> float:
+    """The largest difference, over the largest magnitude there is to differ from."""
+    return float(np.abs(mine - first).max() / max(np.abs(first).max(), np.finfo(np.float64).tiny))

@@ -1,0 +1,112 @@
+"""One contestant in a process of its own: ``python -m benchmarks.side_by_side.worker JOB.json``.
+
+The first line it says is what it took until it was ready; then, for each number of seconds it reads, it steps for about
+that long, twice at least, and says the seconds of one step. What fails is said in a line, too.
+"""
+
+import importlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.side_by_side.job import STEPS, WARM, Job, load_cuda_libraries, reason, say
+
+
+class Runner(Protocol):
+    """A contestant."""
+
+    def step(self) -> float | None: ...
+
+    def outputs(self) -> np.ndarray: ...
+
+    def resting_bytes(self) -> int: ...
+
+
+def runner(job: Job, arrays: dict[str, np.ndarray]) -> Runner:
+    """The contestant's network, loaded."""
+    if job.library == "torch":
+        from benchmarks.side_by_side.torch_peer import TorchRunner
+
+        return TorchRunner(job, arrays)
+    from benchmarks.side_by_side import onnx_peer
+
+    return onnx_peer.StockRunner(job, arrays) if job.library == "stock" else onnx_peer.PlannedRunner(job, arrays)
+
+
+def _import(job: Job) -> None:
+    """What is resident before the network is made: the libraries themselves aren't counted."""
+    if job.library == "torch":
+        import torch
+
+        import benchmarks.torch_models  # noqa: F401
+
+        if job.mode == "compile":
+            importlib.import_module("torch._inductor.compile_fx")
+
+        torch.set_num_threads(job.threads)
+        return
+    if job.cuda:
+        load_cuda_libraries()
+    import onnxruntime  # noqa: F401
+
+    if job.library == "memonger":
+        import memonger.runtime.training  # noqa: F401
+
+
+def ready(job: Job) -> tuple[Runner, dict[str, Any]]:
+    """Load, step `WARM` times, then `STEPS` times with the peak watched.
+
+    Returns: the contestant, and its figures: ``peak``, most bytes of this process's own over what was resident before
+    the network was made; ``rest``, of these what stayed between the warm steps without being a tensor. Both are None
+    where the system doesn't tell.
+    """
+    from memonger.runtime import memory
+
+    known = memory.is_measurable()
+    with np.load(job.inputs) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    _import(job)
+    before = memory.settle() if known else 0
+    contestant = runner(job, arrays)
+    loaded = memory.settle() if known else 0
+    losses = [contestant.step() for _ in range(WARM)]
+    rest: int | None = loaded - before - job.weight_bytes  # momentum is zero pages until the first step
+    settled = memory.settle() if known else 0
+    if job.library == "torch":
+        rest = settled - before - contestant.resting_bytes()
+    if known:
+        memory.reset_peak()
+    losses += [contestant.step() for _ in range(STEPS)]
+    peak = memory.resident().peak - before if known else None
+    np.savez(job.results, values=np.array(losses) if job.training else contestant.outputs())
+    return contestant, {"peak": peak, "rest": rest if known else None}
+
+
+def rounds(contestant: Runner) -> None:
+    """For each line read: about so many seconds of steps, two at least; their median."""
+    for line in sys.stdin:
+        until, found = time.perf_counter() + float(line), list[float]()
+        while len(found) < 2 or time.perf_counter() < until:
+            begin = time.perf_counter()
+            contestant.step()
+            found.append(time.perf_counter() - begin)
+        say({"seconds": statistics.median(found)})
+
+
+def main() -> None:
+    """Serve one job."""
+    try:
+        contestant, figures = ready(Job(**json.loads(Path(sys.argv[1]).read_text())))
+        say(figures)
+        rounds(contestant)
+    except Exception as error:  # whatever a contestant dies of is its row in the table
+        say({"failed": reason(error)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""benchmarks.side_by_side: the peers compute the same, and whatever happens to one of them is a row of the table."""
+
+import argparse
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from benchmarks import gpu, peers, torch_models  # noqa: E402
+from benchmarks.side_by_side import contestants, devices, networks, probe, program, results, rows, turns  # noqa: E402
+from benchmarks.side_by_side.process import Clock, Failed, OutOfTime, Process  # noqa: E402
+from benchmarks.side_by_side.search import TOLERANCE, TRIES, largest_batch  # noqa: E402
+from benchmarks.side_by_side.table import table  # noqa: E402
+
+PUBLISHED = {
+    "resnet50": 25_557_032,
+    "resnet200": 64_673_832,
+    "densenet121": 7_978_856,
+    "densenet_bc100": 769_162,
+    "mobilenet_v2": 3_504_872,
+    "unet": 31_030_658,
+    "gpt": 124_439_808,
+    "lstm": 10_000 * 1024 + 2 * 4 * (2 * 1024 * 1024 + 2 * 1024) + 1025 * 10_000,
+}
+
+SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "resnet50": ((2, 3, 32, 32), {"units": (1, 2, 1, 1)}),
+    "densenet121": ((2, 3, 32, 32), {"blocks": (2, 3), "growth": 4}),
+    "densenet_bc100": ((2, 3, 8, 8), {"blocks": (3, 3), "growth": 4}),
+    "mobilenet_v2": ((2, 3, 32, 32), {}),
+    "unet": ((2, 1, 16, 16), {"width": 4, "depth": 2}),
+    "gpt": ((2, 12), {"width": 16, "depth": 3, "heads": 2, "words": 50, "length": 12}),
+    "lstm": ((2, 10), {"width": 8, "words": 50}),
+}
+TINY = networks.Size(4, (3, 8, 8), {"blocks": (3, 3), "growth": 4})
+
+
+def test_the_networks_have_their_published_numbers_of_parameters() -> None:
+    assert set(PUBLISHED) == set(networks.NETWORKS)
+    for name, count in PUBLISHED.items():
+        with torch.device("meta"):
+            module = networks.build(name, networks.size_of(name, "cuda:0").options)
+        assert sum(parameter.numel() for parameter in module.parameters()) == count, name
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_checkpoints_change_neither_losses_nor_gradients(name: str) -> None:
+    shape, options = SMALL[name]
+    torch.manual_seed(1)
+    x = torch.randn(shape) if len(shape) > 2 else torch.randint(50, shape)
+    module = torch_models.initialized(name, x, **options)
+    with torch.no_grad():
+        scores = module(x)
+    labels = torch.randint(scores.shape[1], (len(scores), *scores.shape[2:]))
+    found = []
+    for forward in (module, module.checkpointed):
+        module.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(forward(x), labels)
+        loss.backward()
+        found.append((loss.detach(), [parameter.grad.clone() for parameter in module.parameters()]))
+    (loss, gradients), (other, others) = found
+    torch.testing.assert_close(other, loss, rtol=1e-6, atol=0.0)
+    assert any(bool(gradient.abs().max() > 1e-6) for gradient in gradients)
+    for mine, theirs in zip(others, gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "densenet_bc100", "gpt"])
+def test_a_checkpointed_network_keeps_less_for_its_backward_pass(name: str) -> None:
+    shape, options = SMALL[name]
+    x = torch.randn(shape) if len(shape) > 2 else torch.randint(50, shape)
+    module = torch_models.initialized(name, x, **options)
+    sizes = []
+    for forward in (module, module.checkpointed):
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Any, kept: dict[int, int] = kept) -> Any:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = forward(x).sum()
+        sizes.append(sum(kept.values()))
+        del loss
+    assert sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 16, 18, 60, 68])
+def test_segments_are_about_sqrt_n_of_about_sqrt_n_stages(count: int) -> None:
+    stages: list[Any] = [lambda x, index=index: x + index for index in range(count)]
+    found = torch_models.segments(stages)
+    lengths = [len(segment) for segment in found]
+    assert [stage for segment in found for stage in segment] == stages
+    assert len(found) == round(math.sqrt(count))
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("limit", [1_000.0, 12_345.0, 1e6])
+@pytest.mark.parametrize("start", [1, 16, 5_000])
+@pytest.mark.parametrize(
+    "need",
+    [
+        lambda batch: 100 + 7.5 * batch,
+        lambda batch: 100 + 7.5 * batch if batch < 400 else math.inf,
+        lambda batch: 50 + batch**1.3,
+        lambda batch: 300 + 64 * math.ceil(batch / 8),
+    ],
+    ids=["line", "out of memory", "curve", "steps"],
+)
+def test_the_largest_batch_is_found_to_the_tolerance(need: Callable[[int], float], start: int, limit: float) -> None:
+    found, known = largest_batch(need, limit, start)
+    assert need(found) <= limit
+    assert need(found + max(1, int(found * TOLERANCE))) > limit
+    assert len(known) <= TRIES
+
+
+def test_there_is_no_largest_batch_where_one_sample_is_too_much() -> None:
+    assert largest_batch(lambda batch: 100.0 * batch, 99.0, 8)[0] == 0
+    assert largest_batch(lambda batch: math.inf, 99.0, 8)[0] == 0
+
+
+def _settings(folder: Path, **changes: Any) -> turns.Settings:
+    plain = turns.Settings(
+        device=devices.Device("cpu", ()), threads=1, clock=Clock(), patience=120.0, rounds=1, seconds=0.0, tf32=False,
+        tuned=False, memory=10**9, without=(), folder=folder,
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("side_by_side")
+
+
+def test_inference_contestants_give_the_same_outputs(folder: Path) -> None:
+    keys = ("stock", "requested", "planned", "eager", "compile")
+    settings = _settings(folder, without=("compile",))
+    row = rows.measure("inference", "densenet_bc100", settings, TINY, keys)
+    found = {result.contestant: result for result in row.results}
+    assert tuple(found) == keys
+    assert [result.failed for result in row.results] == ["", "", "", "", "left out (--without)"]
+    for result in row.results[:-1]:
+        assert result.apart is not None
+        assert result.apart < 1e-4
+        assert result.seconds
+        assert result.peak
+    assert found["planned"].predicted
+
+
+def test_training_contestants_have_the_same_losses(folder: Path) -> None:
+    keys = ("eager", "checkpoint", "none", "share50")
+    row = rows.measure("training", "densenet_bc100", _settings(folder), TINY, keys)
+    found = {result.contestant: result for result in row.results}
+    assert [result.failed for result in row.results] == ["", "", "", ""]
+    for result in row.results:
+        assert result.apart is not None
+        assert result.apart < 1e-4
+        assert result.seconds
+    less, more = found["share50"].predicted, found["none"].predicted
+    assert less
+    assert more
+    assert less < more
+
+
+def test_a_contestant_that_fails_is_a_row_with_the_reason(folder: Path) -> None:
+    settings = _settings(folder)
+    np.savez(folder / "inputs.npz", x=np.zeros((4, 3, 8, 8), np.float32), labels=np.zeros(4, np.int64))
+    broken = turns.Entry(results.Result("eager", "PyTorch eager"), _job(folder, weights="nowhere.pt"))
+    unplanned = turns.Entry(results.Result("none", "memonger", failed="no plan: why"), None)
+    found = turns.compete([broken, unplanned], settings, folder)
+    assert "nowhere.pt" in found[0].failed
+    assert found[1].failed == "no plan: why"
+    row = results.Row("training", "densenet_bc100", 4, (3, 8, 8), tuple(found))
+    text = table(results.Record(("head",), 1, (row,)), cuda=False)
+    assert "failed: no plan: why" in text
+    assert "nowhere.pt" in text
+
+
+def _job(place: Path, weights: str) -> Any:
+    from benchmarks.side_by_side.job import Job
+
+    return Job(
+        library="torch", mode="eager", training=True, network="densenet_bc100", device="cpu",
+        inputs=str(place / "inputs.npz"), weights=weights, model="", results=str(place / "broken.npz"),
+        weight_bytes=0, state_bytes=0, threads=1, options=TINY.options,
+    )  # fmt: skip
+
+
+def test_a_process_that_is_silent_or_ends_has_failed(tmp_path: Path) -> None:
+    with (
+        Process("json.tool", [], tmp_path / "a.err", Clock(), {}) as process,
+        pytest.raises(Failed, match="within 0 s"),
+    ):
+        process.read(0.2)
+    missing = [str(tmp_path / "missing.json")]
+    with Process("json.tool", missing, tmp_path / "b.err", Clock(), {}) as process:
+        with pytest.raises(Failed, match=r"missing\.json"):
+            process.read(60.0)
+        assert process.process.wait() != 0
+
+
+def test_the_clock_ends_a_wait(tmp_path: Path) -> None:
+    clock = Clock(time.monotonic() + 0.2)
+    with Process("json.tool", [], tmp_path / "a.err", clock, {}) as process, pytest.raises(OutOfTime):
+        process.read(60.0)
+    assert process.process.poll() is not None
+
+
+def _row(kind: str, name: str, *_: Any) -> results.Row:
+    first = results.Result("eager", "PyTorch eager", batch=4, peak=300, beside=20, held=80, seconds=0.5, apart=0.0)
+    second = results.Result("none", "memonger", batch=4, peak=130, beside=20, held=80, predicted=100, seconds=0.25)
+    return results.Row(kind, name, 4, (3, 8, 8), (first, second))
+
+
+def _asked(*arguments: str) -> argparse.Namespace:
+    return program.parser("About.", peers.DEFAULTS).parse_args(arguments)
+
+
+def test_a_second_run_measures_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[tuple[str, str]] = []
+
+    def fake(kind: str, name: str, settings: turns.Settings) -> results.Row:
+        settings.clock.left()
+        measured.append((kind, name))
+        return _row(kind, name)
+
+    monkeypatch.setattr(program, "_measured", fake)
+    output, device = tmp_path / "peers.json", devices.Device("cpu", ("title", "machine"))
+    asked = _asked("--rows", "unet,lstm", "--kinds", "training")
+    assert program.run(asked, peers.DEFAULTS, device, output) == 0
+    assert measured == [("training", "unet"), ("training", "lstm")]
+    asked = _asked("--rows", "gpt,lstm", "--kinds", "training", "--resume")
+    assert program.run(asked, peers.DEFAULTS, device, output) == 0
+    assert measured[2:] == [("training", "gpt")]
+    assert [row.network for row in results.load(output).rows] == ["unet", "gpt", "lstm"]
+    assert program.run(_asked("--resume", "--minutes", "0"), peers.DEFAULTS, device, output) == 0
+    assert len(measured) == 3
+    assert "out of time" in capsys.readouterr().err
+    assert (tmp_path / "peers_training.png").stat().st_size > 0
+    assert (tmp_path / "peers.txt").read_text().count("PyTorch eager") >= 3
+
+
+def test_the_table_has_ratios_errors_and_means(tmp_path: Path) -> None:
+    record = results.Record(("head",), 2_000_000_000, (_row("training", "unet"), _row("largest", "unet")))
+    results.save(record, tmp_path / "record.json")
+    assert results.load(tmp_path / "record.json") == record
+    text = table(record, cuda=True)
+    line = next(line for line in text.splitlines() if line.split()[:1] == ["memonger"])
+    assert "0.433" in line  # 130 of 300 bytes
+    assert "0.150" in line  # 30 of 200 beside weights
+    assert "+10.0%" in line
+    assert "0.500" in line
+    assert "Largest batch trained in 2 GB" in text
+    assert "peak 0.433, net 0.150, time 0.500 (1 rows)" in text
+
+
+def test_the_head_names_the_calls_but_not_where_files_went() -> None:
+    arguments = ["--rows", "unet", "--folder", "/somewhere", "--threads", "1", "--output=/elsewhere", "--resume"]
+    assert program._telling(arguments) == ["--rows", "unet", "--threads", "1", "--resume"]
+
+
+def test_kinds_and_rows_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("--rows", "resnet51"), ("--kinds", "serving"), ("--memory", "much")):
+        with pytest.raises(SystemExit) as status:
+            _asked(*arguments)
+        assert status.value.code == 2
+    assert "resnet51" in capsys.readouterr().err
+
+
+def test_largest_batches_on_the_cpu_are_asked_for() -> None:
+    assert {kind for kind, _ in program.wanted(_asked(), peers.DEFAULTS)} == {"inference", "training"}
+    found = program.wanted(_asked("--largest"), peers.DEFAULTS)
+    assert [name for kind, name in found if kind == "largest"] == [
+        name for name in networks.NETWORKS if name in peers.DEFAULTS.largest
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_program_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = probe.missing("cuda:0")
+    assert any("cuda:0" in line for line in lacking)
+
+    def examined(name: str) -> devices.Device:
+        raise gpu.Missing("\n".join(lacking))
+
+    monkeypatch.setattr(gpu, "examined", examined)
+    monkeypatch.setattr("sys.argv", ["gpu.py"])
+    assert gpu.main() == 1
+    assert lacking[0] in capsys.readouterr().err
+
+
+def test_the_driver_is_watched_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = [1000]
+    monkeypatch.setattr(devices, "used_bytes", lambda index: level[0])
+    with devices.Watch(0) as watch:
+        level[0] = 5000
+        until = time.monotonic() + 5
+        while watch.most == 0 and time.monotonic() < until:
+            time.sleep(0.01)
+        level[0] = 2000
+        assert watch.peak() == 4000
+
+
+def test_every_kind_has_its_contestants() -> None:
+    cpu, cuda = ({kind: of(device) for kind, of in contestants.KINDS.items()} for device in ("cpu", "cuda:0"))
+    assert {one.key for one in cuda["inference"]} - {one.key for one in cpu["inference"]} == {"graph"}
+    assert [one.key for one in cuda["training"]] == [
+        "eager", "checkpoint", "compile", "none", "share70", "share50", "share30",
+    ]  # fmt: skip
+    for kinds in (cpu, cuda):
+        assert all(len({one.key for one in found}) == len(found) for found in kinds.values())
