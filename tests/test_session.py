@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from typing import Any
 
 import numpy as np
 import onnx
@@ -128,6 +129,40 @@ def test_wrong_inputs_are_named(plan: memonger.Plan, feeds: dict[str, np.ndarray
     session = memonger.Session(plan)
     with pytest.raises(memonger.SessionError, match=words):
         session.run(feeds)
+
+
+class _Lent:
+    """A tensor of another library: nothing but DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_tensors_of_other_libraries_are_read_and_written_where_they_lie(plan: memonger.Plan) -> None:
+    session, x = memonger.Session(plan), _x(0)
+    expected = session.run({"x": x})["y"]
+    mine = np.zeros_like(expected)
+    target = _Lent(mine)
+    assert session.run({"x": _Lent(x)}, {"y": target})["y"] is target
+    assert mine.tobytes() == expected.tobytes()
+    with pytest.raises(memonger.SessionError, match="'x' has type float64"):
+        session.run({"x": _Lent(x.astype(np.float64))})
+
+
+def test_ortvalues_are_taken_and_checked(plan: memonger.Plan) -> None:
+    from onnxruntime import OrtValue
+
+    session, x = memonger.Session(plan), _x(0)
+    found = session.run({"x": OrtValue.ortvalue_from_numpy(x)})["y"]
+    assert found.tobytes() == session.run({"x": x})["y"].tobytes()
+    with pytest.raises(memonger.SessionError, match=r"'x' has shape \[1, 64\]"):
+        session.run({"x": OrtValue.ortvalue_from_numpy(x[:1])})
 
 
 def test_wrong_output_arrays_are_named(plan: memonger.Plan) -> None:

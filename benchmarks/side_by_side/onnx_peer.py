@@ -75,7 +75,8 @@ class PlannedRunner:
 
         options: dict[str, Any] = {"intra_op_threads": job.threads, "check_order": False}
         if job.cuda:
-            options |= {"device": job.device, "cuda_graph": "on" if job.mode == "graph" else "off"}
+            alone = "on" if job.mode == "graph" else "off"
+            options |= {"device": job.device, "cuda_graph": "auto" if job.training else alone}
         self.training, self.found = job.training, None
         names = ("x", "labels") if job.training else ("x",)
         self.feeds = {name: _on_device(arrays[name], job) for name in names}

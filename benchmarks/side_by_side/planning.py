@@ -37,7 +37,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a plan says of itself, in bytes; ``note``: where it isn't quite the plan that was wished for."""
+    """What a plan says of itself, in bytes.
+
+    ``copied``: inputs of which a session keeps a copy, on a GPU; ``note``: where it isn't quite the plan wished for.
+    """
 
     path: str
     arena: int
@@ -48,11 +51,12 @@ class Figures:
     overhead: float
     seconds: float
     note: str = ""
+    copied: int = 0
 
     @property
     def predicted(self) -> int:
-        """What a run takes: arena, scratch, parameters with optimizer state. Inputs aside."""
-        return self.arena + self.workspace + self.parameters
+        """What a run takes: arena, scratch, parameters with optimizer state. The caller's inputs aside."""
+        return self.arena + self.workspace + self.copied + self.parameters
 
 
 class Planner:
@@ -155,6 +159,7 @@ def _figures(plan: "Plan", path: str, note: str) -> Figures:
         overhead=plan.overhead if plan.mode == "training" else 0.0,
         seconds=plan.planning_seconds or 0.0,
         note=note,
+        copied=plan.input_bytes if plan.device.startswith("cuda") else 0,
     )
 
 

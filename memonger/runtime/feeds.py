@@ -140,8 +140,10 @@ def _from_dlpack(name: str, feed: Any) -> Feed:
 
 
 def is_on_cuda(feed: Feed) -> bool:
-    """Whether it is an OrtValue in the memory of a CUDA device."""
-    return isinstance(feed, onnxruntime().OrtValue) and feed.has_value() and feed.device_name().lower() == "cuda"
+    """Whether it is a tensor in the memory of a CUDA device."""
+    if not isinstance(feed, onnxruntime().OrtValue) or not feed.has_value() or not feed.is_tensor():
+        return False
+    return bool(feed.device_name().lower() == "cuda")
 
 
 def address_of(feed: Feed) -> int:
