@@ -228,6 +228,10 @@ def test_what_cannot_be_captured_spoils_the_capture(call: str, folder: Path) -> 
     )
 
 
+def test_the_legacy_stream_cannot_be_captured(folder: Path) -> None:
+    run(folder, "assert runtime.cudaStreamBeginCapture(None, 0) == 900")
+
+
 def test_the_monitor_and_the_driver_see_what_the_runtime_allocated(folder: Path) -> None:
     run(
         folder,

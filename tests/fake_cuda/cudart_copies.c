@@ -60,7 +60,7 @@ static int forbidden_wait(const char *call, const void *stream) {
 }
 
 int cudaStreamBeginCapture(void *stream, int mode) {
-    if (captured) return fakeFailed(CAPTURE_UNSUPPORTED);
+    if (captured || stream == NULL || stream == (void *)1) return fakeFailed(CAPTURE_UNSUPPORTED); /* legacy stream */
     TRACE("begin capture\n");
     captured = calloc(1, sizeof(Graph));
     captured_stream = stream;
