@@ -239,6 +239,18 @@ def test_tensors_of_the_device_are_refused_on_the_cpu() -> None:
         session.run({"x": _on_device(_x())})
 
 
+def test_a_tensor_of_another_device_is_refused() -> None:
+    class Elsewhere:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 1
+
+        def __dlpack__(self) -> Any:
+            raise AssertionError("it isn't to be read")
+
+    with pytest.raises(memonger.SessionError, match="'x' lies on cuda:1, and the session runs on cuda:0"):
+        memonger.Session(_plan()).run({"x": Elsewhere()})
+
+
 def test_a_second_device_is_its_own() -> None:
     if driver.device_count() < 2:
         pytest.skip("there is one device")

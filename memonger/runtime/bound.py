@@ -138,7 +138,7 @@ class BoundPlan:
 
         onnxruntime executes the model several times for that, updates and all: what persists is put back.
         """
-        stores = list(dict.fromkeys(self.fixed.values()))
+        stores = list(dict.fromkeys(self.fixed.values())) if self.updates else []
         kept = [store.arena.read(0, np.dtype(np.uint8), (store.nbytes,)) for store in stores]
         self.engine.run(self.binding, self._number)
         for store, content in zip(stores, kept, strict=True):

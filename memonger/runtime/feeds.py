@@ -18,7 +18,7 @@ from memonger.runtime.module import onnxruntime
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
 
-_DLPACK_CPU = 1  # what __dlpack_device__ says of the host
+_DLPACK_CPU, _DLPACK_CUDA = 1, 2  # what __dlpack_device__ says of where a tensor lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,16 @@ def _taken(name: str, feed: Feed, device: Device) -> Feed:
     if not isinstance(feed, module.OrtValue):
         if not hasattr(feed, "__dlpack_device__"):
             return feed
-        feed = _from_dlpack(name, feed)
+        feed = _from_dlpack(name, feed, device)
     if is_on_cuda(feed) and device.kind != "cuda":
         raise SessionError(f"'{name}' lies on a CUDA device, and the session runs on {device}: copy it to the host.")
     return feed
 
 
-def _from_dlpack(name: str, feed: Any) -> Feed:
-    kind = int(feed.__dlpack_device__()[0])
+def _from_dlpack(name: str, feed: Any, device: Device) -> Feed:
+    kind, index = map(int, feed.__dlpack_device__())
+    if kind == _DLPACK_CUDA and device.kind == "cuda" and index != device.index:
+        raise SessionError(f"'{name}' lies on cuda:{index}, and the session runs on {device}: copy it there.")
     detached = feed.detach() if getattr(feed, "requires_grad", False) else feed
     if kind == _DLPACK_CPU:
         try:
