@@ -33,7 +33,7 @@ def _threads(example: Example, n: int, dtype: str) -> tuple[int, ...]:
     """How many threads can make a difference: small inputs run on one, and the types of a kernel are split alike."""
     if n < max(example.sizes):
         return (1,)
-    return (1, 2, 4) if dtype == example.dtypes[0] else (4,)
+    return (1, 4) if dtype == example.dtypes[0] else (4,)
 
 
 @functools.cache

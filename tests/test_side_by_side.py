@@ -33,10 +33,10 @@ PUBLISHED = {
 }
 
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    "resnet50": ((2, 3, 32, 32), {"units": (1, 2, 1, 1)}),
+    "resnet50": ((2, 3, 16, 16), {"units": (1, 2, 1)}),
     "densenet121": ((2, 3, 32, 32), {"blocks": (2, 3), "growth": 4}),
     "densenet_bc100": ((2, 3, 8, 8), {"blocks": (3, 3), "growth": 4}),
-    "mobilenet_v2": ((2, 3, 32, 32), {}),
+    "mobilenet_v2": ((2, 3, 16, 16), {}),
     "unet": ((2, 1, 16, 16), {"width": 4, "depth": 2}),
     "gpt": ((2, 12), {"width": 16, "depth": 3, "heads": 2, "words": 50, "length": 12}),
     "lstm": ((2, 10), {"width": 8, "words": 50}),
@@ -142,12 +142,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_inference_contestants_give_the_same_outputs(folder: Path) -> None:
-    keys = ("stock", "requested", "planned", "eager", "compile")
+    keys = ("stock", "planned", "eager", "compile")
     settings = _settings(folder, without=("compile",))
     row = rows.measure("inference", "densenet_bc100", settings, TINY, keys)
     found = {result.contestant: result for result in row.results}
     assert tuple(found) == keys
-    assert [result.failed for result in row.results] == ["", "", "", "", "left out (--without)"]
+    assert [result.failed for result in row.results] == ["", "", "", "left out (--without)"]
     for result in row.results[:-1]:
         assert result.apart is not None
         assert result.apart < 1e-4
@@ -157,10 +157,10 @@ def test_inference_contestants_give_the_same_outputs(folder: Path) -> None:
 
 
 def test_training_contestants_have_the_same_losses(folder: Path) -> None:
-    keys = ("eager", "checkpoint", "none", "share50")
+    keys = ("eager", "none", "share50")
     row = rows.measure("training", "densenet_bc100", _settings(folder), TINY, keys)
     found = {result.contestant: result for result in row.results}
-    assert [result.failed for result in row.results] == ["", "", "", ""]
+    assert [result.failed for result in row.results] == ["", "", ""]
     for result in row.results:
         assert result.apart is not None
         assert result.apart < 1e-4
