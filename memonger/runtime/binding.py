@@ -158,14 +158,9 @@ class DeviceBinding(Binding):
         offset = self.slots.offsets[value.name]
         if feeding.is_on_cuda(feed):
             synchronize(self.arena.device)
-            self.inputs.copy_in(offset, feeding.address_of(feed), feed.tensor_size_in_bytes())
-        else:
-            self.inputs.write(offset, feeding.as_bytes(feed))
+        copy_feed(self.inputs, offset, feed)
         if value.name in self.foreign:
-            assert value.dtype is not None
-            assert value.shape is not None
-            address = self.inputs.address + offset
-            ort.bind_input(self.binding, value.name, value.dtype, value.shape, address, self.arena.device)
+            bind_at(self.binding, value, self.inputs, offset)
             self.foreign.discard(value.name)
 
     def _bind_targets(self, outputs: Mapping[str, Any]) -> None:
@@ -189,6 +184,21 @@ class DeviceBinding(Binding):
         order = [*self.held, *(place.name for place in self.program.places)]
         inside = {n: ort.wrap(values[order.index(n)]) for n in self.program.outputs if n in self.places}
         return {**super()._results({**inside, **outputs}, copy), **outputs}
+
+
+def copy_feed(memory: Arena, offset: int, feed: feeding.Feed) -> None:
+    """Copy a tensor, of the host or of the memory's own device, to an offset."""
+    if feeding.is_on_cuda(feed):
+        memory.copy_in(offset, feeding.address_of(feed), feed.tensor_size_in_bytes())
+    else:
+        memory.write(offset, feeding.as_bytes(feed))
+
+
+def bind_at(binding: Any, value: feeding.Input, memory: Arena, offset: int) -> None:
+    """Let a run read an input of a known size from an offset."""
+    assert value.dtype is not None
+    assert value.shape is not None
+    ort.bind_input(binding, value.name, value.dtype, value.shape, memory.address + offset, memory.device)
 
 
 def copy_out(arena: Arena, offset: int, target: int, size: int) -> None:

@@ -11,7 +11,7 @@ from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import Arena, make_arena
-from memonger.runtime.binding import synchronize
+from memonger.runtime.binding import bind_at, copy_feed, synchronize
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, exposed, program_of
 from memonger.runtime.slots import Slots
@@ -112,7 +112,7 @@ class BoundPlan:
             ort.bind_input(self.binding, name, dtype, [], memory.address + self._slots[name], self.device)
         self._elsewhere = {value.name for value in self.inputs if value.name in self._slots}
         for name in sorted(self._elsewhere):
-            self._bind_slot(name)
+            self._bind_slot(name, memory)
 
     def run(self, inputs: feeding.Feeds) -> None:
         """Run once.
@@ -157,24 +157,18 @@ class BoundPlan:
         for name, feed in inputs.items():
             if memory is None or name not in self._slots:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
-            elif not feeding.is_on_cuda(feed):
-                self._bind_slot(name)
-                memory.write(self._slots[name], feeding.as_bytes(feed))
-            elif self.engine.captures:  # a graph reads the address it was captured with
-                memory.copy_in(self._slots[name], feeding.address_of(feed), feed.tensor_size_in_bytes())
-            else:
+            elif feeding.is_on_cuda(feed) and not self.engine.captures:
                 self.binding.bind_ortvalue_input(name, feed)
                 self._elsewhere.add(name)
+            else:  # a graph reads the address it was captured with
+                self._bind_slot(name, memory)
+                copy_feed(memory, self._slots[name], feed)
 
-    def _bind_slot(self, name: str) -> None:
+    def _bind_slot(self, name: str, memory: Arena) -> None:
         """Let an input be read from the memory that is kept for it, if it isn't."""
         if name in self._elsewhere:
             value = next(value for value in self.inputs if value.name == name)
-            assert self._memory is not None
-            assert value.dtype is not None
-            assert value.shape is not None
-            address = self._memory.address + self._slots[name]
-            ort.bind_input(self.binding, name, value.dtype, value.shape, address, self.device)
+            bind_at(self.binding, value, memory, self._slots[name])
             self._elsewhere.discard(name)
 
     def result(self, name: str) -> np.ndarray:

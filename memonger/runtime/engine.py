@@ -92,7 +92,7 @@ class Engine:
         return session
 
     def _give_up(self, group: Group, why: str) -> None:
-        self.captures, self.why_not, self.session = False, why, None
+        self.captures, self.why_not = False, why
         self.session = self._session(group, captures=False)
 
     def _unfit(self) -> str:

@@ -232,10 +232,11 @@ class TrainingSession:
         for name in wanted:
             if name not in tensors:
                 raise SessionError(f"'{name}' is missing: give all that state_dict() gives.")
-            here, given = self._array(name), np.asarray(tensors[name])
-            if given.shape != here.shape or given.dtype != here.dtype:
+            slot, given = self._store(name).slots[name], np.asarray(tensors[name])
+            dtype = slot.dtype.numpy()
+            if given.shape != slot.shape or given.dtype != dtype:
                 raise SessionError(
-                    f"'{name}' is {here.dtype}{list(here.shape)}, what was given is {given.dtype}{list(given.shape)}."
+                    f"'{name}' is {dtype}{list(slot.shape)}, what was given is {given.dtype}{list(given.shape)}."
                 )
         for name in wanted:
             self._write(name, np.asarray(tensors[name]))
