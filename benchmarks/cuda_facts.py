@@ -4,9 +4,9 @@ Holds what DESIGN.md and docs/ARCHITECTURE.md say of onnxruntime (on the CPU) ag
 what was seen, and whether it holds. Each check runs in a process of its own, so that one that fails or crashes is a row
 and not the end. Writes cuda_facts.txt after every check; ``--only NAME`` runs some and prints them.
 
-Without a GPU it runs on the stand-in (``python -m tests.fake_cuda python -m benchmarks.cuda_facts``): placement, order,
-addresses, allocation and errors are onnxruntime's own there, computed values mean nothing, and rows that need them say
-so. The table's head says which it was.
+Without a GPU it runs on the stand-in (``python -m tests.support.fake_cuda python -m benchmarks.cuda_facts``):
+placement, order, addresses, allocation and errors are onnxruntime's own there, computed values mean nothing, and rows
+that need them say so. The table's head says which it was.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from benchmarks.facts.fact import LOST, Fact, written
-from memonger.device import Device, parse_device
+from memonger.devices import Device, parse_device
 
 HERE = Path(__file__).parent
 TIMEOUT = 900.0  # seconds for one check
@@ -99,7 +99,11 @@ def head(device: Device) -> str:
     from benchmarks.machine import machine
 
     unit = driver(device)
-    real = "a real device" if unit.is_real else "A STAND-IN (tests/fake_cuda): kernels do nothing, values mean nothing"
+    real = (
+        "a real device"
+        if unit.is_real
+        else "A STAND-IN (tests/support/fake_cuda): kernels do nothing, values mean nothing"
+    )
     package = "onnxruntime-gpu"
     return f"What onnxruntime does with CUDA. {device}: {unit.name}, {real}.\n{machine([package, 'onnx', 'numpy'])}\n"
 
@@ -120,7 +124,8 @@ def main(device: str, only: tuple[str, ...], output: Path, child: str | None) ->
     except Exception as error:  # no driver, no device: each with an error of its own
         raise click.ClickException(
             f"{device}: {error}. It needs an NVIDIA driver, a device and onnxruntime-gpu "
-            "(pip install 'memonger[gpu]'); without one: python -m tests.fake_cuda python -m benchmarks.cuda_facts"
+            "(pip install 'memonger[gpu]'); without one: python -m tests.support.fake_cuda "
+            "python -m benchmarks.cuda_facts"
         ) from error
     for name in only or CHECKS:
         begin = time.perf_counter()

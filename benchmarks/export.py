@@ -1,8 +1,8 @@
 """What serving stacks gain from an exported file alone: ``python -m benchmarks.export`` writes export.txt.
 
 For each network the original and what ``memonger export`` writes are loaded as each stack loads them, every one in a
-process of its own. Memory is what a run takes over the loaded model (`memonger.runtime.memory`); Triton is its ONNX
-Runtime backend's session options, read from the exported configuration. OpenVINO's columns need
+process of its own. Memory is what a run takes over the loaded model (`memonger.runtime.process_memory`); Triton is its
+ONNX Runtime backend's session options, read from the exported configuration. OpenVINO's columns need
 ``pip install 'memonger[openvino]'``, the last line ``pip install 'memonger[kserve]'``.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.inference import random_inputs
 from benchmarks.machine import machine
 from memonger.export import export
 from memonger.export.process import limit_bytes, request_bytes
-from memonger.runtime import memory
+from memonger.runtime import process_memory
 
 NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
 OPTIONS: dict[str, dict[str, object]] = {"unet": {"image": 256}}
@@ -145,9 +145,9 @@ def work(column: str, folder: Path) -> None:
     with np.load(folder / "inputs.npz") as archive:
         feeds = {name: archive[name] for name in archive.files}
     run = runner(column, folder)
-    baseline = memory.settle()
+    baseline = process_memory.settle()
     run(feeds)
-    peak, times = memory.peak_over(baseline, lambda: run(feeds)), []
+    peak, times = process_memory.peak_over(baseline, lambda: run(feeds)), []
     for _ in range(3):
         begin = time.perf_counter()
         run(feeds)

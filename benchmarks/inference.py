@@ -1,7 +1,7 @@
 """Inference side by side with stock onnxruntime: ``python -m benchmarks.inference`` writes inference.txt, .json, .png.
 
 Every session runs in a process of its own; the sessions of a row take turns, so that latencies are compared within
-minutes of each other. Memory is what a run takes over the loaded model (`memonger.runtime.memory`).
+minutes of each other. Memory is what a run takes over the loaded model (`memonger.runtime.process_memory`).
 """
 
 import json
@@ -21,11 +21,11 @@ import memonger
 import models
 from benchmarks.exports import EXPORTS, export
 from benchmarks.machine import machine
-from memonger.device import CPU
+from memonger.cli.compare import difference, symbolic_sizes
+from memonger.cli.measure import Job, Worker, take_turns
+from memonger.devices import CPU
 from memonger.runtime import ort
-from memonger.runtime.compare import difference, symbolic_sizes
 from memonger.runtime.feeds import inputs_of
-from memonger.runtime.measure import Job, Worker, take_turns
 
 NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
 IMAGE = {"unet": 256}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from memonger.allocate import ALLOCATORS, Allocator, Buffer, allocate, check_layout, lower_bound
-from memonger.allocate.minimalloc_csv import read_problem
+from memonger.layout import ALLOCATORS, Allocator, Buffer, allocate, check_layout, lower_bound
+from memonger.layout.minimalloc_csv import read_problem
 
 ROOT = Path(__file__).parent.parent
 TRAINING_SIZES = (2_000, 5_000, 20_000)

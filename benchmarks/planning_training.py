@@ -10,9 +10,9 @@ from pathlib import Path
 import memonger
 import models
 from benchmarks.machine import machine
-from memonger import recompute
+from memonger import remat
 from memonger.plan import graph_of
-from memonger.recompute.reduction import reduce
+from memonger.remat.reduction import reduce
 
 DEPTHS = (29, 110, 326, 1001)
 BUDGET = 0.4
@@ -24,7 +24,7 @@ def strategy_seconds(training: memonger.Model, name: str, budget: int | None) ->
     """Seconds of a strategy alone."""
     graph = graph_of(training.ir, None, None)
     begin = time.perf_counter()
-    recompute.STRATEGIES[name](recompute.Request(graph, budget=budget))
+    remat.STRATEGIES[name](remat.Request(graph, budget=budget))
     return time.perf_counter() - begin
 
 

@@ -22,16 +22,17 @@ from typing import Any
 import memonger
 import models
 from benchmarks.machine import machine
-from memonger import decision, marks, training
-from memonger.arrangement import Arrangement, needed_bytes
-from memonger.collecting import collecting_later
-from memonger.costs import INTENSITY
-from memonger.decision import Decision
 from memonger.errors import PlanError
-from memonger.liveness import ALIGNMENT
-from memonger.lower import portable
-from memonger.plan import graph_of, input_bytes, parameter_bytes
-from memonger.recompute import EFFORT, Request
+from memonger.graph.costs import INTENSITY
+from memonger.graph.liveness import ALIGNMENT, needed_bytes
+from memonger.lowering.lowered import portable
+from memonger.model import training_roles
+from memonger.model.emitter import collecting_later
+from memonger.plan import Arrangement, graph_of, input_bytes, parameter_bytes
+from memonger.planning import decide
+from memonger.planning.decide import Decision
+from memonger.remat import EFFORT, Request
+from memonger.remat.marks import place
 
 HERE = Path(__file__).parent
 MIB, GIB = 1 << 20, 1 << 30
@@ -120,7 +121,7 @@ def prepare(name: str, effort: int) -> Request:
         built = models.build_ir(name, batch=network.batch, training=True, **network.settings)
         source = memonger.differentiate(built, loss="loss", optimizer=memonger.SGD(lr=0.1, momentum=0.9))
         model = portable(source).model
-        placed, known = marks.place(source.ir, model, name), training.read(model, name)
+        placed, known = place(source.ir, model, name), training_roles.read(model, name)
         return Request(
             graph=graph_of(model, None, None),
             base=parameter_bytes(model, known) + input_bytes(model, known),
@@ -163,7 +164,7 @@ def rows_of(name: str, effort: int) -> Iterator[Row]:
     empty = Row(name, "", len(request.graph.nodes), request.base, time.perf_counter() - begin)
     none = empty
     for level in LEVELS:
-        row = plan_row(replace(empty, case=level), partial(decision.decide, request, level, ORDER))
+        row = plan_row(replace(empty, case=level), partial(decide.decide, request, level, ORDER))
         none = row if level == "none" else none
         yield row
     failed: str | None = None
@@ -172,10 +173,10 @@ def rows_of(name: str, effort: int) -> Iterator[Row]:
         row = replace(empty, case=case, failed=f"not tried, as {failed} failed")
         if failed is None:
             asked = replace(request, budget=limits[case])
-            row = plan_row(replace(row, failed=None), partial(decision.decide, asked, "budget", ORDER))
+            row = plan_row(replace(row, failed=None), partial(decide.decide, asked, "budget", ORDER))
             failed = None if row.failed is None else case
         yield row
-    yield plan_row(replace(empty, case=SMALLEST), lambda: decision.frontier(request, 0, ORDER)[-1])
+    yield plan_row(replace(empty, case=SMALLEST), lambda: decide.frontier(request, 0, ORDER)[-1])
 
 
 def planned(name: str, effort: int) -> list[Row]:

@@ -24,10 +24,10 @@ import models
 from benchmarks.machine import machine
 from benchmarks.training_step import line_of, start, timed
 from memonger.errors import BudgetError
-from memonger.load import Model
-from memonger.runtime import memory
+from memonger.model.model import Model
+from memonger.model.values import nbytes
+from memonger.runtime import process_memory
 from memonger.runtime.feeds import inputs_of
-from memonger.shapes import nbytes
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -128,17 +128,19 @@ def serve(path: str, inputs: str) -> None:
     """One plan in this process: losses and memory first, then the seconds of a step for each line read."""
     import onnxruntime  # noqa: F401  # before the baseline: the libraries themselves aren't counted
 
-    import memonger.runtime.training
+    import memonger.training_session
 
     with np.load(inputs) as archive:
         feeds = {name: archive[name] for name in archive.files}
-    baseline = memory.settle() - sum(feed.nbytes for feed in feeds.values())
+    baseline = process_memory.settle() - sum(feed.nbytes for feed in feeds.values())
     trainer = memonger.TrainingSession(path, intra_op_threads=THREADS, check_order=False)
-    loaded = memory.settle() - baseline
+    loaded = process_memory.settle() - baseline
     losses = [trainer.step(feeds)]
-    memory.reset_peak()
+    process_memory.reset_peak()
     losses += [trainer.step(feeds) for _ in range(STEPS - 1)]
-    print(json.dumps({"losses": losses, "loaded": loaded, "peak": memory.resident().peak - baseline}), flush=True)
+    print(
+        json.dumps({"losses": losses, "loaded": loaded, "peak": process_memory.resident().peak - baseline}), flush=True
+    )
     for _ in sys.stdin:
         begin = time.perf_counter()
         trainer.step(feeds)

@@ -20,11 +20,11 @@ from typing import Any
 
 from benchmarks.machine import machine
 from memonger.errors import PlanError
-from memonger.recompute.budget import search, smallest_budget
-from memonger.recompute.exact import ExactOptions, solve
-from memonger.recompute.greedy import Relief, relieve, tidy
-from memonger.recompute.problem import Problem, cost, peak
-from memonger.recompute.timeline import Timeline
+from memonger.remat.cp_sat import ExactOptions, solve
+from memonger.remat.greedy import Relief, relieve, tidy
+from memonger.remat.portfolio import search, smallest_budget
+from memonger.remat.problem import Problem, cost, peak
+from memonger.remat.timeline import Timeline
 
 ROOT = Path(__file__).parent.parent
 KNOWN = ROOT / "benchmarks" / "remat.json"

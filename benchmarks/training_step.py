@@ -74,17 +74,17 @@ def serve(kind: str, network: str, path: str) -> None:
     import torch
 
     from benchmarks.torch_models import CASES
-    from memonger.runtime import memory
+    from memonger.runtime import process_memory
 
     torch.set_num_threads(THREADS)
 
     inputs, labels = CASES[network].data()
-    baseline = memory.settle()
+    baseline = process_memory.settle()
     step = _planned_step(path, inputs, labels) if kind == "memonger" else _torch_step(network, inputs, labels)
     losses = [step() for _ in range(WARM)]
-    memory.reset_peak()
+    process_memory.reset_peak()
     losses += [step() for _ in range(2)]
-    peak = max(0, memory.resident().peak - baseline)
+    peak = max(0, process_memory.resident().peak - baseline)
     print(json.dumps({"losses": losses, "peak": peak}), flush=True)
     for _ in sys.stdin:
         begin = time.perf_counter()
@@ -203,11 +203,11 @@ def table(rows: list[Row]) -> str:
         _mean([r.seconds / s for r, s in zip(rows, times, strict=True)])
         for times in ([r.torch_seconds for r in rows], [r.tuned_seconds for r in rows])
     )
-    memory = _mean([r.peak / r.torch_peak for r in rows])
+    process_memory = _mean([r.peak / r.torch_peak for r in rows])
     lines += [
         "",
         f"geometric means: time {plain:.3f} of torch, {tuned:.3f} of torch tuned (the ratio above); "
-        f"memory {memory:.3f} of torch",
+        f"memory {process_memory:.3f} of torch",
     ]
     return "\n".join(lines) + "\n"
 

@@ -26,24 +26,14 @@ import onnx
 import torch
 
 from benchmarks.formulations import conv, products
-from benchmarks.formulations.by_layer import (
-    EMITTED,
-    HEURISTIC,
-    TORCH,
-    Figure,
-    Measured,
-    Report,
-    Settings,
-    row,
-    table,
-)
+from benchmarks.formulations.by_layer import EMITTED, HEURISTIC, TORCH, Figure, Measured, Report, Settings, row, table
 from benchmarks.formulations.contestants import OPERANDS, Contestant, Engine, LostError, reason
 from benchmarks.formulations.emitted import emitted
 from benchmarks.formulations.harness import model_of
 from benchmarks.formulations.layers import Layer
 from benchmarks.machine import machine
 from benchmarks.torch_models import CASES
-from memonger.device import CPU, Device, parse_device
+from memonger.devices import CPU, Device, parse_device
 from memonger.errors import MemongerError
 from memonger.runtime.ort import check_device
 

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from memonger.allocate import Buffer, Layout
-from memonger.allocate import allocate as pack
-from memonger.cuda import Cuda
-from memonger.differentiate import differentiate
+from memonger.autodiff.differentiate import differentiate
+from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
+from memonger.autodiff.optimizers import SGD, Adam, AdamW
+from memonger.autodiff.training_mode import to_training_mode
+from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
     LayoutError,
@@ -17,19 +18,19 @@ from memonger.errors import (
     SessionError,
     VerificationError,
 )
-from memonger.from_torch import from_torch
-from memonger.liveness import Sharing
-from memonger.load import Model, load
-from memonger.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
-from memonger.optimizers import SGD, Adam, AdamW
+from memonger.graph.liveness import Sharing
+from memonger.layout import Buffer, Layout
+from memonger.layout import allocate as pack
+from memonger.model.from_torch import from_torch
+from memonger.model.load import load
+from memonger.model.model import Model
 from memonger.plan import GraphPlan, Plan
-from memonger.planning import get_cost, make_mirror_plan, pareto, search_plan
-from memonger.training_mode import to_training_mode
+from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
 from memonger.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
     from memonger.runtime.session import Session
-    from memonger.runtime.training import TrainingSession
+    from memonger.training_session import TrainingSession
 
 __version__ = "0.1.0"
 
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
         return Session
     if name == "TrainingSession":
-        from memonger.runtime.training import TrainingSession
+        from memonger.training_session import TrainingSession
 
         return TrainingSession
     raise AttributeError(f"module 'memonger' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """``python -m memonger``."""
 
-from memonger.cli import main
+from memonger.cli.commands import main
 
 main()

@@ -1,5 +1,7 @@
 """Every error memonger raises on purpose. Each message says what is wrong, where, and what would work."""
 
+from memonger.units import in_full
+
 
 class MemongerError(Exception):
     """Base of all errors a user can meet. The command line prints its text and exits with status 1."""
@@ -23,8 +25,6 @@ class BudgetError(PlanError):
     """
 
     def __init__(self, budget: int, smallest: int, lower_bound: int, hint: str = "") -> None:
-        from memonger.units import in_full  # which raises errors itself
-
         super().__init__(
             f"no schedule within {in_full(budget)} was found: the smallest budget for which there is one is "
             f"{in_full(smallest)}, as far as the search went (at least {in_full(lower_bound)} are needed).{hint}"

@@ -8,15 +8,86 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from memonger import file, marks, shapes, training
-from memonger.arrangement import Arrangement, needed_bytes
-from memonger.device import CPU, Device, parse_device
+from memonger import plan_file
+from memonger.devices import CPU, Device, Stamp, parse_device
 from memonger.errors import PlanError
-from memonger.graph import Graph, from_model
-from memonger.load import Model
-from memonger.lower import Stamp
-from memonger.recompute.strategy import Outcome
-from memonger.training import Training
+from memonger.graph import schedule, verify
+from memonger.graph.graph import Graph, from_model
+from memonger.graph.liveness import Storage, assign_storage, needed_bytes, peak_bytes
+from memonger.layout import lower_bound
+from memonger.model import training_roles
+from memonger.model.model import Model
+from memonger.model.training_roles import Training
+from memonger.model.values import nbytes
+from memonger.plan_file import Header, PlanFileError
+from memonger.remat.marks import annotate
+from memonger.remat.strategies import Outcome
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Arrangement:
+    """The order nodes run in and the byte of one arena at which every planned value lies.
+
+    Attributes:
+        graph: One node a step, recomputed ones as copies.
+        offsets: Byte offset of each planned value, by value number of ``graph``.
+        arena_bytes: Size of the arena.
+        alignment: Every offset is a multiple of it.
+        peak_before_bytes: The peak in the given order with nothing recomputed; None for a plan from a file.
+        planning_seconds: Wall time planning took; None for a plan from a file.
+    """
+
+    graph: Graph
+    offsets: Mapping[int, int]
+    arena_bytes: int
+    alignment: int
+    peak_before_bytes: int | None = None
+    planning_seconds: float | None = None
+
+    @cached_property
+    def storage(self) -> Storage:
+        """The buffers behind the offsets, read off the offsets themselves."""
+        return assign_storage(self.graph, alignment=self.alignment, offsets=self.offsets)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Live bytes of the arena at the worst step."""
+        return peak_bytes(self.storage.buffers, len(self.graph.nodes))
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """No layout of this order and sharing is smaller, alignment counted."""
+        return lower_bound(self.storage.buffers)
+
+    @property
+    def activation_bytes(self) -> int:
+        """All planned values at once, each once."""
+        graph = self.graph
+        return sum(
+            size
+            for name, size, planned in zip(graph.values, graph.sizes, graph.planned, strict=True)
+            if planned and not schedule.is_copy(name)
+        )
+
+    @property
+    def overhead(self) -> float:
+        """Cost of what is recomputed over the cost of one pass with nothing recomputed."""
+        copies = sum(self.graph.costs[node] for node in self.recomputed)
+        once = sum(self.graph.costs) - copies
+        return copies / once if once else 0.0
+
+    @cached_property
+    def recomputed(self) -> tuple[int, ...]:
+        """Steps that compute something again."""
+        return tuple(step for step, name in enumerate(self.graph.nodes) if schedule.is_copy(name))
+
+    def verify(self) -> None:
+        """Run the independent checker.
+
+        Raises:
+            VerificationError: the plan is wrong.
+        """
+        verify.verify(self.graph, self.offsets, self.arena_bytes, self.alignment)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,7 +106,7 @@ class Plan(Arrangement):
         strategy: The strategy that decided what is recomputed; None for a plan from a file.
         outcome: What it found; None for a plan from a file.
         source: The user's own model, loaded; None for a plan from a file.
-        origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.marks`.
+        origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
         files: Keeps temporary files alive that the model's tensors lie in.
         host: Names of values that lie in the host's memory although the model runs on another device: not planned.
@@ -60,7 +131,7 @@ class Plan(Arrangement):
     @cached_property
     def training(self) -> Training | None:
         """What a training model says of itself; None for any other."""
-        return training.read(self.model, str(self.model.graph.name))
+        return training_roles.read(self.model, str(self.model.graph.name))
 
     @property
     def parameter_bytes(self) -> int:
@@ -100,14 +171,14 @@ class Plan(Arrangement):
     def annotated(self) -> ir.Model:
         """The user's own model with ``force_mirroring`` on every node: "True" where it is recomputed, else "False".
 
-        A node that differentiation writes out as several has one decision for all: see `memonger.marks`.
+        A node that differentiation writes out as several has one decision for all: see `memonger.model.marks`.
 
         Raises:
             PlanError: the plan came from a file, which doesn't hold that model.
         """
         if self.source is None:
             raise PlanError("the plan was read from a file, which doesn't hold the model it was made from: plan again.")
-        return marks.annotate(self.source.ir, self.graph, self.recomputed, self.origins)
+        return annotate(self.source.ir, self.graph, self.recomputed, self.origins)
 
     def save(self, path: str | Path) -> None:
         """Write the planned model; whole or not at all, checked first.
@@ -117,11 +188,11 @@ class Plan(Arrangement):
         """
         self.verify()
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
-        header = file.Header(
+        header = Header(
             mode=self.mode, device=self.device, alignment=self.alignment, arena_bytes=self.arena_bytes, offsets=offsets,
             stamp=self.stamp, threads=self.threads, workspace=self.workspace, batch=self.batch, host=self.host,
         )  # fmt: skip
-        file.save(self.model, header, Path(path))
+        plan_file.save(self.model, header, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -131,14 +202,12 @@ class Plan(Arrangement):
             PlanFileError: not a planned model, malformed, of a newer format, or its graph was changed.
             VerificationError: its layout is wrong.
         """
-        model, header = file.load(Path(path))
+        model, header = plan_file.load(Path(path))
         graph = graph_of(model, None, header.workspace, header.host, _device(header.device, path))
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in header.offsets if name not in number]
         if unknown:
-            raise file.PlanFileError(
-                f"{path}: the plan gives '{unknown[0]}' an offset, but the model has no such value."
-            )
+            raise PlanFileError(f"{path}: the plan gives '{unknown[0]}' an offset, but the model has no such value.")
         plan = Plan(
             model=model,
             graph=graph,
@@ -202,7 +271,7 @@ def _device(text: str, path: str | Path) -> Device:
     try:
         return parse_device(text)
     except PlanError as error:
-        raise file.PlanFileError(f"{path}: its plan is malformed: {error}") from error
+        raise PlanFileError(f"{path}: its plan is malformed: {error}") from error
 
 
 def parameter_bytes(model: ir.Model, known: Training | None) -> int:
@@ -212,7 +281,7 @@ def parameter_bytes(model: ir.Model, known: Training | None) -> int:
     persistent = set(known.persistent) if known else set()
     stateful = [v for v in graph.inputs if v.name in persistent and v.name not in graph.initializers]
     return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
-        shapes.nbytes(value) or 0 for value in stateful
+        nbytes(value) or 0 for value in stateful
     )
 
 
@@ -220,7 +289,7 @@ def input_bytes(model: ir.Model, known: Training | None) -> int:
     """Inputs that don't persist and have no default."""
     persistent = set(known.persistent) if known else set()
     given = (v for v in model.graph.inputs if v.name not in persistent and v.name not in model.graph.initializers)
-    return sum(shapes.nbytes(value) or 0 for value in given)
+    return sum(nbytes(value) or 0 for value in given)
 
 
 def graph_of(
@@ -231,7 +300,7 @@ def graph_of(
     device: Device = CPU,
 ) -> Graph:
     """The graph of a lowered model, with the roles a training model gives its inputs and outputs."""
-    known = training.read(model, str(model.graph.name))
+    known = training_roles.read(model, str(model.graph.name))
     results = {*known.outputs, *([known.loss] if known.loss else [])} if known else None
     updates = known.updates if known else None
     return from_model(

@@ -3,8 +3,6 @@
 import re
 from fractions import Fraction
 
-from memonger.errors import PlanError
-
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
@@ -36,13 +34,13 @@ def parse_size(text: str) -> int:
     """Bytes from a text such as ``4GiB``, ``1.5 GB``, ``800 MiB`` or ``65536B``; letters of either case.
 
     Raises:
-        PlanError: no number, no unit, an unknown one, or a negative size.
+        ValueError: no number, no unit, an unknown one, or a negative size.
     """
     found = _SIZE.fullmatch(text)
     if found is None or found[2].upper() not in _UNITS:
-        raise PlanError(
+        raise ValueError(
             f"{text!r} is no size: write a number and its unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), as in 4GiB."
         )
     if found[1].startswith("-"):
-        raise PlanError(f"{text!r} is negative: a size is at least 0.")
+        raise ValueError(f"{text!r} is negative: a size is at least 0.")
     return int(Fraction(found[1]) * _UNITS[found[2].upper()])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input import Place
+from tests.support.bad_input import Place
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from benchmarks.facts.device import bind, driver, on_cpu, open_session, place
 from benchmarks.facts.fact import HOLDS, Fact, judged
 from benchmarks.facts.order import graph, one_fallback, unary, without_fallback
-from memonger.device import Device
+from memonger.devices import Device
 
 LIKE = np.zeros((64, 64), np.float32)
 MANY = 2_000  # bound outputs

@@ -15,10 +15,10 @@ import onnx
 import onnxruntime
 
 from benchmarks.facts.examples import element_type
-from memonger.device import Device
+from memonger.devices import Device
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-STAND_IN = "Fake CUDA device"  # what tests/fake_cuda calls its devices
+STAND_IN = "Fake CUDA device"  # what tests/support/fake_cuda calls its devices
 ALIGNMENT = 256
 POISON = 0xA5
 NUMPY = {

@@ -13,7 +13,7 @@ from benchmarks.facts.device import Place, Wish, bind, driver, open_session, pla
 from benchmarks.facts.fact import Fact, judged
 from benchmarks.facts.memory import External
 from benchmarks.facts.order import graph, one_fallback, without_fallback
-from memonger.device import Device
+from memonger.devices import Device
 
 SHIFTS = 16  # places of the register that counts executions
 RUNS = 4  # the provider warms up before it captures

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.facts.device import Driver, DriverError, Wish, bind, driver, open_session, place
 from benchmarks.facts.fact import HOLDS, SEEN, Fact, judged
-from memonger.device import Device
+from memonger.devices import Device
 from memonger.runtime.profile import read_workspace
 
 MIB = 1 << 20

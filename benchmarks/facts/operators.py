@@ -21,7 +21,7 @@ import onnxruntime
 
 from benchmarks.facts.device import CPU, CUDA, prepare, short
 from benchmarks.facts.examples import EXAMPLES, Example, element_type
-from memonger.device import Device, parse_device
+from memonger.devices import Device, parse_device
 
 SECONDS = 600  # for a process: one that takes longer hangs
 TOLERANCE = {"f16": 2e-2, "bf16": 1e-1}  # of the CPU's values; single precision's includes TF32

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from benchmarks.facts.device import CPU, Wish, feeds, open_session, short
 from benchmarks.facts.fact import FAILS, HOLDS, Fact, judged
 from benchmarks.facts.networks import inference, training
-from memonger.device import Device
+from memonger.devices import Device
 from memonger.runtime.profile import read_profile
 
 FLOATING = ("Shape", "Size")  # run as soon as they can

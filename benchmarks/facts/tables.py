@@ -13,7 +13,7 @@ from benchmarks.facts.fact import Fact, judged
 from benchmarks.facts.graphs import host_arithmetic
 from benchmarks.facts.operators import Placed, options, placed_at, providers, sweep
 from benchmarks.facts.order import one_fallback
-from memonger.device import Device
+from memonger.devices import Device
 
 OPSETS = tuple(range(17, 27))
 HASH = ("Add", "Mul", "Less", "BitShift right", "BitwiseXor", "BitwiseOr")

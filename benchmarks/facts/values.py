@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.facts.device import Place, Wish, bind, driver, feeds, open_session, place, short, sizes
 from benchmarks.facts.fact import FAILS, HOLDS, LOST, SEEN, UNTOLD, Fact, judged
 from benchmarks.facts.networks import FROZEN, training
-from memonger import aliasing
-from memonger.device import Device
+from memonger.devices import Device
+from memonger.graph import aliasing
 from memonger.runtime.profile import read_profile
 
 ROOT = Path(__file__).parents[2]

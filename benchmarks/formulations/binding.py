@@ -17,8 +17,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from memonger.cuda import Cuda
-from memonger.device import CPU, Device
+from memonger.devices import CPU, Cuda, Device
 
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 
 from benchmarks.formulations.layers import Layer, values
-from memonger.device import Device, parse_device
+from memonger.devices import Device, parse_device
 from memonger.errors import RuntimeUnavailableError
 
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ import onnx_ir as ir
 
 from benchmarks.formulations.binding import expose
 from benchmarks.formulations.layers import Layer
-from memonger import cuda_form
-from memonger.device import CPU, Device
-from memonger.gradients.driver import backward
-from memonger.gradients.emitter import Emitter
-from memonger.load import Model
+from memonger.autodiff.backward import backward
+from memonger.devices import CPU, Device
+from memonger.lowering import cuda
+from memonger.model.emitter import Emitter
+from memonger.model.model import Model
 
 
 def emitted(layer: Layer, quantity: str, device: Device = CPU) -> tuple[onnx.ModelProto, str]:
@@ -36,7 +36,7 @@ def emitted(layer: Layer, quantity: str, device: Device = CPU) -> tuple[onnx.Mod
     model.graph.extend(op.nodes)
     model.graph.inputs[:] = [value for value in (dy, x, w) if value.uses()]
     if device.kind == "cuda":
-        model = cuda_form.write_out(Model(model, "emitted")).ir
+        model = cuda.write_out(Model(model, "emitted")).ir
     proto = ir.to_proto(model)
     expose(proto)
     return proto, name

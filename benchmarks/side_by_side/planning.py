@@ -129,7 +129,7 @@ class Planner:
             model = memonger.to_training_mode(model, batch=wish.batch)
             choices |= {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(lr=RATE, momentum=MOMENTUM)}
         if self.device != "cpu":
-            from memonger.cuda import Cuda
+            from memonger.devices import Cuda
 
             choices["cuda"] = Cuda(tf32=self.tf32)
         return memonger.search_plan(model, device=self.device, threads=self.threads, **choices)

@@ -13,7 +13,7 @@ from benchmarks.side_by_side.job import load_cuda_libraries, reason, say
 
 def missing(device: str) -> list[str]:
     """What isn't there, and what would fix it."""
-    from memonger.device import parse_device
+    from memonger.devices import parse_device
     from memonger.errors import MemongerError
     from memonger.runtime import ort
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from memonger.atomic import write_whole
+from memonger.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def _import(job: Job) -> None:
     import onnxruntime  # noqa: F401
 
     if job.library == "memonger":
-        import memonger.runtime.training  # noqa: F401
+        import memonger.training_session  # noqa: F401
 
 
 def ready(job: Job) -> tuple[Runner, dict[str, Any]]:
@@ -65,24 +65,24 @@ def ready(job: Job) -> tuple[Runner, dict[str, Any]]:
     the network was made; ``rest``, of these what stayed between the warm steps without being a tensor. Both are None
     where the system doesn't tell.
     """
-    from memonger.runtime import memory
+    from memonger.runtime import process_memory
 
-    known = memory.is_measurable()
+    known = process_memory.is_measurable()
     with np.load(job.inputs) as archive:
         arrays = {name: archive[name] for name in archive.files}
     _import(job)
-    before = memory.settle() if known else 0
+    before = process_memory.settle() if known else 0
     contestant = runner(job, arrays)
-    loaded = memory.settle() if known else 0
+    loaded = process_memory.settle() if known else 0
     losses = [contestant.step() for _ in range(WARM)]
     rest: int | None = loaded - before - job.weight_bytes  # momentum is zero pages until the first step
-    settled = memory.settle() if known else 0
+    settled = process_memory.settle() if known else 0
     if job.library == "torch":
         rest = settled - before - contestant.resting_bytes()
     if known:
-        memory.reset_peak()
+        process_memory.reset_peak()
     losses += [contestant.step() for _ in range(STEPS)]
-    peak = memory.resident().peak - before if known else None
+    peak = process_memory.resident().peak - before if known else None
     np.savez(job.results, values=np.array(losses) if job.training else contestant.outputs())
     return contestant, {"peak": peak, "rest": rest if known else None}
 

@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from memonger.atomic import folder_beside
 from memonger.errors import PlanFileError
 from memonger.export.package import Estimate, Package, describe
+from memonger.files import folder_beside
 from memonger.units import in_full
 
 SETTINGS = "memonger.json"  # also tells an export from any other folder

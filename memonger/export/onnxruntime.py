@@ -6,7 +6,7 @@ from memonger.errors import PlanError
 from memonger.export import folder as files
 from memonger.export import order, stock
 from memonger.export.package import STOCK_NOTE, Estimate, Package, check_standard
-from memonger.file import save_model
+from memonger.model.save import save_model
 
 MODEL, OTHER, OPTIONS = "model.planned.onnx", "model.default-order.onnx", "session_options.json"
 

@@ -6,7 +6,7 @@ from memonger.errors import PlanError
 from memonger.export import folder as files
 from memonger.export import stock
 from memonger.export.package import Estimate, Package, check_standard
-from memonger.file import save_model
+from memonger.model.save import save_model
 
 TEXT = """
 `model.onnx` holds the nodes in the planned order. `load.py` compiles it for the CPU:

@@ -6,19 +6,19 @@ without readers towards the inputs, what stands last in the file first (``GraphV
 in its source). So the file's order decides after all, though not as written: of two branches the later one in the file
 runs first. `best_file_order` writes the file so that the search comes out at little memory.
 
-Schedules to aim at are those of `memonger.search`, and the best post-order of a tree (J. W. H. Liu, On the storage
-requirement in the out-of-core multifrontal method, 1986): of several subtrees the one whose peak exceeds its result the
-most goes first. Left out: an optimum for graphs that are no trees, which is NP-hard (Sethi 1975).
+Schedules to aim at are those of `memonger.remat.orders`, and the best post-order of a tree (J. W. H. Liu, On the
+storage requirement in the out-of-core multifrontal method, 1986): of several subtrees the one whose peak exceeds its
+result the most goes first. Left out: an optimum for graphs that are no trees, which is NP-hard (Sethi 1975).
 """
 
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memonger import rewrite
-from memonger.graph import Graph
-from memonger.liveness import Sharing, assign_storage, live_bytes
-from memonger.search import ORDERS
+from memonger.graph import schedule as rewrite
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import Sharing, assign_storage, live_bytes
+from memonger.remat.orders import ORDERS
 
 AS_STOCK = Sharing(inplace=False)  # stock onnxruntime overwrites inputs for few operators: counted as for none
 

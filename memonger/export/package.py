@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from memonger.errors import PlanError, SessionError
-from memonger.export import scratch
 from memonger.export.order import stock_bytes
+from memonger.lowering import calibrate
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.units import in_full
@@ -187,7 +187,7 @@ def _with_scratch(plan: Plan) -> Plan:
     """The plan with its kernels' scratch measured, where that can be done and wasn't."""
     if plan.workspace is not None:
         return plan
-    workspace = scratch.measured(plan.model, plan.threads)
+    workspace = calibrate.measured(plan.model, plan.threads)
     if workspace is None:
         return plan
     return dataclasses.replace(plan, workspace=workspace, graph=graph_of(plan.model, None, workspace))

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from memonger import rewrite
-from memonger.device import CPU
-from memonger.file import KEY
+from memonger.devices import CPU
+from memonger.graph import schedule
 from memonger.plan import Plan
-from memonger.runtime import feeds, module, ort
+from memonger.plan_file import KEY
+from memonger.runtime import feeds, onnxruntime, ort
 
 TOLERANCE = 1e-3  # between a row of a batch and the row alone: kernels block them differently
 
@@ -18,7 +18,7 @@ def model_in_order(plan: Plan, written: Sequence[int]) -> ir.Model:
     """A copy of the model with its nodes in another order. It is no planned model then."""
     model = plan.model.clone()
     model.metadata_props.pop(KEY, None)
-    rewrite.schedule_model(model, written, rewrite.schedule_graph(plan.graph, written))
+    schedule.schedule_model(model, written, schedule.schedule_graph(plan.graph, written))
     return model
 
 
@@ -31,7 +31,7 @@ def open_batch(model: ir.Model, batch: int) -> bool:
 
     Returns: False if the batch is written into the model elsewhere, or there is no onnxruntime to try it with.
     """
-    if not module.is_available():
+    if not onnxruntime.is_available():
         return False
     given = feeds.random_feeds(feeds.inputs_of(model.graph))
     whole = _run(model, given)

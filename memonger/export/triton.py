@@ -11,7 +11,7 @@ from memonger.export import order, stock
 from memonger.export.package import STOCK_NOTE, Estimate, Package, check_standard
 from memonger.export.pbtxt import text_of
 from memonger.export.triton_config import check_model_name, config
-from memonger.file import save_model
+from memonger.model.save import save_model
 from memonger.units import MiB
 
 MODEL = "model.onnx"

@@ -1,1 +1,1 @@
-"""Plans for people and programs."""
+"""From a plan to what people and programs read."""

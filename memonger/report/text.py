@@ -7,10 +7,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from memonger.liveness import live_bytes
-from memonger.load import Model
+from memonger.graph.liveness import live_bytes
+from memonger.model.model import Model
 from memonger.plan import Plan
-from memonger.recompute import Candidate
+from memonger.remat import Candidate
 from memonger.units import format_size
 
 WIDTH = 60  # columns of the memory curve

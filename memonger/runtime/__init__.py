@@ -1,1 +1,1 @@
-"""Runs plans on onnxruntime."""
+"""From a plan to results: sessions and training on onnxruntime."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from memonger.device import CPU, Device
+from memonger.devices import CPU, Device
 from memonger.errors import SessionError
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from memonger.device import Device
+from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding

@@ -4,12 +4,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from memonger.cuda import Cuda
-from memonger.device import Device
+from memonger.devices import Cuda, Device
 from memonger.errors import SessionError
-from memonger.runtime import calibrate, ort, profile
+from memonger.files import ScratchFolder
+from memonger.runtime import ort, profile
+from memonger.runtime.profile import scratch
 from memonger.runtime.program import Group
-from memonger.scratch import ScratchFolder
 
 
 class Engine:
@@ -174,7 +174,7 @@ class Engine:
         start = self.session.get_profiling_start_time_ns()
         runs = profile.read_profile(Path(self.session.end_profiling()))
         if self.pool is not None and self.pool.events is not None:
-            self.scratch = calibrate.scratch(runs, start, self.pool.events)
+            self.scratch = scratch(runs, start, self.pool.events)
         folder.remove()
         self._folder = None
         program = self.programs[0]

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from memonger import shapes
-from memonger.device import CPU, Device
+from memonger.devices import CPU, Device
 from memonger.errors import SessionError
+from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
-from memonger.runtime.module import onnxruntime
+from memonger.runtime.onnxruntime import onnxruntime
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
@@ -47,9 +47,9 @@ def inputs_of(graph: ir.Graph) -> tuple[Input, ...]:
         Input(
             name=str(value.name),
             kind=value.type,
-            shape=shapes.static_shape(value),
+            shape=static_shape(value),
             required=value.name not in graph.initializers,
-            numpy=value.dtype.numpy() if value.dtype is not None and shapes.dense(value) else None,
+            numpy=value.dtype.numpy() if value.dtype is not None and dense(value) else None,
         )
         for value in graph.inputs
     )

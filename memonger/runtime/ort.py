@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memonger.cuda import Cuda
-from memonger.device import CPU, Device
+from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
-from memonger.load import external_tensors
-from memonger.runtime import memory, weights
-from memonger.runtime.module import onnxruntime
+from memonger.model.load import external_tensors
+from memonger.runtime import process_memory, weights
+from memonger.runtime.onnxruntime import onnxruntime
 
 SCRATCH_MARGIN = 1 << 16  # bytes, for what the runtime rounds up
 
@@ -199,7 +198,7 @@ def reserve_scratch(session: Any, size: int, device: Device = CPU) -> None:
     if size and device.kind == "cuda":
         session.create_ortvalue_from_shape_and_type([size], np.uint8, "cuda", device.index)
     elif size and hasattr(session, "create_ortvalue_from_shape_and_type"):
-        memory.give_back()
+        process_memory.give_back()
         session.create_ortvalue_from_shape_and_type([2 * size + SCRATCH_MARGIN], np.uint8, "cpu")
 
 

@@ -1,12 +1,17 @@
 """What onnxruntime's profiler and memory statistics say of one run."""
 
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from memonger.runtime.cuda.pool import Event
+
 
 # Element types as the profiler writes them.
 DTYPES = {
@@ -82,3 +87,29 @@ def executed_order(runs: Iterable[NodeRun], names: Iterable[str]) -> tuple[str, 
     """
     inner = set(names)
     return tuple(run.name for run in runs if run.name not in inner)
+
+
+def scratch(runs: Sequence[NodeRun], start: int, events: "Sequence[Event]") -> dict[str, int]:
+    """Bytes of scratch each node took on a CUDA device, where above zero.
+
+    Args:
+        runs: One execution of each node.
+        start: When the profile began, by the profiler's clock.
+        events: The session's requests for memory meanwhile.
+    """
+    from memonger.runtime.cuda.pool import scratch_by_node
+
+    begin = _system_time(start)
+    spans = {}
+    for run in runs:
+        at = begin + run.begin * 1000
+        spans[run.name] = (at, at + round(run.seconds * 1e9) + 999)
+    return scratch_by_node(events, spans)
+
+
+def _system_time(nanoseconds: int) -> int:
+    """A profiler's time on the system's clock: on some platforms it counts from the machine's start."""
+    gap = time.time_ns() - time.monotonic_ns()
+    return (
+        nanoseconds if abs(nanoseconds - time.time_ns()) < abs(nanoseconds - time.monotonic_ns()) else nanoseconds + gap
+    )

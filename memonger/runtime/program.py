@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from memonger import aliasing, shapes
 from memonger.errors import SessionError
+from memonger.graph import aliasing
+from memonger.graph.aliasing import floating_names
+from memonger.model.names import inner_names
+from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
-from memonger.runtime.calibrate import inner_names
 from memonger.runtime.cuda.replay import copies_from_host
-from memonger.runtime.optimize import floating_names
 from memonger.runtime.weights import LARGE
 
 
@@ -92,7 +93,7 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
 def _held_by_runtime(plan: Plan) -> bool:
     """Whether the runtime holds a value of its own on the device, one that isn't empty: those of subgraphs, say."""
     graph = plan.graph
-    if any(shapes.subgraphs(node) for node in plan.model.graph):
+    if any(subgraphs(node) for node in plan.model.graph):
         return True
     written = {value for pairs in graph.updates for _, value in pairs}
     by_name = {value.name: value for node in plan.model.graph for value in node.outputs}
@@ -101,7 +102,7 @@ def _held_by_runtime(plan: Plan) -> bool:
         if graph.planned[value] or value in written or name in plan.host:
             continue
         found = by_name[name]
-        if not graph.sizes[value] and shapes.static_shape(found) is not None:
+        if not graph.sizes[value] and static_shape(found) is not None:
             continue
         producer = found.producer()
         if producer is None or not aliasing.held_by_runtime(producer):
@@ -114,7 +115,7 @@ def _places(plan: Plan) -> tuple[Place, ...]:
     found = []
     for number, offset in plan.offsets.items():
         value = by_name[plan.graph.values[number]]
-        dims = shapes.static_shape(value)
+        dims = static_shape(value)
         assert dims is not None
         assert value.dtype is not None
         found.append(Place(str(value.name), value.dtype, dims, offset))

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memonger.cuda import GRAPHS
-from memonger.device import Device, parse_device
+from memonger.devices import GRAPHS, Device, parse_device
 from memonger.errors import PlanFileError, SessionError, VerificationError
+from memonger.graph.verify import verify
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
@@ -18,7 +18,6 @@ from memonger.runtime.binding import bind, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program, check_family, group_plans
 from memonger.units import format_size
-from memonger.verify import verify
 
 Threads = Literal["lock", "arena"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from memonger.atomic import write_whole
 from memonger.errors import SessionError
+from memonger.files import write_whole
 
 FORMAT = 1
 HEADER = "memonger.json"

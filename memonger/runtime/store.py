@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memonger import shapes
-from memonger.device import CPU, Device
+from memonger.devices import CPU, Device
 from memonger.errors import SessionError
-from memonger.liveness import ALIGNMENT
+from memonger.graph.liveness import ALIGNMENT
+from memonger.model.values import nbytes as bytes_of
+from memonger.model.values import static_shape
 from memonger.runtime.arena import make_arena
 
 
@@ -38,7 +39,7 @@ class Store:
         self.slots: dict[str, Slot] = {}
         end = 0
         for name, value in values.items():
-            dims, size = shapes.static_shape(value), shapes.nbytes(value)
+            dims, size = static_shape(value), bytes_of(value)
             if dims is None or size is None or value.dtype is None:
                 raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
             self.slots[name] = Slot(value.dtype, dims, end)

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from memonger import shapes
-from memonger.runtime.module import onnxruntime
+from memonger.model.values import tensor_shape
+from memonger.runtime.onnxruntime import onnxruntime
 
 LARGE = 1024  # bytes; smaller weights travel with the graph
 MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB
@@ -78,7 +78,7 @@ def lent_message(model: ir.Model, settings: Any) -> tuple[bytes, list[Any]]:
     values = [make(np.require(t.numpy(), requirements="C"), int(t.dtype)) for t in weights.values()]
     for name, tensor in weights.items():
         copy.graph.initializers[name].const_value = ir.ExternalTensor(
-            "lent", 0, tensor.nbytes, tensor.dtype, shape=shapes.tensor_shape(tensor), name=name
+            "lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=name
         )
     if weights:
         settings.add_external_initializers(list(weights), values)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from memonger.device import Device
+from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.runtime.cuda import driver
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from memonger.device import Device
+from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.runtime.cuda import missing
 from memonger.units import format_size

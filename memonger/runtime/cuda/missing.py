@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from memonger.device import Device
+from memonger.devices import Device
 from memonger.errors import RuntimeUnavailableError
-from memonger.runtime.module import onnxruntime
+from memonger.runtime.onnxruntime import onnxruntime
 
 PROVIDER = "CUDAExecutionProvider"
 REPLACE = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'memonger[gpu]'"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from memonger.device import Device
+from memonger.devices import Device
 from memonger.errors import MemongerError
 from memonger.runtime.cuda import driver
 from memonger.units import format_size

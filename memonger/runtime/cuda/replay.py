@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from memonger import shapes
+from memonger.model.values import static_shape
 
 MANY = 32  # inputs; a Concat of no more is told its addresses in the launch itself
 
@@ -32,7 +32,7 @@ def _copies(node: ir.Node) -> bool:
 
 def _has_strides(node: ir.Node) -> bool:
     """Whether the matrices of both sides lie at equal distances: as many of each, or one from the right."""
-    left, right = (None if value is None else shapes.static_shape(value) for value in node.inputs[:2])
+    left, right = (None if value is None else static_shape(value) for value in node.inputs[:2])
     if left is None or right is None:
         return False
     if len(right) <= 2 or len(left) <= 2:
@@ -46,5 +46,5 @@ def _is_even_or_last(node: ir.Node) -> bool:
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     if axis == -1 or (rank is not None and axis == rank - 1):
         return True
-    parts = [shapes.static_shape(value) for value in node.outputs]
+    parts = [static_shape(value) for value in node.outputs]
     return len(set(parts)) == 1 and None not in parts

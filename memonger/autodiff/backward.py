@@ -1,0 +1,153 @@
+"""The backward pass over one graph: reverse accumulation (Linnainmaa 1970; Griewank & Walther 2008).
+
+Nodes are visited from last to first. Each has the gradients of its outputs by then; its rule gives those of its inputs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from memonger.autodiff.registry import RULES, WITHOUT_GRADIENT
+from memonger.errors import PlanError
+from memonger.graph.graph import read_values
+from memonger.model.emitter import Emitter
+from memonger.model.values import is_floating
+
+Finished = Callable[[ir.Value, ir.Value], None]
+
+
+def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.Value]:
+    """Floating-point values that change with one of ``wrt``, jumps left out. ``nodes`` are in topological order."""
+    active = set(wrt)
+    for node in nodes:
+        if node.domain == "" and node.op_type in WITHOUT_GRADIENT:
+            continue
+        if any(v in active for v in read_values(node)):
+            active.update(v for v in node.outputs if v.name and is_floating(v))
+    return active
+
+
+def needed_nodes(nodes: Sequence[ir.Node], active: set[ir.Value], seeds: Iterable[ir.Value]) -> list[ir.Node]:
+    """The nodes between what is differentiated by and ``seeds``, in order: those that need a rule."""
+    wanted = {value for value in seeds if value in active}
+    found = []
+    for node in reversed(nodes):
+        if any(v in wanted for v in node.outputs) and any(v in active for v in read_values(node)):
+            found.append(node)
+            wanted.update(v for v in read_values(node) if v in active)
+    return found[::-1]
+
+
+def backward(
+    op: Emitter,
+    nodes: Sequence[ir.Node],
+    wrt: Sequence[ir.Value],
+    seeds: Mapping[ir.Value, ir.Value],
+    finished: Finished | None = None,
+) -> dict[ir.Value, ir.Value]:
+    """Emit the backward pass.
+
+    Args:
+        op: Where it goes.
+        nodes: The forward nodes, in topological order.
+        wrt: Values to differentiate by: graph inputs and initializers.
+        seeds: The gradient of each value the pass begins at.
+        finished: Called as ``finished(value, gradient)`` as soon as the gradient of one of ``wrt`` is whole: after that
+            no emitted node reads the value.
+
+    Returns: the gradient of each of ``wrt`` that has one.
+
+    Raises:
+        PlanError: an operator without a gradient; it names the node.
+    """
+    active = active_values(nodes, wrt)
+    needed = needed_nodes(nodes, active, seeds)
+    gradients = {value: seed for value, seed in seeds.items() if value in active}
+    closing = _closing(needed, wrt)
+    found: dict[ir.Value, ir.Value] = {}
+    kept = frozenset(wrt)
+    for node in reversed(needed):
+        _through(op, node, active, gradients, kept)
+        for value in closing.get(node, ()):
+            if value in gradients:
+                found[value] = gradients.pop(value)
+                if finished is not None:
+                    finished(value, found[value])
+    for value in wrt:  # one that is a seed itself, and read by no node
+        if value in gradients:
+            found[value] = gradients.pop(value)
+            if finished is not None:
+                finished(value, found[value])
+    return {value: found[value] for value in wrt if value in found}
+
+
+def _closing(needed: Sequence[ir.Node], wrt: Sequence[ir.Value]) -> dict[ir.Node, list[ir.Value]]:
+    """For each node, the values whose first reader it is."""
+    waiting = dict.fromkeys(wrt)
+    closing: dict[ir.Node, list[ir.Value]] = {}
+    for node in needed:
+        for value in dict.fromkeys(v for v in node.inputs if v is not None):
+            if value in waiting:
+                del waiting[value]
+                closing.setdefault(node, []).append(value)
+    return closing
+
+
+def _through(
+    op: Emitter, node: ir.Node, active: set[ir.Value], gradients: dict[ir.Value, ir.Value], wrt: frozenset[ir.Value]
+) -> None:
+    """Take the gradients of a node's outputs to its inputs."""
+    dys = [gradients.get(v) if v in wrt else gradients.pop(v, None) for v in node.outputs]
+    wanted = [v is not None and v in active for v in node.inputs]
+    if all(dy is None for dy in dys):
+        return
+    with op.at(f"grad/{node.name}", wanted):
+        results = RULES[node.op_type](op, node, *dys)
+        given = results if isinstance(results, tuple | list) else (results,)
+        for value, gradient, needs in zip(node.inputs, given, wanted, strict=False):
+            if value is not None and gradient is not None and needs:
+                _accumulate(op, value, gradient, gradients)
+
+
+def _accumulate(op: Emitter, value: ir.Value, gradient: ir.Value, gradients: dict[ir.Value, ir.Value]) -> None:
+    gradient = op.cast(op.sum_to(gradient, op.dims(value)), value.dtype)
+    if value in gradients:
+        gradient = op.Add(gradients[value], gradient)
+    gradients[value] = gradient
+
+
+def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -> None:
+    """Every node on the way has a rule.
+
+    Raises:
+        PlanError: it names operator, domain, opset and node, and what could be frozen or cut.
+    """
+    for node in needed:
+        if node.domain == "" and node.op_type in RULES:
+            continue
+        graph = node.graph
+        opset = graph.opset_imports.get(node.domain) if graph is not None else None
+        behind = _ancestors(node, wrt)
+        names = ", ".join(f"'{v.name}'" for v in behind[:5]) + (
+            f" and {len(behind) - 5} more" if len(behind) > 5 else ""
+        )
+        raise PlanError(
+            f"{name}: operator {node.op_type} (domain '{node.domain or 'ai.onnx'}', opset {opset}, node '{node.name}') "
+            "has no gradient rule, nor a function body to differentiate through. It stands between the loss and "
+            f"{names}: freeze those (frozen=[...]), or cut the model before '{node.outputs[0].name}'."
+        )
+
+
+def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:
+    """Those of ``wrt`` that the node hangs on."""
+    seen: set[ir.Value] = set()
+    pending = read_values(node)
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        producer = value.producer()
+        if producer is not None:
+            pending.extend(read_values(producer))
+    return [value for value in wrt if value in seen]

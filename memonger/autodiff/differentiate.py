@@ -1,0 +1,305 @@
+"""differentiate: a forward model → a training model, forward and backward in one graph of standard operators."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from memonger.autodiff import backward, losses, optimizers, training_mode
+from memonger.autodiff.expand import expand, write_out_bodies
+from memonger.autodiff.rules import random
+from memonger.autodiff.rules.booleans import keep_booleans
+from memonger.autodiff.updates import Updater
+from memonger.errors import PlanError
+from memonger.model import forward_model, parameters, training_roles
+from memonger.model.emitter import Emitter, collecting_later
+from memonger.model.load import Source, load
+from memonger.model.model import Model
+from memonger.model.names import name_nodes
+from memonger.model.opset import raise_opset
+from memonger.model.training_roles import Training
+from memonger.model.values import all_values, is_floating
+
+logger = logging.getLogger(__name__)
+
+Accumulate = Literal["no", "add", "apply"]
+
+
+def differentiate(
+    source: Source | Model,
+    *,
+    loss: str | losses.Loss | None = None,
+    optimizer: optimizers.Optimizer | None = None,
+    wrt: Sequence[str] | None = None,
+    frozen: Sequence[str] = (),
+    clip_norm: float | None = None,
+    accumulate: Accumulate = "no",
+    keep_random: bool = False,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Model:
+    """Write a model's backward pass, and with an optimizer its whole training step.
+
+    The result's outputs are the forward model's, the loss, and for each parameter ``<parameter>.grad``; with an
+    optimizer ``gradient_norm`` where that is clipped, and new contents: ``<parameter>.next``, and the like of the
+    optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't hang on stays an
+    initializer. The model is differentiated as it stands: `to_training_mode` first, where BatchNormalization and
+    Dropout are in inference form. What inputs and outputs there are, and what for, says
+    `memonger.model.training_roles.Training`.
+
+    Args:
+        source: What `memonger.load` takes or gives.
+        loss: ``softmax_cross_entropy``, ``binary_cross_entropy`` or ``mean_squared_error`` of the model's output, with
+            the target as a new input (see `memonger.autodiff.losses`); or the name of a scalar output of the model.
+            None: the gradients of the outputs are inputs, ``<output>.grad``.
+        optimizer: See `memonger.autodiff.optimizers`. None: gradients are outputs.
+        wrt: Names or glob patterns of the initializers and inputs to differentiate by. None: the parameters, see
+            `memonger.model.parameters.trainable`.
+        frozen: Names or glob patterns of parameters to leave as they are.
+        clip_norm: The largest global norm of the gradients; more is scaled down to it. It keeps every gradient alive.
+        accumulate: ``add``: a step that adds its gradients to ``<parameter>.accumulated`` and updates no parameter;
+            ``apply``: one that adds its gradients to those, and updates.
+        keep_random: Leave random operators as they are, seeded. Else they are a hash of key, step and element index,
+            the same whenever they run.
+        batch: See `memonger.load`.
+        dims: See `memonger.load`.
+
+    Raises:
+        LoadError: the model can't be read.
+        PlanError: it can't be differentiated: an operator without a gradient, no way from the loss to any parameter, a
+            loss that isn't there. The message says what would work.
+    """
+    model = load(source, batch=batch, dims=dims)
+    _check_options(model, loss, optimizer, clip_norm, accumulate)
+    with collecting_later():
+        return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, accumulate, keep_random)
+
+
+def _differentiate(
+    model: Model,
+    loss: str | losses.Loss | None,
+    optimizer: optimizers.Optimizer | None,
+    wrt: Sequence[str] | None,
+    frozen: Sequence[str],
+    clip_norm: float | None,
+    accumulate: Accumulate,
+    keep_random: bool,
+) -> Model:
+    chosen = [str(v.name) for v in parameters.choose(model.ir, model.name, wrt, frozen)]
+    _check_patterns(model.name, optimizer, chosen)
+    copy = raise_opset(model.ir.clone(), model.name)
+    name_nodes(copy)
+    if loss is not None:
+        _warn_of_inference_norms(copy, model.name)
+    if keep_random:
+        random.fix_seeds(copy)
+    work = _Work(copy, model.name, Emitter(copy), keep=random.OPERATORS if keep_random else ())
+    work.known = training_mode.described(copy, model.name)
+    work.list_inputs([*chosen, *work.known.statistics])
+    expand(copy, work.op, work.keep)
+    _start(work, loss)
+    _write_bodies(work, chosen)
+    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
+    return Model(_finish(work, model.ir), model.name, model.batch)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A model being differentiated: what is known and made so far.
+
+    Values are looked up by name, as writing out function bodies puts others in their place.
+
+    Attributes:
+        model: It.
+        name: For messages.
+        op: Where nodes go.
+        keep: Operators whose expansion isn't wanted.
+        known: The roles of its inputs and outputs.
+        loss_name: The output that is differentiated, if any.
+        begin: Name of each value the backward pass begins at → its gradient.
+    """
+
+    model: ir.Model
+    name: str
+    op: Emitter
+    keep: Sequence[str]
+    known: Training = field(default_factory=Training)
+    loss_name: str | None = None
+    begin: dict[str, ir.Value] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> ir.Value | None:
+        """The output that is differentiated, if any."""
+        return next((v for v in self.model.graph.outputs if v.name == self.loss_name), None)
+
+    def seeds(self) -> dict[ir.Value, ir.Value]:
+        """The values the backward pass begins at, with their gradients."""
+        found = {str(v.name): v for v in all_values(self.model.graph) if v.name in self.begin}
+        return {found[name]: gradient for name, gradient in self.begin.items()}
+
+    def values(self, names: Sequence[str]) -> list[ir.Value]:
+        """Inputs and initializers by name, those left out that nothing reads any more."""
+        graph = self.model.graph
+        found = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+        return [found[name] for name in names if name in found]
+
+    def list_inputs(self, names: Sequence[str]) -> None:
+        """Make initializers inputs, before any rule could take their content for a constant."""
+        self.model.graph.inputs.extend(v for v in self.values(names) if not v.is_graph_input())
+
+    def take(self) -> None:
+        """Move what was emitted into the graph."""
+        self.model.graph.extend(self.op.nodes)
+        self.op.nodes = []
+
+
+def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
+    known = training_roles.read(model.ir, model.name)
+    before = known is not None and known.is_differentiated
+    if before or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
+        raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
+    if accumulate not in ("no", "add", "apply"):
+        raise PlanError(f"accumulate={accumulate!r} can't be: 'no', 'add' or 'apply'.")
+    if optimizer is not None and not isinstance(optimizer, optimizers.Optimizer):
+        raise PlanError(f"optimizer={optimizer!r} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
+    if loss is None and (optimizer is not None or accumulate != "no"):
+        raise PlanError(f"{model.name}: an optimizer needs a loss (loss=...): {', '.join(losses.NAMES)}, or an output.")
+    if optimizer is None and (clip_norm is not None or accumulate == "apply"):
+        raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer (optimizer=...).")
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
+        raise PlanError(f"clip_norm={clip_norm} can't be: a finite norm above 0.")
+
+
+def _warn_of_inference_norms(model: ir.Model, name: str) -> None:
+    norms = training_mode.inference_norms(model)
+    if norms:
+        logger.warning(
+            "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
+            "memonger.to_training_mode turns them into training form.", name, len(norms), norms[0],
+        )  # fmt: skip
+
+
+def _check_patterns(name: str, optimizer: optimizers.Optimizer | None, chosen: Sequence[str]) -> None:
+    for pattern in () if optimizer is None else optimizer.no_decay:
+        if not any(optimizers.matches(known, [pattern]) for known in chosen):
+            names = ", ".join(f"'{known}'" for known in chosen[:8])
+            raise PlanError(f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {names} ...")
+
+
+def _start(work: _Work, loss: str | losses.Loss | None) -> None:
+    """Set what the backward pass begins at."""
+    op = work.op
+    outputs = [v for v in work.model.graph.outputs if v.name in work.known.outputs]
+    if loss is not None:
+        built = losses.attach(op, work.model, work.name, loss, work.known.outputs)
+        work.take()
+        work.loss_name = str(built.loss.name)
+        work.begin = {str(built.start.name): built.gradient}
+        return
+    floats = [v for v in outputs if is_floating(v)]
+    if not floats:
+        raise PlanError(f"{work.name} has no floating-point output to differentiate.")
+    for v in floats:
+        work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
+
+
+def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
+    """Write out what has a function body and no rule, and see to it that nothing is left without one."""
+
+    def needed() -> list[ir.Node]:
+        nodes = list(work.model.graph)
+        return backward.needed_nodes(nodes, backward.active_values(nodes, work.values(chosen)), work.seeds())
+
+    write_out_bodies(work.model, work.name, needed)
+    work.op.learn_names(work.model)
+    expand(work.model, work.op, work.keep)
+    wrt = work.values(chosen)
+    backward.check_rules(needed(), wrt, work.name)
+    active = backward.active_values(list(work.model.graph), wrt)
+    if not any(seed in active for seed in work.seeds()):
+        begin, names = (", ".join(f"'{n}'" for n in list(found)[:5]) for found in (work.begin, chosen))
+        raise PlanError(
+            f"{work.name}: there is no differentiable way from {begin} to any parameter ({names}). "
+            "Name what to differentiate by (wrt=[...]), or another loss."
+        )
+
+
+def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
+    """Write the backward pass and the updates, and make inputs, outputs and what is said of them."""
+    op, graph, nodes = work.op, work.model.graph, list(work.model.graph)
+    updates = dict(work.known.updates)
+    if updater.updating:
+        updater.statistics(work.model, updates)
+    found = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
+    updater.close()
+    keep_booleans(op, nodes)
+    work.take()
+    _log_left_out(work, chosen, found)
+    namer = _Namer(work, set(nodes))
+    norm: ir.Value | None = None
+    if updater.norm is not None:
+        norm = namer.named(updater.norm, "gradient_norm")
+        graph.outputs.append(norm)
+    results = updater.updates if updater.updating else found
+    ending = "next" if updater.updating else "grad"
+    named = {str(v.name): namer.named(result, f"{v.name}.{ending}") for v, result in results.items()}
+    graph.outputs.extend(named.values())
+    new = {name: str(v.name) for name, v in named.items()}
+    trained = [v for v in found if updater.updating or v.is_initializer()]
+    persistent = [*trained, *work.values(work.known.statistics), *updater.state, *updater.accumulated.values()]
+    unchanged = {v for v in work.values(chosen) if v.is_initializer() and v not in found}
+    moved = {*persistent, *unchanged}
+    graph.inputs[:] = [*(v for v in graph.inputs if v not in moved), *persistent]
+    work.known = Training(
+        loss=work.loss_name,
+        outputs=work.known.outputs,
+        parameters=tuple(str(v.name) for v in trained),
+        gradients={} if updater.updating else new,
+        updates={**updates, **new} if updater.updating else updates,
+        statistics=work.known.statistics,
+        state=tuple(str(v.name) for v in updater.state),
+        accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
+        scalars={role: str(v.name) for role, v in op.scalars.items()},
+        output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
+        gradient_norm=None if norm is None else str(norm.name),
+    )
+
+
+def _log_left_out(work: _Work, chosen: Sequence[str], found: Mapping[ir.Value, ir.Value]) -> None:
+    reached = {str(v.name) for v in found}
+    left_out = [name for name in chosen if name not in reached]
+    if left_out:
+        logger.info("%s: nothing hangs on %s: no gradient, no update.", work.name, ", ".join(left_out))
+
+
+@dataclass(slots=True)
+class _Namer:
+    """Gives results the names of outputs: each output is one value with one name, and no forward value is renamed."""
+
+    work: _Work
+    nodes: set[ir.Node]
+    used: set[ir.Value] = field(default_factory=set)
+
+    def named(self, value: ir.Value, name: str) -> ir.Value:
+        """The value, or a copy of it, under that name."""
+        producer = value.producer()
+        if producer is None or producer in self.nodes or value in self.used:
+            value = self.work.op.Identity(value)
+            self.work.take()
+        value.name = self.work.op.fresh(name)
+        self.used.add(value)
+        return value
+
+
+def _finish(work: _Work, source: ir.Model) -> ir.Model:
+    model = work.model
+    training_roles.write(model, work.known)
+    passes.RemoveUnusedNodesPass()(model)
+    if forward_model.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
+        forward_model.embed(model, source)
+    model.metadata_props.pop(parameters.KEY, None)
+    return model

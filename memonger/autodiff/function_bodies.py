@@ -1,0 +1,80 @@
+"""Operators that the ONNX standard itself defines by a function body, written out as that body."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.model import load
+from memonger.model.marks import inline
+from memonger.model.shape_inference import infer
+from memonger.model.values import static_shape
+
+_DOMAIN = "memonger.body"
+
+
+def body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
+    """The standard's function body of a node, at the newest version that ``opset`` allows; None where it has none."""
+    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset, ""):
+        return None
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # onnx's stubs lack what follows
+    versions = [v for v in schema.function_opset_versions if v <= opset]
+    dependent = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+    if versions:
+        data = schema.get_function_with_opset_version(max(versions))
+    elif dependent:
+        types = [_type_bytes(value) for value in node.inputs]
+        proto = ir.to_proto(node).SerializeToString()
+        data = schema.get_context_dependent_function_with_opset_version(max(dependent), proto, types)
+    else:
+        return None
+    return onnx.FunctionProto.FromString(data) if data else None
+
+
+def _type_bytes(value: ir.Value | None) -> bytes:
+    if value is None or value.dtype is None:
+        return onnx.TypeProto().SerializeToString()
+    return onnx.helper.make_tensor_type_proto(int(value.dtype), static_shape(value)).SerializeToString()
+
+
+def write_out(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> None:
+    """Replace nodes of the model's graph by their bodies; types and shapes are inferred anew.
+
+    Raises:
+        PlanError: a body needs another operator set than the model's.
+    """
+    opset = int(model.opset_imports[""])
+    for number, node in enumerate(nodes):
+        proto = body_of(node, opset)
+        if proto is None:
+            raise PlanError(f"{name}: operator {node.op_type} (node '{node.name}') has no function body.")
+        function = _as_function(proto, f"{node.op_type}_{number}", opset)
+        model.functions[function.identifier()] = function
+        call = ir.Node(
+            _DOMAIN, function.name, node.inputs, _attributes(node, opset), outputs=None, num_outputs=len(node.outputs),
+            name=node.name, metadata_props=dict(node.metadata_props),
+        )  # fmt: skip
+        for old, new in zip(node.outputs, call.outputs, strict=True):
+            new.name, new.type, new.shape = old.name, old.type, old.shape
+        ir.convenience.replace_nodes_and_values(model.graph, node, [node], [call], node.outputs, call.outputs)
+    model.opset_imports.setdefault(_DOMAIN, 1)
+    inline(model)
+    model.opset_imports.pop(_DOMAIN, None)
+    load.lift_constants(model, name)
+    infer(model, name)
+
+
+def _attributes(node: ir.Node, opset: int) -> list[ir.Attr]:
+    """The node's attributes, and for the others the standard's defaults: a body refers to either."""
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    defaults = [a.default_value for name, a in sorted(schema.attributes.items()) if name not in node.attributes]
+    return [*node.attributes.values(), *(ir.serde.deserialize_attribute(a) for a in defaults if a.name)]
+
+
+def _as_function(proto: onnx.FunctionProto, name: str, opset: int) -> ir.Function:
+    proto.domain, proto.name = _DOMAIN, name
+    del proto.opset_import[:]
+    proto.opset_import.append(onnx.helper.make_opsetid("", opset))
+    return ir.serde.deserialize_function(proto)

@@ -1,0 +1,137 @@
+"""Optimizers that are written into a training model, by the formulas of ``torch.optim``."""
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from memonger.autodiff.updates import Scaled, Step
+from memonger.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """Stochastic gradient descent as ``torch.optim.SGD`` has it.
+
+    Attributes:
+        lr: Learning rate: the default of the input ``learning_rate``.
+        momentum: What is kept of the earlier steps' direction.
+        dampening: What is left out of the gradient where there is momentum, the first step left out.
+        nesterov: Nesterov's momentum.
+        weight_decay: L2 penalty.
+        no_decay: Names or glob patterns of parameters without it.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    no_decay: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _check_range(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
+            raise PlanError("SGD(nesterov=True) needs a momentum above 0 and no dampening.")
+
+    def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
+        """Emit the new content of ``p`` and of its state."""
+        op, g = step.op, _penalized(self, step, p, g)
+        if self.momentum:
+            v = step.state(p, "momentum")
+            left = step.first_dampening(self.dampening)
+            fresh = step.times(Scaled(step.safe(g.value), (*g.factors, *left, step.sign())))
+            new = op.Add(op.Mul(v, step.kept(self.momentum, p.dtype)), fresh)
+            step.updates[v] = new
+            g = Scaled(op.Add(fresh, op.Mul(new, self.momentum)) if self.nesterov else new)
+        change = step.times(Scaled(g.value, (*g.factors, step.rate())))
+        step.updates[p] = op.Sub(p, step.safe(change))
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam (Kingma & Ba 2015) as ``torch.optim.Adam`` has it.
+
+    Attributes:
+        lr: Learning rate: the default of the input ``learning_rate``.
+        betas: What is kept of the means of gradients and of their squares.
+        eps: Added to the root of the mean square.
+        weight_decay: L2 penalty.
+        no_decay: Names or glob patterns of parameters without it.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    no_decay: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        _check_betas(self.betas)
+
+    def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
+        """Emit the new content of ``p`` and of its state."""
+        g = _penalized(self, step, p, g)
+        step.updates[p] = step.op.Sub(p, step.adam(p, g, self.betas, self.eps))
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019) as ``torch.optim.AdamW`` has it.
+
+    Attributes:
+        lr: Learning rate: the default of the input ``learning_rate``.
+        betas: What is kept of the means of gradients and of their squares.
+        eps: Added to the root of the mean square.
+        weight_decay: Share of a parameter, times the learning rate, that a step takes from it.
+        no_decay: Names or glob patterns of parameters without it.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    no_decay: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        _check_betas(self.betas)
+
+    def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
+        """Emit the new content of ``p`` and of its state."""
+        change, decay = step.adam(p, g, self.betas, self.eps), _decay(self, p)
+        base = step.op.Mul(p, step.remaining(decay, p.dtype)) if decay else p
+        step.updates[p] = step.op.Sub(base, change)
+
+
+Optimizer = SGD | Adam | AdamW
+
+
+def _check_range(optimizer: object, **settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 <= value < math.inf:
+            raise PlanError(f"{type(optimizer).__name__}({name}={value}) can't be: a finite number, at least 0.")
+
+
+def _check_betas(betas: tuple[float, float]) -> None:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise PlanError(f"betas={betas} can't be: two numbers, at least 0 and below 1.")
+
+
+def _decay(optimizer: Optimizer, p: ir.Value) -> float:
+    return 0.0 if matches(str(p.name), optimizer.no_decay) else optimizer.weight_decay
+
+
+def _penalized(optimizer: Optimizer, step: Step, p: ir.Value, g: Scaled) -> Scaled:
+    """The gradient with the L2 penalty's."""
+    decay = _decay(optimizer, p)
+    return Scaled(step.op.Add(step.times(g), step.op.Mul(p, decay))) if decay else g
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns is the name, or fits it as a glob pattern."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    return any(pattern == name or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,16 @@
+"""Gradients: a registry of rules, one file a family of operators, and the driver that applies them."""
+
+from memonger.autodiff.rules import activation as activation
+from memonger.autodiff.rules import convolution as convolution
+from memonger.autodiff.rules import crossentropy as crossentropy
+from memonger.autodiff.rules import elementwise as elementwise
+from memonger.autodiff.rules import indexing as indexing
+from memonger.autodiff.rules import matrix as matrix
+from memonger.autodiff.rules import movement as movement
+from memonger.autodiff.rules import normalization as normalization
+from memonger.autodiff.rules import pooling as pooling
+from memonger.autodiff.rules import random as random
+from memonger.autodiff.rules import recurrent as recurrent
+from memonger.autodiff.rules import reduce as reduce
+from memonger.autodiff.rules import resize as resize
+from memonger.autodiff.rules import softmax as softmax

@@ -1,0 +1,294 @@
+"""Convolutions.
+
+Which formulation is fastest hangs on the shape: the bounds here were measured on onnxruntime's CPU kernels.
+"""
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from memonger.autodiff.registry import Gradient, gradient
+from memonger.autodiff.rules.winograd import winograd
+from memonger.model.emitter import Emitter
+from memonger.model.windows import Windows, windows_of
+
+LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
+MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
+WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
+
+
+@gradient("Conv")
+def _conv(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    x, w = node.inputs[:2]
+    kernel = op.dims(w)[2:]
+    at = windows_of(op, node, op.dims(x)[2:], op.dims(node.outputs[0])[2:], kernel)
+    group = op.attribute(node, "group", 1)
+    dx = _image_gradient(op, dy, w, at, group) if op.wants(0) and x is not None and w is not None else None
+    dw = _weight_gradient(op, x, dy, at, group) if op.wants(1) and x is not None else None
+    return dx, dw, _bias_gradient(op, dy) if op.wants(2) else None
+
+
+@gradient("ConvTranspose")
+def _conv_transpose(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    x, w = node.inputs[:2]
+    kernel = op.dims(w)[2:]
+    at = windows_of(op, node, op.dims(node.outputs[0])[2:], op.dims(x)[2:], kernel, up=True)
+    group = op.attribute(node, "group", 1)
+    db = _bias_gradient(op, dy) if op.wants(2) else None
+    dw = _weight_gradient(op, dy, x, at, group) if op.wants(1) and x is not None else None
+    dx = None
+    if op.wants(0):
+        settings = _settings(at, group, at.begin, [max(0, excess) for excess in at.excess])
+        dx = op.Conv(_read_part(op, dy, at), w, **settings)
+    return dx, dw, db
+
+
+def _settings(at: Windows, group: int, begin: Sequence[int], end: Sequence[int]) -> dict[str, object]:
+    return {"strides": at.strides, "dilations": at.dilations, "pads": [*begin, *end], "group": group}
+
+
+def _bias_gradient(op: Emitter, dy: ir.Value) -> ir.Value:
+    return op.sum(dy, [0, *range(2, len(op.dims(dy)))])
+
+
+def _read_part(op: Emitter, x: ir.Value, at: Windows) -> ir.Value:
+    """The image as far as the last windows reach."""
+    axes = [a for a in range(at.rank) if at.excess[a] < 0]
+    if not axes:
+        return x
+    stops = [at.image[a] + at.excess[a] for a in axes]
+    return op.Slice(x, op.ints(*[0 for _ in axes]), op.ints(*stops), op.ints(*[a + 2 for a in axes]))
+
+
+# The gradient of the image: each window's gradient times the weight, added at the window's place.
+
+
+def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: int) -> ir.Value:
+    batch, channels = op.dims(dy)[:2]
+    inner = op.dims(w)[1]
+    if group == 1 and at.is_pointwise and at.is_dense:
+        matrix = op.transpose(op.reshape(w, (channels, inner)), (1, 0))
+        return op.reshape(op.MatMul(matrix, op.reshape(dy, (batch, channels, -1))), (batch, inner, *at.image))
+    undone = at.is_dense and all(_border(at, a) for a in range(at.rank))
+    if undone and group == 1 and _winograd_pays(at, channels, inner):
+        return winograd(op, dy, w)
+    if undone:
+        return _by_flipped_weight(op, dy, w, at, group)
+    # Its output ends with the image where the padding at the end is what the last windows reach beyond it.
+    extra = [max(0, -excess) for excess in at.excess]
+    settings = _settings(at, group, at.begin, [max(0, excess) for excess in at.excess])
+    return op.ConvTranspose(dy, w, output_padding=extra if any(extra) else None, **settings)
+
+
+def _border(at: Windows, axis: int) -> bool:
+    """Whether padding is narrower than the window, so that a convolution's own padding can undo it."""
+    return at.begin[axis] < at.extent[axis] and at.excess[axis] < at.extent[axis] and at.excess[axis] >= 0
+
+
+def _winograd_pays(at: Windows, outputs: int, inputs: int) -> bool:
+    plain = at.kernel == at.extent == (3, 3) and at.begin == at.excess == (1, 1)
+    return plain and min(outputs, inputs) >= MANY_CHANNELS and math.prod(at.image) <= WINOGRAD_IMAGE
+
+
+def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: int) -> ir.Value:
+    """A convolution of dy, padded to the windows that hold each element, with the weight transposed and flipped."""
+    outer, inner, size = op.dims(w)[0] // group, op.dims(w)[1], math.prod(at.kernel)
+    last = _swapped(op, op.reshape(w, (group, outer, inner * size)))
+    flipped = _flip(op, op.reshape(last, (group * inner, *at.kernel, outer)), at.rank)
+    weight = _swapped(op, op.reshape(flipped, (group * inner, size, outer)))
+    begin = [e - 1 - p for e, p in zip(at.extent, at.begin, strict=True)]
+    end = [e - 1 - p for e, p in zip(at.extent, at.excess, strict=True)]
+    weight = op.reshape(weight, (group * inner, outer, *at.kernel))
+    image: ir.Value = op.Conv(dy, weight, **_settings(at, group, begin, end))
+    return image
+
+
+def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
+    """A stack of matrices ``[B, m, n]``, each transposed: the kind of Transpose that is fast. A view of a vector."""
+    b, m, n = op.dims(x)
+    return op.reshape(x, (b, n, m)) if m == 1 or n == 1 else op.Transpose(x, perm=[0, 2, 1])
+
+
+def _flip(op: Emitter, x: ir.Value, rank: int) -> ir.Value:
+    """``rank`` axes from the second on, backwards."""
+    axes = [a for a in range(1, rank + 1) if op.dims(x)[a] > 1]
+    if not axes:
+        return x
+    starts, stops = [op.dims(x)[a] - 1 for a in axes], [-op.dims(x)[a] - 1 for a in axes]
+    flipped: ir.Value = op.Slice(x, op.ints(*starts), op.ints(*stops), op.ints(*axes), op.ints(*[-1 for _ in axes]))
+    return flipped
+
+
+# The gradient of the weight: the sum over batch and windows of what a window reads times the window's gradient.
+
+
+def _weight_gradient(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
+    channels, outputs = op.dims(x)[1], op.dims(dy)[1]
+    if group == 1 and at.is_pointwise:
+        return op.reshape(_pointwise_weight(op, x, dy, at), (outputs, channels, *at.kernel))
+    if group == channels and at.rank < 3 and at.is_dense:
+        return _depthwise_by_columns(op, x, dy, at)
+    x = _read_part(op, x, at)
+    if group == channels:
+        return _depthwise_by_images(op, x, dy, at)
+    if at.dilations[-1] > 1 and at.rank < 3:
+        return _weight_by_depth(op, x, dy, at, group)
+    undilated = all(d == 1 for d in at.dilations)
+    if at.is_dense and undilated and outputs < channels and all(_border(at, a) for a in range(at.rank)):
+        return _weight_by_rows_of_dy(op, x, dy, at, group)
+    return _weight_by_rows_of_x(op, x, dy, at, group)
+
+
+def _pointwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """The gradient of a 1×1 weight, as a matrix ``[K, C]``."""
+    if not at.is_dense:
+        axes = op.ints(*range(2, 2 + at.rank))
+        starts, stops = op.ints(*[0] * at.rank), op.ints(*at.image)
+        x = op.Slice(x, starts, stops, axes, op.ints(*at.strides))
+    (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], math.prod(at.count)
+    x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
+    if size < LARGE_IMAGE:
+        rows = op.reshape(_batch_second(op, dy, 1), (outputs, batch * size))
+        product: ir.Value = op.MatMul(rows, op.reshape(_swapped(op, x), (batch * size, channels)))
+        return product
+    if outputs >= channels:
+        return _sum_batch(op, products_by_rows(op, dy, x))
+    return op.transpose(_sum_batch(op, products_by_rows(op, x, dy)), (1, 0))
+
+
+def products_by_rows(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """a·bᵀ for stacks of matrices ``[G, m, P]`` and ``[G, n, P]``: ``[G, m, n]``.
+
+    As a convolution whose windows are rows of b: onnxruntime's CPU kernel runs it as one product for each matrix that
+    reads b transposed, without a copy of either.
+    """
+    (count, m, size), n = op.dims(a), op.dims(b)[1]
+    found = op.Conv(op.reshape(b, (1, count, n, size)), op.reshape(a, (count * m, 1, 1, size)), group=count)
+    return op.reshape(found, (count, m, n))
+
+
+def _sum_batch(op: Emitter, products: ir.Value) -> ir.Value:
+    batch, *rest = op.dims(products)
+    return op.reshape(products, rest) if batch == 1 else op.sum(products, [0])
+
+
+def _batch_second(op: Emitter, x: ir.Value, group: int) -> ir.Value:
+    """``[N, g·C, ...]`` as ``[g, N, C·...]``, whole blocks moved."""
+    batch, channels, *image = op.dims(x)
+    parts = op.reshape(x, (batch, group, -1) if group > 1 else (batch, channels, math.prod(image)))
+    if batch == 1 or op.dims(parts)[1] == 1:
+        b, g, size = op.dims(parts)
+        return op.reshape(parts, (g, b, size))
+    moved: ir.Value = op.Transpose(parts, perm=[1, 0, 2])
+    return moved
+
+
+def _rows(op: Emitter, x: ir.Value, group: int) -> ir.Value:
+    """An image ``[N, g·C, ..., W]`` with the batch as channels and the channels along the last axis.
+
+    Returns: ``[1, g·N, ..., W·C]``.
+    """
+    batch, channels, *image = op.dims(x)
+    inner = channels // group
+    blocks = x if group == 1 else _batch_second(op, x, group)
+    last = _swapped(op, op.reshape(blocks, (group * batch, inner, math.prod(image))))
+    return op.reshape(last, (1, group * batch, *image[:-1], image[-1] * inner))
+
+
+def _as_weight(op: Emitter, x: ir.Value) -> ir.Value:
+    """``[N, C, ...]`` as the weight ``[C, N, ...]``."""
+    batch, channels, *image = op.dims(x)
+    return op.reshape(_batch_second(op, x, 1), (channels, batch, *image))
+
+
+def _weight_by_rows_of_x(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
+    """A convolution of x, its channels along the last axis, with dy as the weight.
+
+    Strides become dilations and dilations strides, the last axis' excepted: its dilation is cut out of the result.
+    """
+    outputs, inner = op.dims(dy)[1], op.dims(x)[1] // group
+    end = [max(0, excess) for excess in at.excess]
+    found = op.Conv(
+        _rows(op, x, group),
+        _as_weight(op, dy),
+        strides=[*at.dilations[:-1], 1],
+        dilations=[*at.strides[:-1], at.strides[-1] * inner],
+        pads=[*at.begin[:-1], at.begin[-1] * inner, *end[:-1], end[-1] * inner],
+        group=group,
+    )
+    found = op.reshape(found, (outputs, *at.kernel[:-1], at.extent[-1], inner))
+    if at.dilations[-1] > 1:
+        found = op.slice(found, at.rank, 0, at.extent[-1], at.dilations[-1])
+    last = _swapped(op, op.reshape(found, (outputs, math.prod(at.kernel), inner)))
+    return op.reshape(last, (outputs, inner, *at.kernel))
+
+
+def _weight_by_rows_of_dy(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
+    """With x and dy in exchanged roles: less work where dy has fewer channels. The weight comes out flipped."""
+    outputs, inner = op.dims(dy)[1] // group, op.dims(x)[1] // group
+    begin = [k - 1 - p for k, p in zip(at.kernel, at.begin, strict=True)]
+    end = [k - 1 - p for k, p in zip(at.kernel, at.excess, strict=True)]
+    found = op.Conv(
+        _rows(op, dy, group),
+        _as_weight(op, x),
+        dilations=[*[1] * (at.rank - 1), outputs],
+        pads=[*begin[:-1], begin[-1] * outputs, *end[:-1], end[-1] * outputs],
+        group=group,
+    )
+    found = _flip(op, op.reshape(found, (group * inner, *at.kernel, outputs)), at.rank)
+    last = _swapped(op, op.reshape(found, (group, inner * math.prod(at.kernel), outputs)))
+    return op.reshape(last, (group * outputs, inner, *at.kernel))
+
+
+def _weight_by_depth(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
+    """A convolution of one rank more: x with the batch as channels and the channels as depth, dy as the weight."""
+    (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
+    blocks = x if group == 1 else _batch_second(op, x, group)
+    found = op.Conv(
+        op.reshape(blocks, (1, group * batch, channels // group, *op.dims(x)[2:])),
+        op.reshape(_as_weight(op, dy), (outputs, batch, 1, *at.count)),
+        strides=[1, *at.dilations],
+        dilations=[1, *at.strides],
+        pads=[0, *at.begin, 0, *(max(0, excess) for excess in at.excess)],
+        group=group,
+    )
+    return op.reshape(found, (outputs, channels // group, *at.kernel))
+
+
+def _depthwise_by_images(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """A convolution of x by dy, every channel of every image a group."""
+    (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
+    found = op.Conv(
+        op.reshape(x, (1, batch * channels, *op.dims(x)[2:])),
+        op.reshape(dy, (batch * outputs, 1, *at.count)),
+        strides=at.dilations,
+        dilations=at.strides,
+        pads=[*at.begin, *(max(0, excess) for excess in at.excess)],
+        group=batch * channels,
+    )
+    return op.reshape(_sum_batch(op, op.reshape(found, (batch, outputs, *at.kernel))), (outputs, 1, *at.kernel))
+
+
+def _depthwise_by_columns(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """The same at strides 1, for each column of the kernel the columns of x it reads.
+
+    Then dy is as wide as the image, where onnxruntime's CPU kernel multiplies without a copy of the windows.
+    """
+    (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
+    image, count = (1, *op.dims(x)[2:])[-2:], (1, *at.count)[-2:]
+    (height, width), (begin, end) = (1, *at.kernel)[-2:], ((0, *pads)[-2:] for pads in (at.begin, at.excess))
+    extent, dilation = (1, *at.extent)[-2:], (1, *at.dilations)[-2:]
+    planes = op.reshape(x, (batch, channels, *image))
+    if any(begin) or any(end):
+        planes = op.Pad(planes, op.ints(0, 0, *begin, 0, 0, *end))
+    weight, groups = op.reshape(dy, (batch * outputs, 1, *count)), batch * channels
+    columns = []
+    for j in range(width):
+        column = op.slice(planes, 3, j * dilation[1], j * dilation[1] + count[1]) if width > 1 else planes
+        found = op.Conv(op.reshape(column, (1, groups, count[0] + extent[0] - 1, count[1])), weight, group=groups)
+        if dilation[0] > 1:
+            found = op.slice(found, 2, 0, extent[0], dilation[0])
+        columns.append(op.reshape(found, (batch, outputs, height, 1)))
+    whole = columns[0] if width == 1 else op.Concat(*columns, axis=3)
+    return op.reshape(_sum_batch(op, whole), (outputs, 1, *at.kernel))

@@ -1,0 +1,82 @@
+"""Cross-entropy of class scores against class numbers, in operators that have a kernel and a rule."""
+
+import math
+
+import onnx_ir as ir
+
+from memonger.autodiff.registry import expansion
+from memonger.model.emitter import Emitter
+
+
+@expansion("SoftmaxCrossEntropyLoss")
+def _softmax_cross_entropy(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
+    return cross_entropy(op, op.given(node, 0), op.given(node, 1), *_settings(op, node))
+
+
+@expansion("NegativeLogLikelihoodLoss")
+def _negative_log_likelihood(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
+    return (negative_log_likelihood(op, op.given(node, 0), op.given(node, 1), *_settings(op, node)),)
+
+
+def _settings(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, int | None, str]:
+    weights = node.inputs[2] if len(node.inputs) > 2 else None
+    return weights, op.attribute(node, "ignore_index", None), op.attribute(node, "reduction", "mean")
+
+
+def cross_entropy(
+    op: Emitter,
+    scores: ir.Value,
+    labels: ir.Value,
+    weights: ir.Value | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> tuple[ir.Value, ir.Value]:
+    """Softmax cross-entropy, and the logarithms of the probabilities.
+
+    Its gradient by the scores is written in three passes over them: see LogSoftmax's rule.
+
+    Args:
+        op: Where it goes.
+        scores: ``[N, C, ...]``.
+        labels: Class numbers ``[N, ...]``, int32 or int64.
+        weights: A factor for each class ``[C]``.
+        ignore_index: Elements of that class count as nothing; any number, also one that is no class.
+        reduction: ``none``: the losses ``[N, ...]``; ``sum``; ``mean``: the sum over the sum of the elements' weights.
+    """
+    log_prob = op.LogSoftmax(scores, axis=1)
+    return negative_log_likelihood(op, log_prob, labels, weights, ignore_index, reduction), log_prob
+
+
+def negative_log_likelihood(
+    op: Emitter,
+    log_prob: ir.Value,
+    labels: ir.Value,
+    weights: ir.Value | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> ir.Value:
+    """The loss of logarithms of probabilities ``[N, C, ...]``; the rest as for `cross_entropy`."""
+    dims = op.dims(labels)
+    ignored = None if ignore_index is None else op.Equal(labels, ignore_index)
+    classes = labels if ignored is None else op.Where(ignored, op.constant(0, labels.dtype), labels)
+    picked = op.GatherElements(log_prob, op.reshape(classes, (dims[0], 1, *dims[1:])), axis=1)
+    counted = None if weights is None else op.cast(op.Gather(weights, classes), log_prob.dtype)
+    if ignored is not None:
+        kept = op.cast(op.Not(ignored), log_prob.dtype)
+        counted = kept if counted is None else op.Mul(counted, kept)
+    return _reduced(op, op.reshape(picked, dims), counted, reduction)
+
+
+def _reduced(op: Emitter, picked: ir.Value, counted: ir.Value | None, reduction: str) -> ir.Value:
+    axes = range(len(op.dims(picked)))
+    if counted is not None:
+        picked = op.Mul(picked, counted)
+    if reduction == "none":
+        losses: ir.Value = op.Neg(picked)
+        return losses
+    if reduction == "sum":
+        total: ir.Value = op.Neg(op.sum(picked, axes))
+        return total
+    weight = -float(math.prod(op.dims(picked))) if counted is None else op.Neg(op.sum(counted, axes))
+    mean: ir.Value = op.Div(op.sum(picked, axes), weight)
+    return mean

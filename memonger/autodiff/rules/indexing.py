@@ -1,0 +1,128 @@
+"""Operators that read and write at indices: Gather, Scatter and their kin, and TopK.
+
+Several indices may name one element, whose gradient is then a sum. There onnxruntime's ScatterND with
+``reduction="add"`` loses some of it: its threads write over each other (measured on 1.31.1: five runs, five wrong
+results). So sums go through ScatterElements, which is right and the same in each run, or where there are few rows
+through a product with the one-hot of the indices, which is up to 40 times as fast.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.autodiff.registry import Gradient, gradient
+from memonger.autodiff.rules.movement import place, zeros
+from memonger.errors import PlanError
+from memonger.model.emitter import Emitter
+
+FEW_ROWS = 256  # a product with the one-hot is faster up to about this many
+
+
+@gradient("Gather")
+def _gather(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    x, indices = op.given(node, 0), op.given(node, 1)
+    dims = op.dims(x)
+    axis = op.attribute(node, "axis", 0) % len(dims)
+    before, after = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
+    rows = op.reshape(dy, (before, op.size(indices), after))
+    return op.reshape(add_rows(op, rows, indices, dims[axis]), dims), None
+
+
+def add_rows(op: Emitter, rows: ir.Value, indices: ir.Value, size: int) -> ir.Value:
+    """``rows`` ``[A, n, B]`` added up to ``[A, size, B]`` where the n indices say; negative ones count from the end."""
+    a, n, b = op.dims(rows)
+    known = op.known(indices)
+    if n and known is not None:
+        at = known.reshape(-1) % size
+        if np.array_equal(at, np.arange(at[0], at[0] + n)):
+            return place(op, rows, 1, int(at[0]), size)
+    if n and size <= FEW_ROWS:
+        return _one_hot_product(op, rows, indices, size)
+    small = op.cast(op.reshape(indices, (1, n, 1)), ir.DataType.INT32 if size < 2**31 else None)
+    return _scatter_add(op, (a, size, b), op.expand(small, (a, n, b)), rows, 1)
+
+
+def _scatter_add(op: Emitter, dims: Sequence[int], indices: ir.Value, updates: ir.Value, axis: int) -> ir.Value:
+    """Zeros of shape ``dims`` with updates added. Half precision is added up in single: there is no kernel for it."""
+    if updates.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        updates = op.cast(updates, ir.DataType.FLOAT)
+    return op.ScatterElements(zeros(op, dims, updates.dtype), indices, updates, axis=axis, reduction="add")
+
+
+def _one_hot_product(op: Emitter, rows: ir.Value, indices: ir.Value, size: int) -> ir.Value:
+    a, n, b = op.dims(rows)
+    dtype = indices.dtype or ir.DataType.INT64
+    known = op.known(indices)
+    numbers = indices if known is not None and (known >= 0).all() else op.Mod(indices, size)
+    if b == 1:
+        counts = op.constant(np.arange(size, dtype=dtype.numpy()).reshape(1, size))
+        hot = op.cast(op.Equal(op.reshape(numbers, (n, 1)), counts), rows.dtype)
+        return op.reshape(op.MatMul(op.reshape(rows, (a, n)), hot), (a, size, 1))
+    counts = op.constant(np.arange(size, dtype=dtype.numpy()).reshape(size, 1))
+    hot = op.cast(op.Equal(op.reshape(numbers, (1, n)), counts), rows.dtype)
+    return op.reshape(op.MatMul(hot, op.reshape(rows, (n, b) if a == 1 else (a, n, b))), (a, size, b))
+
+
+@gradient("GatherElements")
+def _gather_elements(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    x = node.inputs[0]
+    return _scatter_add(op, op.dims(x), op.given(node, 1), dy, op.attribute(node, "axis", 0)), None
+
+
+@gradient("GatherND")
+def _gather_nd(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    """The indices of a tuple made one number: then it is a Gather of rows."""
+    x, indices = node.inputs
+    dims, batch = op.dims(x), op.attribute(node, "batch_dims", 0)
+    *outer, depth = op.dims(indices)
+    indexed, row = dims[: batch + depth], math.prod(dims[batch + depth :])
+    sizes = np.array(indexed[batch:], np.int64)
+    flat = op.sum(op.Mul(op.Mod(indices, op.constant(sizes)), op.constant(_strides(sizes))), [len(outer)])
+    if batch:
+        groups = math.prod(dims[:batch])
+        first = np.arange(groups, dtype=np.int64).reshape(*dims[:batch], *[1] * (len(outer) - batch))
+        flat = op.Add(flat, op.constant(first * sizes.prod()))
+    rows = op.reshape(dy, (1, math.prod(outer), row))
+    return op.reshape(add_rows(op, rows, flat, math.prod(indexed)), dims), None
+
+
+def _strides(sizes: np.ndarray) -> np.ndarray:
+    return np.array([math.prod(sizes[k + 1 :].tolist()) for k in range(len(sizes))], np.int64)
+
+
+@gradient("ScatterElements")
+def _scatter_elements(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    indices, axis = node.inputs[1], op.attribute(node, "axis", 0)
+    data = dy
+    if _overwrites(op, node):
+        data = op.ScatterElements(dy, indices, zeros(op, op.dims(indices), dy.dtype), axis=axis)
+    return data, None, op.GatherElements(dy, indices, axis=axis)
+
+
+@gradient("ScatterND")
+def _scatter_nd(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    indices, updates = node.inputs[1:]
+    data = dy
+    if _overwrites(op, node):
+        data = op.ScatterND(dy, indices, zeros(op, op.dims(updates), dy.dtype))
+    return data, None, op.GatherND(dy, indices)
+
+
+def _overwrites(op: Emitter, node: ir.Node) -> bool:
+    """Whether updates take the place of data, else are added to it."""
+    reduction = op.attribute(node, "reduction", "none")
+    if reduction not in ("none", "add"):
+        raise PlanError(
+            f"operator {node.op_type} (node '{node.name}') has no gradient with attribute reduction='{reduction}': "
+            "'none' and 'add' have."
+        )
+    return bool(reduction == "none")
+
+
+@gradient("TopK")
+def _top_k(op: Emitter, node: ir.Node, dy: ir.Value, _: ir.Value | None = None) -> Gradient:
+    indices = op.add_output(node, 1, "indices")
+    axis = op.attribute(node, "axis", -1)
+    return op.ScatterElements(zeros(op, op.dims(node.inputs[0]), dy.dtype), indices, dy, axis=axis)

@@ -1,0 +1,282 @@
+"""to_training_mode: a model in inference form → the same in training form.
+
+BatchNormalization normalizes by the batch's own statistics and moves the running ones; Dropout drops.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from memonger.errors import PlanError
+from memonger.model import forward_model, parameters, training_roles
+from memonger.model.emitter import Emitter
+from memonger.model.load import Source, load
+from memonger.model.model import Model
+from memonger.model.names import name_nodes
+from memonger.model.opset import raise_opset
+from memonger.model.training_roles import Training
+
+logger = logging.getLogger(__name__)
+
+_BN = "BatchNormalization"
+_SLOTS = {3: "running_mean", 4: "running_var"}
+
+
+def to_training_mode(
+    source: Source | Model,
+    *,
+    dropout: bool = True,
+    momentum: float | None = None,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Model:
+    """Turn a model's BatchNormalization and Dropout from inference form into training form.
+
+    BatchNormalization then normalizes by the batch's mean and variance, and its running statistics get new content, the
+    outputs ``<running mean>.next`` and ``<running variance>.next``, as PyTorch has it: with n values a channel, the
+    variance that is blended in is the batch's times n / (n - 1). Names of parameters and of values stay. What is in
+    training form already, and all other operators, stay as they are.
+
+    Args:
+        source: What `memonger.load` takes or gives.
+        dropout: Whether Dropout shall drop.
+        momentum: What is kept of the running statistics at each step (PyTorch's ``momentum`` is 1 minus that); None:
+            what each node says, 0.9 where it says nothing.
+        batch: See `memonger.load`.
+        dims: See `memonger.load`.
+
+    Raises:
+        LoadError: the model can't be read.
+        PlanError: a channel has one value only, whose variance is nothing; statistics that are computed, or that are
+            read for something else; the model is a training model already.
+    """
+    if momentum is not None and not 0 <= momentum <= 1:
+        raise PlanError(f"momentum={momentum} can't be: the share of the old statistics that is kept, 0 to 1.")
+    model = load(source, batch=batch, dims=dims)
+    if training_roles.KEY in model.ir.metadata_props:
+        raise PlanError(f"{model.name} is in training form already.")
+    trained = parameters.trainable(model.ir, model.name)
+    copy = raise_opset(model.ir.clone(), model.name)
+    name_nodes(copy)
+    work = _Work(copy, model.name, Emitter(copy), momentum)
+    work.updates.update(statistics_of(copy))
+    turned = [node for node in copy.graph if _is_inference_norm(node)]
+    held = [[_statistic(work, node, slot) for slot in _SLOTS] for node in turned]
+    for node, statistics in zip(turned, held, strict=True):
+        _turn_norm(work, node, statistics)
+    dropped = _turn_dropouts(work) if dropout else 0
+    if not turned and not dropped and not work.updates:
+        logger.warning(
+            "%s has neither BatchNormalization nor Dropout in inference form: it is as it was. Exporters fold the one "
+            "into convolutions and leave the other out; memonger.from_torch keeps both.",
+            model.name,
+        )
+    logger.info("%s: %d BatchNormalization and %d Dropout turned into training form.", model.name, len(turned), dropped)
+    _finish(work, trained, model.ir)
+    return Model(copy, model.name, model.batch)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A model being turned.
+
+    Attributes:
+        model: It.
+        name: For messages.
+        op: Where nodes go.
+        momentum: See `to_training_mode`.
+        updates: Running statistic → the output that is its new content.
+        current: Running statistic → its newest content: nodes may share one.
+        owners: Layer and place → its running statistic.
+    """
+
+    model: ir.Model
+    name: str
+    op: Emitter
+    momentum: float | None
+    updates: dict[str, str] = field(default_factory=dict)
+    current: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    owners: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+
+
+def _is_norm(node: ir.Node) -> bool:
+    return node.op_type == _BN and node.domain == ""
+
+
+def _is_inference_norm(node: ir.Node) -> bool:
+    return _is_norm(node) and not node.attributes.get_int("training_mode", 0)
+
+
+def inference_norms(model: ir.Model) -> list[str]:
+    """Names of the BatchNormalization nodes in inference form."""
+    return [str(node.name) for node in model.graph if _is_inference_norm(node)]
+
+
+def statistics_of(model: ir.Model) -> dict[str, str]:
+    """Running statistic → the output that is its new content, of BatchNormalization in training form.
+
+    A statistic is an initializer, or an input; its new content is an output of the model that is the second or third of
+    the node. One that several nodes read belongs to the last.
+    """
+    found = {}
+    for node in model.graph:
+        if not _is_norm(node) or _is_inference_norm(node):
+            continue
+        for old, new in zip(node.inputs[3:5], node.outputs[1:3], strict=False):
+            if old is not None and old.producer() is None and new.is_graph_output():
+                found[str(old.name)] = str(new.name)
+    return found
+
+
+def described(model: ir.Model, name: str) -> Training:
+    """What a forward model says of itself, or what its BatchNormalization nodes in training form show."""
+    known = training_roles.read(model, name)
+    if known is not None:
+        return known
+    updates = statistics_of(model)
+    outputs = [str(value.name) for value in model.graph.outputs if value.name not in updates.values()]
+    return Training(outputs=tuple(outputs), updates=updates, statistics=tuple(updates))
+
+
+def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
+    """Normalize by the batch, and write the new running statistics behind the node."""
+    op, name = work.op, str(node.name)
+    dims = op.dims(node.inputs[0])
+    count = dims[0] * math.prod(dims[2:])
+    if count < 2:
+        raise PlanError(
+            f"{work.name}: BatchNormalization '{name}' has one value for each channel ({list(dims)}): a variance needs "
+            "more. Load the model with a larger batch (batch=...)."
+        )
+    kept = work.momentum if work.momentum is not None else node.attributes.get_float("momentum", 0.9)
+    with op.at(name):
+        for slot, unread in zip(_SLOTS, _unread(op, node.inputs[0], held[0]), strict=True):
+            node.replace_input_with(slot, unread)
+        _insert(work, node, before=True)
+        node.attributes.add(ir.AttrInt64("training_mode", 1))
+        node.attributes.add(ir.AttrFloat32("momentum", 0.0))
+        variance = op.add_output(node, 2, "batch_var")  # first: the node has one output or three
+        mean = op.add_output(node, 1, "batch_mean")
+        for statistic, fresh, scale in zip(held, (mean, variance), (1.0, count / (count - 1)), strict=True):
+            old = work.current.get(statistic, statistic)
+            work.current[statistic] = op.Add(op.Mul(old, kept), op.Mul(fresh, (1.0 - kept) * scale))
+        _insert(work, node, before=False)
+
+
+def _unread(op: Emitter, x: ir.Value | None, statistic: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Two vectors for a node to take as old statistics. With momentum 0 what is in them doesn't count.
+
+    onnxruntime's kernel writes the new statistics over the old ones, even over graph inputs and constants (1.31.1): it
+    is given what nobody else reads, and what no optimizer takes for a constant.
+    """
+    assert x is not None
+    axes = [axis for axis in range(len(op.dims(x))) if axis != 1]
+    first = op.Slice(x, op.ints(*[0] * len(axes)), op.ints(*[1] * len(axes)), op.ints(*axes))
+    vector = op.cast(op.reshape(first, op.dims(statistic)), statistic.dtype)
+    negative = op.Neg(vector)
+    return negative, op.Neg(negative)
+
+
+def _insert(work: _Work, node: ir.Node, *, before: bool) -> None:
+    """Put what was emitted beside the node."""
+    graph, made = work.model.graph, work.op.nodes
+    if before:
+        graph.insert_before(node, made)
+    else:
+        graph.insert_after(node, made)
+    work.op.nodes = []
+
+
+def _statistic(work: _Work, node: ir.Node, slot: int) -> ir.Value:
+    """The running statistic at an input, one of the node's own.
+
+    Nodes with one scale, bias, mean and variance are one layer that runs several times: they move one statistic, one
+    after the other. Otherwise tensors are shared because they were equal, and each layer gets its own.
+    """
+    value = node.inputs[slot]
+    if value is None or value.producer() is not None:
+        raise PlanError(
+            f"{work.name}: the {_SLOTS[slot].replace('_', ' ')} of BatchNormalization '{node.name}' is computed: a "
+            "step can't write over it. Make it an initializer."
+        )
+    layer = (slot, *node.inputs[1:5])
+    if layer in work.owners:
+        return work.owners[layer]
+    if value in work.owners.values() or _is_read_elsewhere(value, slot):
+        value = _own_copy(work, node, slot, value)
+    work.owners[layer] = value
+    return value
+
+
+def _is_read_elsewhere(value: ir.Value, slot: int) -> bool:
+    """Whether it is read as anything but this running statistic of inference forms."""
+    return value.is_graph_output() or any(not _is_inference_norm(n) or index != slot for n, index in value.uses())
+
+
+def _own_copy(work: _Work, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
+    if value.const_value is None:
+        raise PlanError(
+            f"{work.name}: the input '{value.name}' is a running statistic of BatchNormalization '{node.name}', and is "
+            "read for something else too: a step can't write over it."
+        )
+    name = work.op.fresh(f"{node.name}.{_SLOTS[slot]}")
+    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+    work.model.graph.register_initializer(own)
+    return own
+
+
+def _turn_dropouts(work: _Work) -> int:
+    """Every Dropout that would drop nothing now drops. Returns how many."""
+    op, graph, count = work.op, work.model.graph, 0
+    for node in [n for n in graph if n.op_type == "Dropout" and n.domain == ""]:
+        mode = node.inputs[2] if len(node.inputs) > 2 else None
+        known = op.known(mode)
+        if mode is not None and (known is None or known.all()):
+            if known is not None:
+                continue  # it drops already
+            raise PlanError(
+                f"{work.name}: whether Dropout '{node.name}' drops is the input '{mode.name}': make it a constant."
+            )
+        if _drops_nothing(op, node):
+            _bypass(work, node)
+            continue
+        node.resize_inputs(3)
+        node.replace_input_with(2, op.constant(True, ir.DataType.BOOL))
+        count += 1
+    return count
+
+
+def _drops_nothing(op: Emitter, node: ir.Node) -> bool:
+    ratio = op.known(node.inputs[1] if len(node.inputs) > 1 else None)
+    return ratio is not None and not ratio.any()
+
+
+def _bypass(work: _Work, node: ir.Node) -> None:
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or y.is_graph_output() or (len(node.outputs) > 1 and (node.outputs[1].uses() or _is_output(node, 1))):
+        return
+    y.replace_all_uses_with(x)
+    work.model.graph.remove(node, safe=True)
+
+
+def _is_output(node: ir.Node, index: int) -> bool:
+    return node.outputs[index].is_graph_output()
+
+
+def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
+    model, graph = work.model, work.model.graph
+    outputs = [str(value.name) for value in graph.outputs if value.name not in work.updates.values()]
+    for old, new in work.current.items():
+        new.name = work.op.fresh(f"{old.name}.next")
+        graph.outputs.append(new)
+        work.updates[str(old.name)] = str(new.name)
+    passes.RemoveUnusedNodesPass()(model)
+    known = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates))
+    training_roles.write(model, known)
+    model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
+    forward_model.embed(model, source)

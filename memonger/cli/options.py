@@ -1,0 +1,112 @@
+"""The options of the command line that several commands have."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from memonger.devices import SEARCHES
+from memonger.remat import STRATEGIES
+from memonger.remat.orders import ORDERS
+from memonger.units import parse_size
+
+Command = Callable[..., None]
+
+
+def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    sizes = {}
+    for value in values:
+        name, _, size = value.rpartition("=")
+        if not name or not size.isdecimal():
+            raise click.BadParameter(f"{value!r} is not NAME=N, such as seq=128.")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+MODEL = click.argument("model", type=click.Path(path_type=Path))
+MODE = click.option(
+    "--mode", type=click.Choice(["training", "inference"]), help="What the model is planned for; left out: training."
+)
+DIMS = (
+    click.option("--batch", type=click.IntRange(1), metavar="N", help="Size of the inputs' open first dimension."),
+    click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
+                 help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
+)  # fmt: skip
+DEVICE = click.option(
+    "--device", metavar="DEVICE", help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+QUIET = click.option("--quiet", is_flag=True, help="No progress.")
+LOWERING = (
+    *DIMS,
+    DEVICE,
+    click.option("--level", type=click.Choice(["disable", "basic", "extended", "all"]),
+                 help="onnxruntime's optimization level, for device plans.", show_default=True),
+    click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
+                 help="Threads within a node; 0: onnxruntime's default."),
+    click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
+                 help="Order of the nodes; best tries all."),
+    click.option("--keep", multiple=True, metavar="PATTERN",
+                 help="Don't recompute these nodes (name, operator or output). May be repeated."),
+    click.option("--time-limit", type=click.FloatRange(0), metavar="SECONDS",
+                 help="Improve nothing after that; the plan then depends on the machine's speed."),
+    click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+                 help="An .npz with inputs for the calibrating run."),
+    click.option("--cuda-search", type=click.Choice(SEARCHES), default="heuristic", show_default=True,
+                 help="How cuDNN's algorithms are chosen on CUDA; exhaustive: by timing them in the first run."),
+    click.option("--small-workspace", is_flag=True, help="At most 32 MiB of scratch for a convolution on CUDA."),
+    click.option("--no-tf32", is_flag=True, help="Compute float32 products on CUDA in float32, not in TF32."),
+    click.option("--no-deterministic", is_flag=True, help="Let CUDA kernels sum in an order that changes."),
+    click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),
+    click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
+    click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
+)  # fmt: skip
+
+PLANNING = (
+    *LOWERING,
+    click.option("--budget", metavar="SIZE", callback=_budget,
+                 help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
+    click.option("--strategy", type=click.Choice(list(STRATEGIES)),
+                 help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
+                 "none for inference."),
+    click.option("--mirror", multiple=True, metavar="PATTERN",
+                 help="Recompute these nodes (name, operator or output). May be repeated."),
+    click.option("--trials", type=click.IntRange(0), default=6, metavar="N", show_default=True,
+                 help="Thresholds in the sweep's grid."),
+)  # fmt: skip
+
+TRAINING = (
+    click.option("--loss", metavar="NAME",
+                 help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
+    click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]),
+                 help="Write the updates into the model; without it the gradients are outputs."),
+    click.option("--lr", type=click.FloatRange(0, min_open=True), help="The optimizer's learning rate."),
+    click.option("--momentum", type=click.FloatRange(0, 1), help="Momentum, for sgd."),
+    click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay."),
+    click.option("--train-mode", is_flag=True,
+                 help="Turn BatchNormalization and Dropout into their training form first."),
+)  # fmt: skip
+
+ONLY_PLANNING = (
+    "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit", "no_inplace",
+    "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic",
+)  # fmt: skip
+"""Parameters that make no sense for a plan that is there already."""
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several decorators as one, the first outermost."""
+
+    def apply(function: Command) -> Command:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply

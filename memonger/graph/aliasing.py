@@ -1,0 +1,364 @@
+"""Which outputs of an operator may share an input's memory on onnxruntime: the written list.
+
+Two values share one address in two ways. A *view* has the bytes of its input and both are alive at once: the kernel
+copies nothing when both pointers are equal. An *in place* output overwrites an input that dies at this step: right only
+where the kernel reads each element, or buffers each row, before it writes it, at every size and number of threads.
+
+The functions look at the operator, its opset, attributes and types, and at which inputs and outputs exist. The caller
+guarantees:
+
+1. both values are dense tensors of the same number of bytes and the same element size, at exactly the same address;
+2. in place: no later step reads the input, no view of it is alive, it is neither a graph input nor an initializer;
+3. in place: no other *value* that the node reads (a view of the input, say), and no other output of the node, lies in
+   those bytes. One value at several inputs, as in `Mul(x, x)`, is answered here: it keeps its pairs only where the
+   kernel is elementwise.
+
+So broadcasting needs no check of shapes: an input as large as the output isn't broadcast, whatever unit dimensions
+differ, and a smaller one has its own bytes. Of several pairs with one input, or with one output, the caller takes one.
+
+Every entry was compared, bit for bit, with separate memory on onnxruntime 1.31.1's CPU provider (x86-64 with AVX-512,
+up to 1,000,003 elements, 1, 2 and 4 threads); of the normalizations, Gemm and the Gelus the source was read too. A
+kernel's own `MayInplace` isn't enough: Normalizer declares it and is wrong. Nor is passing on one machine: what fails
+with another processor's kernel, by its source, isn't in the list. See `NEVER_IN_PLACE`.
+
+For the CUDA provider there is the source alone so far, and the list holds no more than it settles: the views that copy
+nothing between equal addresses, and elementwise kernels, of which each thread writes the element it has read. More than
+two inputs of Max, Min and Sum are accumulated in the output, over inputs not read yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+CPU = "CPUExecutionProvider"
+
+CUDA = "CUDAExecutionProvider"
+
+_MS = "com.microsoft"
+
+_NCHWC = "com.microsoft.nchwc"
+
+_ML = "ai.onnx.ml"
+
+
+@dataclass(frozen=True, slots=True)
+class AliasRule:
+    """One permission: `output` may lie at the address of `input`."""
+
+    domain: str
+    op: str
+    input: int | None
+    """Index of the input; None: any input."""
+    output: int
+    reason: str
+    """Why the kernel allows it."""
+    elementwise: bool = False
+    """Element i of the output needs element i of the input only: the same value may be read by other inputs too."""
+    condition: Callable[[ir.Node], bool] | None = None
+    """Asked of the node before the rule holds; None: always."""
+    providers: tuple[str, ...] = (CPU,)
+    """Execution providers the rule was verified on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An operator that must not run in place although its output is as large as an input, and what was seen."""
+
+    domain: str
+    op: str
+    reason: str
+
+
+def _present(values: Sequence[ir.Value | None]) -> list[int]:
+    return [i for i, value in enumerate(values) if value is not None and value.name != ""]
+
+
+def _domain(node: ir.Node) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def _opset(node: ir.Node) -> int | None:
+    """The version of the node's operator set, None if neither the node nor its graph says."""
+    if node.version is not None or node.graph is None:
+        return node.version
+    return node.graph.opset_imports.get(node.domain)
+
+
+def _int(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def _dtype(node: ir.Node) -> ir.DataType | None:
+    first = node.inputs[0] if node.inputs else None
+    return None if first is None else first.dtype
+
+
+def _normalizes_with_given_statistics(node: ir.Node) -> bool:
+    return len(_present(node.outputs)) == 1 and _int(node, "training_mode", 0) == 0
+
+
+def _has_opset_8(node: ir.Node) -> bool:
+    return (_opset(node) or 0) >= 8
+
+
+def _is_inclusive(node: ir.Node) -> bool:
+    return _int(node, "exclusive", 0) == 0
+
+
+def _has_bias(node: ir.Node) -> bool:
+    return 1 in _present(node.inputs)
+
+
+def _is_single(node: ir.Node) -> bool:
+    return _dtype(node) == ir.DataType.FLOAT
+
+
+def _is_single_or_double(node: ir.Node) -> bool:
+    return _dtype(node) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+def _has_plain_types(node: ir.Node) -> bool:
+    return _dtype(node) in _PLAIN and _int(node, "to", 0) in _PLAIN
+
+
+def _keeps_type(node: ir.Node) -> bool:
+    return _dtype(node) is not None and _dtype(node) == _int(node, "to", 0)
+
+
+def _has_one_input(node: ir.Node) -> bool:
+    return len(node.inputs) == 1
+
+
+def _has_two_inputs(node: ir.Node) -> bool:
+    return len(_present(node.inputs)) == 2 and _has_opset_8(node)
+
+
+def _drops_nothing(node: ir.Node) -> bool:
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    if training is None or training.name == "":
+        return True
+    constant = None if training.is_graph_input() else training.const_value
+    return constant is not None and not constant.numpy().any()
+
+
+def _moves_unit_dimensions(node: ir.Node) -> bool:
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    if shape is None:
+        return False
+    perm = node.attributes.get("perm")
+    order = range(len(shape))[::-1] if perm is None else perm.as_ints()
+    moved = [axis for axis in order if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+_PLAIN = frozenset(
+    {ir.DataType.BOOL, ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE}
+    | {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64}
+    | {ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64}
+)
+
+_SAME_BYTES = "declared an alias by the kernel, which copies only between different addresses"
+
+_COPY = "a plain copy of all bytes, which does nothing between equal addresses"
+
+_ROWS = "each row is reduced to a few numbers before it is written; what follows is elementwise"
+
+_DATA = "the data input is copied if the addresses differ, then the updates are written"
+
+_ADDEND = "the addend is copied if the addresses differ, then the product is accumulated onto it"
+
+_PREFIX = "each slice is read just before its running total is written"
+
+_BUFFERED = "the sum of input and bias is kept in a buffer of its own"
+
+
+def _rules(
+    names: str,
+    reason: str,
+    *pairs: tuple[int | None, int],
+    domain: str = "",
+    condition: Callable[[ir.Node], bool] | None = None,
+) -> tuple[AliasRule, ...]:
+    """One rule for each name and (input, output) pair; (0, 0) where none is given."""
+    return tuple(
+        AliasRule(domain, name, source, target, reason, condition=condition)
+        for name in names.split()
+        for source, target in pairs or ((0, 0),)
+    )
+
+
+def _elementwise(names: str, *inputs: int | None, domain: str = "") -> tuple[AliasRule, ...]:
+    reason = "each element is read before it, and it alone, is written"
+    providers = (CPU,) if domain else (CPU, CUDA)
+    return tuple(
+        AliasRule(domain, name, source, 0, reason, elementwise=True, providers=providers)
+        for name in names.split()
+        for source in inputs
+    )
+
+
+def _both(rules: tuple[AliasRule, ...]) -> tuple[AliasRule, ...]:
+    return tuple(replace(rule, providers=(CPU, CUDA)) for rule in rules)
+
+
+VIEWS: tuple[AliasRule, ...] = (
+    *_both(_rules("Flatten Identity Reshape Squeeze Unsqueeze", _SAME_BYTES)),
+    *_rules("ExpandDims", _SAME_BYTES, domain=_MS),
+    *_rules("BitCast Expand Tile", _COPY),
+    *_rules("Cast", _COPY, condition=_keeps_type),
+    *_rules("Concat", _COPY, condition=_has_one_input),
+    *_rules("Dropout", _COPY, condition=_drops_nothing),
+    *_rules("Transpose", _COPY, condition=_moves_unit_dimensions),
+)
+"""Where (input, output) of one size are one and the same."""
+
+IN_PLACE: tuple[AliasRule, ...] = (
+    *_elementwise("Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh Elu Erf Exp Floor", 0),
+    *_elementwise("HardSigmoid LeakyRelu Log Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh", 0),
+    *_elementwise("Softplus Softsign Sqrt Tan Tanh ThresholdedRelu", 0),
+    *_elementwise("Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less", 0, 1),
+    *_elementwise("LessOrEqual Mod Mul Or Pow PRelu Sub Xor", 0, 1),
+    *_elementwise("Where", 1, 2),
+    *(replace(r, condition=_has_opset_8, providers=(CPU,)) for r in _elementwise("Max Mean Min Sum", None)),
+    *(replace(r, condition=_has_two_inputs, providers=(CUDA,)) for r in _elementwise("Max Min Sum", None)),
+    *(replace(rule, condition=_has_plain_types) for rule in _elementwise("Cast", 0)),
+    *_elementwise("Binarizer Imputer Scaler", 0, domain=_ML),
+    *_elementwise("QLinearAdd QLinearMul", 0, 3, domain=_MS),
+    *_elementwise("QLinearLeakyRelu QLinearSigmoid", 0, domain=_MS),
+    *_elementwise("QLinearWhere", 1, 4, domain=_MS),
+    *_rules("InstanceNormalization LayerNormalization LpNormalization LRN MeanVarianceNormalization", _ROWS),
+    *_rules("RMSNormalization SimplifiedLayerNormalization Softmax", _ROWS),
+    *_rules("LogSoftmax", _ROWS, condition=_is_single),
+    *_rules("QLinearSoftmax", _ROWS, domain=_MS),
+    *_rules("BatchNormalization", "scale and shift of each element", condition=_normalizes_with_given_statistics),
+    *_rules("BiasGelu", _BUFFERED, domain=_MS),
+    *_rules("FastGelu", _BUFFERED, domain=_MS, condition=_has_bias),
+    *_rules(
+        "SkipLayerNormalization SkipSimplifiedLayerNormalization", _ROWS, (0, 0), (1, 0), (0, 3), (1, 3), domain=_MS
+    ),
+    *_rules("CumProd CumSum", _PREFIX, condition=_is_inclusive),
+    *_rules("Scatter ScatterElements ScatterND TensorScatter Trilu", _DATA),
+    *_rules("Trilu", _DATA, domain=_MS),
+    *_rules("Gemm", _ADDEND, (2, 0), condition=_is_single_or_double),
+    *_rules("FusedGemm", _ADDEND, (2, 0), domain=_MS),
+    *_rules("FusedConv", _ADDEND, (3, 0), domain=_MS),
+    *_rules("Conv", _ADDEND, (3, 0), domain=_NCHWC),
+)
+"""Where the output may overwrite the input."""
+
+NEVER_IN_PLACE: tuple[Refusal, ...] = (
+    Refusal("", "AveragePool", "windows overlap"),
+    Refusal("", "BatchNormalization", "in training: once seen to fail, which was not seen again"),
+    Refusal("", "Concat", "inputs move"),
+    Refusal("", "Conv", "windows overlap, and every output channel reads every input channel"),
+    Refusal("", "ConvTranspose", "every output channel reads every input channel; small ones pass"),
+    Refusal("", "CumProd", "exclusive: reads the slice before the one it writes"),
+    Refusal("", "CumSum", "exclusive: reads the slice before the one it writes"),
+    Refusal("", "DepthToSpace", "elements move"),
+    Refusal("", "Gather", "elements move"),
+    Refusal("", "GatherElements", "elements move"),
+    Refusal("", "Gelu", "reads its input again at the end; AVX-512's own kernel doesn't, the others do"),
+    Refusal("", "Gemm", "a factor is read for every tile of the output"),
+    Refusal("", "Hardmax", "clears the output, then looks for the maximum"),
+    Refusal("", "LogSoftmax", "float64: reads its input again after the exponentials are in the output"),
+    Refusal("", "MatMul", "a factor is read for every tile of the output"),
+    Refusal("", "Max", "before opset 8: reads later inputs after it has written"),
+    Refusal("", "MaxPool", "windows overlap"),
+    Refusal("", "Mean", "before opset 8: reads later inputs after it has written"),
+    Refusal("", "Min", "before opset 8: reads later inputs after it has written"),
+    Refusal("", "Pad", "elements move"),
+    Refusal("", "ReverseSequence", "elements move"),
+    Refusal("", "RotaryEmbedding", "the portable kernel reads each half after it has written the other"),
+    Refusal("", "Slice", "elements move, backwards with negative steps"),
+    Refusal("", "SpaceToDepth", "elements move"),
+    Refusal("", "Sum", "before opset 8: reads later inputs after it has written"),
+    Refusal("", "Transpose", "elements move"),
+    Refusal(_ML, "Normalizer", "L2: reads the signs of its input after it has written"),
+    Refusal(_MS, "FastGelu", "without bias: reads its input again at the end"),
+    Refusal(_MS, "FusedMatMul", "a factor is read for every tile of the output"),
+    Refusal(_MS, "Gelu", "as Gelu of the standard set"),
+    Refusal(_MS, "QuickGelu", "reads its input again at the end"),
+    Refusal(_MS, "RotaryEmbedding", "as RotaryEmbedding of the standard set"),
+)
+"""Operators that look as if they could, and why not: wholly, or in the case the reason names. For the reader; an
+operator that stands in no list is never in place either."""
+
+HELD_BY_RUNTIME: frozenset[tuple[str, str]] = frozenset({("", "Shape"), ("", "Size")})
+"""Operators the runtime runs as soon as it can, on the host: their outputs are never planned."""
+
+_RUNTIME_ALIASES: frozenset[tuple[str, str]] = frozenset(
+    [(rule.domain, rule.op) for rule in VIEWS]
+    + [("", op) for op in ("BatchNormalization", "Optional", "OptionalGetElement")]
+)
+
+
+def _index(rules: tuple[AliasRule, ...]) -> dict[tuple[str, str], tuple[AliasRule, ...]]:
+    found: dict[tuple[str, str], tuple[AliasRule, ...]] = {}
+    for rule in rules:
+        found[rule.domain, rule.op] = (*found.get((rule.domain, rule.op), ()), rule)
+    return found
+
+
+_VIEWS_OF = _index(VIEWS)
+
+_IN_PLACE_OF = _index(IN_PLACE)
+
+
+def view_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], ...]:
+    """(input index, output index) pairs whose values, if of one size, may have one address and both be alive."""
+    return _pairs(_VIEWS_OF, node, provider)
+
+
+def inplace_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], ...]:
+    """(input index, output index) pairs where the output may overwrite an input of its size that dies at this step."""
+    return _pairs(_IN_PLACE_OF, node, provider)
+
+
+def _pairs(
+    rules: dict[tuple[str, str], tuple[AliasRule, ...]], node: ir.Node, provider: str
+) -> tuple[tuple[int, int], ...]:
+    known = rules.get((_domain(node), node.op_type))
+    if known is None:
+        return ()
+    outputs = _present(node.outputs)
+    found: list[tuple[int, int]] = []
+    for rule in known:
+        if provider in rule.providers and rule.output in outputs and (rule.condition is None or rule.condition(node)):
+            found += [(source, rule.output) for source in _sources(rule, node)]
+    return tuple(found)
+
+
+def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
+    candidates = [i for i in _present(node.inputs) if rule.input in (None, i)]
+    return [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
+
+
+def held_by_runtime(node: ir.Node) -> bool:
+    """Whether onnxruntime keeps the node's outputs on the host and in its own memory: they are never planned."""
+    return (_domain(node), node.op_type) in HELD_BY_RUNTIME
+
+
+def may_alias_unbound(node: ir.Node) -> bool:
+    """Whether onnxruntime may put an output that the caller leaves unbound into an input's memory.
+
+    Such an output is valid only while that input's bytes are: the input's buffer has to outlive the output's last use.
+    Said of views, of anything with subgraphs or with an input or output that isn't a dense tensor, and of operators
+    whose kernels onnxruntime doesn't define.
+    """
+    domain = _domain(node)
+    if domain not in ("", _MS, _NCHWC, _ML) or (domain, node.op_type) in _RUNTIME_ALIASES:
+        return True
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    if any(attribute.type in graphs for attribute in node.attributes.values()):
+        return True
+    types = [value.type for value in (*node.inputs, *node.outputs) if value is not None]
+    return any(type_ is not None and not isinstance(type_, ir.TensorType) for type_ in types)
+
+
+def floating_names(model: ir.Model) -> set[str]:
+    """Names of the nodes that the runtime runs as soon as it can, wherever they stand."""
+    return {str(node.name) for node in model.graph if held_by_runtime(node)}

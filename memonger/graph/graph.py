@@ -1,0 +1,251 @@
+"""graph: the planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.graph import aliasing, costs
+from memonger.model.shape_folding import run_time_sized
+from memonger.model.values import all_values, dense, nbytes, subgraphs
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes, values, sizes and costs of a model with static shapes, as dense integers.
+
+    Values are numbered: first what is there before the run (inputs, initializers), then the outputs of the nodes
+    in file order. Nodes are numbered in file order, which is a topological order.
+
+    Attributes:
+        nodes: A unique name for every node.
+        ops: The operator of every node, as ``domain::op`` or ``op``.
+        values: A unique name for every value.
+        sizes: Bytes of every value; 0 where only the runtime knows.
+        planned: Whether the value gets an address in the arena. What the runtime holds itself isn't planned:
+            inputs, initializers, strings, sequences, empty tensors, sizes only the run can tell, and shapes.
+        reads: Values each node reads, those its subgraphs capture included, without repeats.
+        writes: Values each node writes.
+        outputs: Values that have to be there when the run ends.
+        views: (input, output) pairs of each node that are the same bytes when they have one address.
+        inplace: (input, output) pairs of each node where the output may overwrite an input that dies.
+        ties: (input, output) pairs of each node where the output isn't planned and the runtime may make it the
+            input's bytes: the input stays alive as long as the output.
+        updates: (input, output) pairs of each node where the output is the new content of a persistent input of the
+            model, and is written over it: after that nothing may read the old one. Such outputs aren't planned.
+        forward: Whether the node computes the model's own outputs or the loss; the others are the backward pass and
+            updates.
+        costs: Cost of one run of each node: seconds where measured, else an estimate in bytes (`costs`).
+        workspace: Bytes of scratch each node's kernel takes beside the arena; 0 where not measured.
+    """
+
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    values: tuple[str, ...]
+    sizes: tuple[int, ...]
+    planned: tuple[bool, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]
+    views: tuple[tuple[Pair, ...], ...]
+    inplace: tuple[tuple[Pair, ...], ...]
+    ties: tuple[tuple[Pair, ...], ...]
+    updates: tuple[tuple[Pair, ...], ...]
+    forward: tuple[bool, ...]
+    costs: tuple[float, ...]
+    workspace: tuple[int, ...]
+
+
+def from_model(
+    model: ir.Model,
+    *,
+    seconds: Mapping[str, float] | None = None,
+    workspace: Mapping[str, int] | None = None,
+    updates: Mapping[str, str] | None = None,
+    results: Collection[str] | None = None,
+    host: Collection[str] = (),
+    provider: str = aliasing.CPU,
+) -> Graph:
+    """The graph of a lowered model.
+
+    Args:
+        model: Every node and value named, every size known but those only the run can tell.
+        seconds: Measured time of each node, by name.
+        workspace: Measured scratch of each node in bytes, by name.
+        updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
+            their input where they are computed are planned as any other.
+        results: Names of the outputs of the forward pass; None: all outputs.
+        host: Names of values that lie elsewhere than on the device: they aren't planned.
+        provider: Whose kernels run the model: onnxruntime's name for it.
+
+    Raises:
+        PlanError: a size is unknown that should be known; it names the value.
+    """
+    values = [v for v in all_values(model.graph) if v.name]
+    values = list(dict.fromkeys(values))
+    number = {value: index for index, value in enumerate(values)}
+    nodes = list(model.graph)
+    known_sizes = [nbytes(v) for v in values]
+    planned = _planned(model, values, known_sizes, host)
+    placed = {v for v, p in zip(values, planned, strict=True) if p}
+    replaced = _in_place_updates(model, updates or {}, placed, provider)
+    elsewhere = {new for pairs in replaced.values() for _, new in pairs}
+    planned = tuple(p and v not in elsewhere for v, p in zip(values, planned, strict=True))
+    reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
+    writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
+    sizes = tuple(size or 0 for size in known_sizes)
+    rules = _PairFinder(number, sizes, planned, values, elsewhere)
+    views = tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes)
+    return Graph(
+        nodes=tuple(str(node.name) for node in nodes),
+        ops=tuple(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes),
+        values=tuple(str(v.name) for v in values),
+        sizes=sizes,
+        planned=planned,
+        reads=reads,
+        writes=writes,
+        outputs=_unique(number[v] for v in model.graph.outputs),
+        views=views,
+        inplace=tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
+        ties=tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
+        updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
+        forward=_forward(nodes, [v for v in model.graph.outputs if results is None or v.name in results]),
+        costs=_costs(nodes, seconds, sizes, reads, writes, views),
+        workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
+    )
+
+
+def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(numbers))
+
+
+def read_values(node: ir.Node) -> list[ir.Value]:
+    """What the node reads: its inputs, then what its subgraphs capture from outside, in a fixed order."""
+    found = [v for v in node.inputs if v is not None]
+    pending = subgraphs(node)
+    while pending:
+        graph = pending.pop()
+        for inner in graph:
+            found.extend(v for v in inner.inputs if v is not None)
+            pending.extend(subgraphs(inner))
+        found.extend(graph.outputs)
+    return found
+
+
+def _forward(nodes: list[ir.Node], results: list[ir.Value]) -> tuple[bool, ...]:
+    """Whether each node is on the way to one of ``results``."""
+    wanted = set(results)
+    found = []
+    for node in reversed(nodes):
+        found.append(any(v in wanted for v in node.outputs))
+        if found[-1]:
+            wanted.update(read_values(node))
+    return tuple(found[::-1])
+
+
+def _in_place_updates(
+    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value], provider: str
+) -> dict[ir.Node, list[tuple[ir.Value, ir.Value]]]:
+    """The updates that are written over their input by the node that computes them.
+
+    The node may read the old content only where its kernel may run in place; every other reader has to come first, and
+    may leave no alias of it that the runtime holds.
+    """
+    inputs = {str(v.name): v for v in model.graph.inputs}
+    outputs = {str(v.name): v for v in model.graph.outputs}
+    step = {node: index for index, node in enumerate(model.graph)}
+    found: dict[ir.Node, list[tuple[ir.Value, ir.Value]]] = {}
+    for source, target in updates.items():
+        old, new = inputs[source], outputs[target]
+        node = new.producer()
+        if node is None or old.is_graph_output() or not _may_replace(node, old, new, provider):
+            continue
+        readers = [reader for reader, _ in old.uses()]
+        kept = any(aliasing.may_alias_unbound(reader) and not planned.issuperset(reader.outputs) for reader in readers)
+        if not kept and all(step.get(reader, len(step)) <= step[node] for reader in readers):
+            found.setdefault(node, []).append((old, new))
+    return found
+
+
+def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> bool:
+    read_at = [index for index, value in enumerate(node.inputs) if value is old]
+    target = list(node.outputs).index(new)
+    allowed = aliasing.inplace_pairs(node, provider)
+    return not subgraphs(node) and all((index, target) in allowed for index in read_at)
+
+
+def _planned(
+    model: ir.Model, values: list[ir.Value], sizes: list[int | None], host: Collection[str]
+) -> tuple[bool, ...]:
+    dynamic = run_time_sized(model)
+    result = []
+    for value, size in zip(values, sizes, strict=True):
+        node = value.producer()
+        held = node is None or not dense(value) or aliasing.held_by_runtime(node)
+        if node is None or held or value in dynamic or value.name in host:
+            result.append(False)
+        else:
+            if size is None:
+                raise PlanError(
+                    f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "
+                    "inference can't tell it. Plan for a device (--device cpu), where one run measures it, or write "
+                    "its shape into the model's value_info."
+                )
+            result.append(size > 0)
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _PairFinder:
+    number: Mapping[ir.Value, int]
+    sizes: tuple[int, ...]
+    planned: tuple[bool, ...]
+    values: list[ir.Value]
+    elsewhere: set[ir.Value]
+
+    def pairs(self, node: ir.Node, allowed: tuple[Pair, ...]) -> tuple[Pair, ...]:
+        """Of (input, output) pairs those with both planned, of one size and one element type's width: as numbers."""
+        found = []
+        for source, target in allowed:
+            before, after = node.inputs[source], node.outputs[target]
+            if before is None or not after.name or before not in self.number:
+                continue
+            pair = (self.number[before], self.number[after])
+            if all(self.planned[v] for v in pair) and self._same_layout(before, after):
+                found.append(pair)
+        return tuple(dict.fromkeys(found))
+
+    def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
+        widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
+        return widths[0] == widths[1] and self.sizes[self.number[before]] == self.sizes[self.number[after]]
+
+    def ties(self, node: ir.Node, reads: tuple[int, ...]) -> tuple[Pair, ...]:
+        held = [
+            self.number[v]
+            for v in node.outputs
+            if v.name and not self.planned[self.number[v]] and v not in self.elsewhere
+        ]
+        if not held or not aliasing.may_alias_unbound(node):
+            return ()
+        return tuple((source, target) for source in reads for target in held)
+
+
+def _costs(
+    nodes: list[ir.Node],
+    seconds: Mapping[str, float] | None,
+    sizes: tuple[int, ...],
+    reads: tuple[tuple[int, ...], ...],
+    writes: tuple[tuple[int, ...], ...],
+    views: tuple[tuple[Pair, ...], ...],
+) -> tuple[float, ...]:
+    """Seconds where measured, else estimates; a node whose only output is a view moves nothing."""
+    if seconds is not None:
+        return tuple(seconds.get(str(node.name), 0.0) for node in nodes)
+    found = []
+    for node, read, written, pairs in zip(nodes, reads, writes, views, strict=True):
+        is_view = pairs and len(written) == 1
+        found.append(0.0 if is_view else costs.estimate(node, [sizes[v] for v in read], [sizes[v] for v in written]))
+    return tuple(found)

@@ -1,0 +1,130 @@
+"""rewrite: a schedule → a graph, and a model, with one node a step: recomputed nodes as copies.
+
+A node that stands in the schedule again computes copies of its outputs, named ``<value>.recompute<k>``; who reads those
+values afterwards reads the latest copy. Outputs of the model are the first copies.
+"""
+
+import re
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.graph.graph import Graph, Pair
+from memonger.model.names import fresh
+
+_COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?$")
+
+
+def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
+    """The graph with a node for each step. Values keep their numbers; copies get new ones behind them.
+
+    In its own order it is the graph itself.
+
+    Raises:
+        PlanError: a node that updates a persistent input stands twice.
+    """
+    if _is_own_order(schedule, len(graph.nodes)):
+        return graph
+    names, sizes, planned = list(graph.values), list(graph.sizes), list(graph.planned)
+    nodes: list[str] = []
+    reads: list[tuple[int, ...]] = []
+    writes: list[tuple[int, ...]] = []
+    pairs: dict[str, list[tuple[Pair, ...]]] = {"views": [], "inplace": [], "ties": []}
+    latest = list(range(len(names)))
+    runs = [0] * len(graph.nodes)
+    taken = {*graph.values, *graph.nodes}
+    for node in schedule:
+        source = {value: latest[value] for value in graph.reads[node]}
+        reads.append(tuple(source.values()))
+        if runs[node] and graph.updates[node]:
+            raise PlanError(f"node '{graph.nodes[node]}' updates a persistent input: it can't run twice.")
+        for value in graph.writes[node] if runs[node] else ():
+            latest[value] = len(names)
+            names.append(fresh(f"{graph.values[value]}.recompute{runs[node]}", taken))
+            sizes.append(sizes[value])
+            planned.append(planned[value])
+        name = graph.nodes[node]
+        nodes.append(fresh(f"{name}.recompute{runs[node]}", taken) if runs[node] else name)
+        runs[node] += 1
+        writes.append(tuple(latest[value] for value in graph.writes[node]))
+        for key, found in pairs.items():
+            found.append(tuple((source[a], latest[b]) for a, b in getattr(graph, key)[node]))
+    return Graph(
+        nodes=tuple(nodes),
+        ops=tuple(graph.ops[node] for node in schedule),
+        values=tuple(names),
+        sizes=tuple(sizes),
+        planned=tuple(planned),
+        reads=tuple(reads),
+        writes=tuple(writes),
+        outputs=graph.outputs,
+        views=tuple(pairs["views"]),
+        inplace=tuple(pairs["inplace"]),
+        ties=tuple(pairs["ties"]),
+        updates=tuple(graph.updates[node] for node in schedule),
+        forward=tuple(graph.forward[node] for node in schedule),
+        costs=tuple(graph.costs[node] for node in schedule),
+        workspace=tuple(graph.workspace[node] for node in schedule),
+    )
+
+
+def _is_own_order(schedule: Sequence[int], nodes: int) -> bool:
+    return len(schedule) == nodes and all(step == node for step, node in enumerate(schedule))
+
+
+def is_copy(name: str) -> bool:
+    """Whether a node or value is a recomputation, by its name."""
+    return _COPY.search(name) is not None
+
+
+def original(name: str) -> str:
+    """The name of what a recomputed node or value is a copy of; any other name as it is."""
+    return _COPY.sub("", name)
+
+
+def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -> None:
+    """Make the model run the schedule: a node for each step, in that order.
+
+    Args:
+        model: Changed. Its nodes are numbered in file order.
+        schedule: The steps; every node is among them.
+        scheduled: What `schedule_graph` makes of the model's graph and the schedule: it names the copies.
+    """
+    if _is_own_order(schedule, model.graph.num_nodes()):
+        return
+    nodes = list(model.graph)
+    model.graph.remove(nodes)
+    seen: set[int] = set()
+    latest: dict[ir.Value, ir.Value] = {}
+    for step, number in enumerate(schedule):
+        node = nodes[number]
+        if number in seen:
+            made = _again(node, latest, scheduled, step)
+            latest.update((a, b) for a, b in zip(node.outputs, made.outputs, strict=True) if a.name)
+            node = made
+        else:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value in latest:
+                    node.replace_input_with(index, latest[value])
+        seen.add(number)
+        model.graph.append(node)
+
+
+def _again(node: ir.Node, latest: dict[ir.Value, ir.Value], scheduled: Graph, step: int) -> ir.Node:
+    """Another node that computes the same."""
+    originals = [None if v is None else latest.get(v, v) for v in node.inputs]
+    names = iter(scheduled.writes[step])
+    outputs = [
+        ir.Value(name=scheduled.values[next(names)] if v.name else "", type=v.type, shape=v.shape) for v in node.outputs
+    ]
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        originals,
+        node.attributes.values(),
+        outputs=outputs,
+        name=scheduled.nodes[step],
+        version=node.version,
+        metadata_props=dict(node.metadata_props),
+    )

@@ -1,0 +1,195 @@
+"""Calibration: one run of a lowered model, for what no inference knows: order, sizes, times, scratch, and locations."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from memonger.devices import CPU, Cuda, Device
+from memonger.errors import MemongerError, SessionError
+from memonger.files import ScratchFolder
+from memonger.model.names import inner_names
+from memonger.model.values import dense
+from memonger.runtime import feeds as feeding
+from memonger.runtime import onnxruntime, ort, profile
+from memonger.runtime.profile import scratch
+
+
+class NoRoomError(SessionError):
+    """The model doesn't fit the device as long as it isn't planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run showed.
+
+    Attributes:
+        executed: Names of the main graph's nodes in the order they ran.
+        foreign: Names of those the device's provider didn't run: they run beside the others, in no order with them.
+        tensors: Type and shape of each value.
+        seconds: Of each node; None on a CUDA device, where only launches are timed.
+        workspace: Bytes of scratch each node's kernel took, where above zero.
+    """
+
+    executed: tuple[str, ...]
+    foreign: frozenset[str]
+    tensors: dict[str, tuple[str, tuple[int, ...]]]
+    seconds: dict[str, float] | None
+    workspace: dict[str, int]
+
+
+@contextmanager
+def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[tuple[Any, Any]]:
+    """A session for a short while, and the pool its device memory comes from (None on the CPU)."""
+    if device.kind != "cuda":
+        yield ort.make_session(model, device, options), None
+        return
+    from memonger.runtime.cuda.pool import Pool
+
+    ort.check_device(device)
+    pool = Pool(device)
+    try:
+        yield ort.make_session(model, device, options, pool=pool), pool
+    finally:
+        pool.close()
+
+
+def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None) -> Run:
+    """Run the model in file order, with the profiler on and scratch accounted for.
+
+    Args:
+        model: Lowered, every node named.
+        device: Where to run.
+        folder: For what the runtime writes.
+        cuda: How the CUDA provider is set up.
+        threads: Threads within a node.
+        inputs: What it is fed; random numbers if None.
+
+    Raises:
+        SessionError: the runtime refuses the model or its inputs.
+    """
+    memory = folder / "memory.csv"
+    memory.unlink(missing_ok=True)
+    options = ort.Options(
+        in_order=True,
+        threads=threads,
+        profile=folder / "calibration",
+        pattern=False,  # the statistics are exact only without
+        lend_weights=True,
+        entries={"session.collect_node_memory_stats_to_file": str(memory)},
+        cuda=cuda,
+    )
+    known = feeding.inputs_of(model.graph)
+    given = inputs if inputs is not None else feeding.random_feeds(known)
+    feeding.check_feeds(known, given, "the model")
+    with session(model, device, options) as (made, pool):
+        if pool is None:
+            _run_once(made, model, given, inputs is None)
+            runs = profile.read_profile(Path(made.end_profiling()))
+            return _seen(model, device, runs, profile.read_workspace(memory) if memory.is_file() else {})
+        runs, workspace = _run_on_cuda(made, pool, model, given, inputs is None)
+        return _seen(model, device, runs, workspace)
+
+
+def _run_on_cuda(
+    made: Any, pool: Any, model: ir.Model, given: feeding.Feeds, generated: bool
+) -> tuple[tuple[profile.NodeRun, ...], dict[str, int]]:
+    """The second of two runs (in the first algorithms are chosen), and its scratch.
+
+    The runtime's own statistics leave out what CUDA kernels take, so requests are matched with the times of nodes.
+    """
+    try:
+        _run_once(made, model, given, generated)
+        with pool.recording() as events:
+            _run_once(made, model, given, generated)
+    except SessionError as error:
+        if pool.refused:
+            raise NoRoomError(f"it doesn't fit the device without a plan: {pool.refused}") from error
+        raise
+    start = made.get_profiling_start_time_ns()
+    runs = profile.read_profile(Path(made.end_profiling()))
+    last = tuple({run.name: run for run in runs}.values())  # of those in subgraphs one of several
+    return tuple(sorted(last, key=lambda run: run.begin)), scratch(last, start, events)
+
+
+def _seen(model: ir.Model, device: Device, runs: tuple[profile.NodeRun, ...], workspace: dict[str, int]) -> Run:
+    inner = inner_names(model)
+    outer = [run for run in runs if run.name not in inner]
+    names = {str(node.name): node for node in model.graph}
+    return Run(
+        executed=profile.executed_order(runs, inner),
+        foreign=frozenset(run.name for run in outer if run.provider not in ("", device.provider)),
+        tensors={k: v for run in outer if run.name in names for k, v in _outputs_of(names[run.name], run).items()},
+        seconds=None if device.kind == "cuda" else {run.name: run.seconds for run in outer},
+        workspace=workspace,
+    )
+
+
+def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool) -> None:
+    types = {str(value.name): value.type for value in model.graph.inputs}
+    binding = made.io_binding()
+    try:
+        for name, feed in given.items():
+            binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types.get(name)))
+        for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
+            binding.bind_output(name)
+        made.run_with_iobinding(binding)
+    except MemongerError:
+        raise
+    except Exception as error:  # pybind exceptions share no base class
+        hint = " It was fed random numbers: give real inputs (--inputs FILE.npz)." if generated else ""
+        raise SessionError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
+
+
+def _outputs_of(node: ir.Node, run: profile.NodeRun) -> dict[str, tuple[str, tuple[int, ...]]]:
+    tensors = [v for v in node.outputs if v.name and (v.type is None or isinstance(v.type, ir.TensorType))]
+    if len(tensors) != len(run.outputs):
+        return {}
+    return {str(value.name): output for value, output in zip(tensors, run.outputs, strict=True)}
+
+
+def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
+    """Names of the values that lie in the host's memory although the model runs on another device."""
+    if device.kind == "cpu":
+        return frozenset()
+    copy = model.clone()
+    outputs = {value.name for value in copy.graph.outputs}
+    values = [v for node in copy.graph for v in node.outputs if v.name and v.name not in outputs]
+    copy.graph.outputs.extend(v for v in values if v.type is None or dense(v))
+    with session(copy, device, ort.Options(in_order=True, lend_weights=True, cuda=cuda)) as (made, _):
+        found = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
+        return frozenset(value.name for value, where in found if not ort.is_on(where, device))
+
+
+def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:
+    """Bytes of scratch by node, where above zero.
+
+    Returns: None where there is no onnxruntime, or it can't run the model on random inputs.
+    """
+    if not onnxruntime.is_available():
+        return None
+    folder = ScratchFolder()
+    try:
+        return _run(model, threads, folder)
+    finally:
+        folder.remove()
+
+
+def _run(model: ir.Model, threads: int, folder: ScratchFolder) -> Mapping[str, int] | None:
+    statistics = folder.path / "memory.csv"
+    options = ort.Options(
+        in_order=True,
+        threads=threads,
+        pattern=False,  # the statistics are exact only without
+        lend_weights=True,
+        entries={"session.collect_node_memory_stats_to_file": str(statistics)},
+    )
+    try:
+        session = ort.make_session(model, CPU, options)
+        session.run(None, feeding.random_feeds(feeding.inputs_of(model.graph)))
+    except Exception:  # pybind exceptions share no base class; what can't be measured is said to be unknown
+        return None
+    return profile.read_workspace(statistics) if statistics.is_file() else {}

@@ -1,0 +1,72 @@
+"""The CUDA form: what onnxruntime's CUDA provider can't run, written in operators that it has kernels for.
+
+What it has no kernel for it leaves to the CPU, with copies before and after: each waits for the device, and forbids
+CUDA graphs. What it refuses fails the whole session. Both were found by making sessions of onnxruntime-gpu 1.31.1. Some
+of what it runs is written out too: what the gradients' rules write as a convolution for the CPU's sake, and Splits and
+products that copy from the host. Nothing but standard operators is written, and nothing of it needs a device: the same
+model runs on the CPU and gives the same numbers.
+"""
+
+import dataclasses
+import logging
+
+import onnx_ir as ir
+
+from memonger.lowering.cuda import bits as bits  # registers its rules
+from memonger.lowering.cuda import convolution as convolution
+from memonger.lowering.cuda import normalization as normalization
+from memonger.lowering.cuda import others as others
+from memonger.lowering.cuda import parallel
+from memonger.lowering.cuda import products as products
+from memonger.lowering.cuda.rules import RULES
+from memonger.model.emitter import Emitter
+from memonger.model.model import Model
+from memonger.model.opset import OPSET, raise_opset
+from memonger.model.replacing import Replacer
+from memonger.model.values import static_shape
+
+logger = logging.getLogger(__name__)
+
+
+def write_out(model: Model) -> Model:
+    """Write a model such that onnxruntime's CUDA provider runs as much of it as can be.
+
+    Values keep their names, and nodes that stay theirs. The metadata of a node that is replaced goes to the one that
+    computes its first output (`marks.spread`). Nodes of unknown shape, and those in subgraphs, stay as they are.
+
+    Args:
+        model: Not changed. Where nothing is written out, it is what is returned.
+
+    Raises:
+        PlanError: something has to be written out in a newer operator set than the model's, and onnx's converter can't
+            raise it.
+    """
+    if "" not in model.ir.opset_imports:
+        return model
+    looking = Emitter(model.ir)
+    current = looking.opset >= OPSET
+    if not any(_applies(looking, node) and (current or RULES[node.op_type].raises_opset) for node in model.ir.graph):
+        return model
+    copy = raise_opset(model.ir.clone(), model.name)
+    into = Replacer(copy.graph, Emitter(copy))
+    parallel.merge(into)
+    counts: dict[str, int] = {}
+    for node in list(copy.graph):
+        if node not in into.gone and _applies(into.op, node):
+            with into.op.at(str(node.name)):
+                results = RULES[node.op_type].write(into.op, node)
+            into.replace(node, results)
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    into.finish()
+    found = ", ".join(f"{count} {op_type}" for op_type, count in sorted(counts.items()))
+    logger.info("%s: %s written out for CUDA.", model.name, found)
+    return dataclasses.replace(model, ir=copy)
+
+
+def _applies(op: Emitter, node: ir.Node) -> bool:
+    """Whether a node is written out."""
+    if node.domain != "" or node.op_type not in RULES:
+        return False
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.name]
+    known = all(v.dtype is not None and static_shape(v) is not None for v in values)
+    return known and RULES[node.op_type].when(op, node)

@@ -1,0 +1,52 @@
+"""The rules of the CUDA form: operator → what it is written as, where onnxruntime's CUDA provider can't run it.
+
+    @rule("BatchNormalization", when=_is_refused)
+    def _batch_normalization(op, node):
+        ...
+        return y, mean, variance
+
+A rule returns one value for each output of the node, None where nobody uses it. ``when`` says of a node whether it is
+written out; it emits nothing. All inputs and outputs of the nodes they see are of known types and static shapes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from memonger.model.emitter import Emitter
+
+Written = tuple[ir.Value | None, ...]
+Write = Callable[[Emitter, ir.Node], Written]
+When = Callable[[Emitter, ir.Node], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an operator is written as, when, and whether the model's operator set is raised for it."""
+
+    write: Write
+    when: When
+    raises_opset: bool
+
+
+RULES: dict[str, Rule] = {}
+"""The rule of each operator of the default domain that has one."""
+
+
+def rule(*op_types: str, when: When = lambda op, node: True, raises_opset: bool = True) -> Callable[[Write], Write]:
+    """Register a rule. A second rule for one operator raises."""
+
+    def register(function: Write) -> Write:
+        for op_type in op_types:
+            if op_type in RULES:
+                raise ValueError(f"operator {op_type} has a rule already")
+            RULES[op_type] = Rule(function, when, raises_opset)
+        return function
+
+    return register
+
+
+def is_used(value: ir.Value) -> bool:
+    """Whether anybody reads a value, or the model gives it out."""
+    return bool(value.name) and (bool(value.uses()) or value.is_graph_output())

@@ -1,0 +1,199 @@
+"""The device form: what onnxruntime's own optimizer makes of a model for one machine, measured in one run.
+
+The optimizer's output is loaded again with every optimization off, and has to run as it stands, node for node and in
+file order: only then may its values be given addresses.
+"""
+
+import heapq
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from memonger.devices import Cuda, Device, Stamp
+from memonger.errors import LoadError, PlanError, SessionError
+from memonger.files import ScratchFolder
+from memonger.graph.aliasing import floating_names
+from memonger.graph.graph import read_values
+from memonger.lowering import calibrate
+from memonger.lowering import cuda as cuda_form
+from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model.model import Model
+from memonger.model.names import name_nodes
+from memonger.model.shape_folding import run_time_sized
+from memonger.model.shape_inference import forget_symbolic, infer_once
+from memonger.model.values import static_shape
+from memonger.runtime import feeds as feeding
+from memonger.runtime import ort, profile
+
+LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+
+ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a model is lowered for a device.
+
+    Attributes:
+        level: One of `LEVELS`.
+        threads: Threads within a node; 0 leaves it to onnxruntime.
+        inputs: What the calibrating run is fed; random numbers if None.
+        cuda: How the CUDA provider is set up.
+        source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
+            which parts of a backward pass come far too early.
+    """
+
+    level: str = "all"
+    threads: int = 0
+    inputs: feeding.Feeds | None = None
+    source_order: bool = False
+    cuda: Cuda = field(default_factory=Cuda)
+
+
+def device_form(model: Model, device: Device, settings: Settings | None = None) -> Lowered:
+    """Lower a model for a device and calibrate it.
+
+    Raises:
+        PlanError: the runtime refuses the model or its inputs.
+        RuntimeUnavailableError: no runtime, or no such device.
+    """
+    settings = settings or Settings()
+    ort.check_device(device)
+    if settings.level not in LEVELS:
+        raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
+    folder = ScratchFolder()
+    try:
+        if device.kind == "cuda":
+            model = cuda_form.write_out(model)
+        lowered, calibration = _lower(model, device, settings, folder.path)
+    except SessionError as error:
+        raise PlanError(f"{model.name}: {error}") from error
+    except OSError as error:
+        raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
+    cuda = settings.cuda if device.kind == "cuda" else None
+    stamp = Stamp(ort.runtime_name(), device.provider, ort.machine_name(device), settings.level, cuda)
+    return Lowered(lowered, stamp, calibration, files=folder)
+
+
+def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tuple[ir.Model, Calibration]:
+    source, level = model.ir, LEVELS[settings.level]
+    for number in range(ROUNDS):
+        path = folder / f"optimized{number}.onnx"
+        options = ort.Options(
+            level=level, optimized=path, entries=_entries(path), lend_weights=True, cuda=settings.cuda
+        )
+        with calibrate.session(source, device, options):
+            pass  # it was written as the session was made
+        lowered = _reload(path, model)
+        if settings.source_order:
+            in_source_order(lowered, model.ir)
+        try:
+            run = calibrate.run(lowered, device, folder, settings.cuda, settings.threads, settings.inputs)
+        except calibrate.NoRoomError:
+            return _uncalibrated(lowered, model, device, settings)
+        if _as_written(lowered, run):
+            host = calibrate.hosted(lowered, device, settings.cuda)
+            return _with_sizes(lowered, run), Calibration(run.seconds, run.workspace, host)
+        source, level = lowered, "ORT_DISABLE_ALL"
+    raise PlanError(f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned.")
+
+
+def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Settings) -> tuple[ir.Model, Calibration]:
+    """A model that doesn't fit its device unplanned: sizes by inference, scratch from a run under its plan."""
+    try:
+        infer_once(lowered, "the optimized model")
+    except LoadError as error:
+        raise PlanError(
+            f"{model.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes need: "
+            f"{error} Plan it for a smaller batch, or at --level disable."
+        ) from error
+    return lowered, Calibration(None, None, calibrate.hosted(lowered, device, settings.cuda))
+
+
+def _entries(path: Path) -> dict[str, str]:
+    """Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed."""
+    return {
+        "session.disable_prepacking": "1",  # this session never runs
+        "session.optimized_model_external_initializers_file_name": path.name + ".data",
+        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+    }
+
+
+def _reload(path: Path, original: Model) -> ir.Model:
+    """The optimizer's model, with the names and the declared inputs and outputs of the original."""
+    if not path.is_file():
+        raise SessionError(f"onnxruntime wrote no optimized model to {path.parent}: is the disk full?")
+    lowered = ir.load(path)
+    lowered.graph.name = original.ir.graph.name
+    lowered.metadata_props.clear()
+    lowered.metadata_props.update(original.ir.metadata_props)
+    lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
+    name_nodes(lowered)
+    return lowered
+
+
+def in_source_order(model: ir.Model, source: ir.Model) -> None:
+    """Put the nodes into the order of the model they were made from: onnxruntime writes them in another.
+
+    Values keep their names. A node none of whose outputs the source has comes right before its first reader.
+    """
+    nodes = list(model.graph)
+    written = {value.name: step for step, node in enumerate(source.graph) for value in node.outputs if value.name}
+    producer = {value: number for number, node in enumerate(nodes) for value in node.outputs}
+    read = [sorted({producer[v] for v in read_values(node) if v in producer}) for node in nodes]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for number, sources in enumerate(read):
+        for before in sources:
+            readers[before].append(number)
+    rank = [len(written)] * len(nodes)
+    for number in reversed(range(len(nodes))):
+        known = [written[v.name] for v in nodes[number].outputs if v.name in written]
+        rank[number] = min(known) if known else min((rank[r] for r in readers[number]), default=len(written))
+    missing = [len(sources) for sources in read]
+    ready = [(rank[number], number) for number, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    model.graph.remove(nodes)
+    while ready:
+        _, number = heapq.heappop(ready)
+        model.graph.append(nodes[number])
+        for reader in readers[number]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (rank[reader], reader))
+
+
+def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
+    """Whether the runtime ran exactly the file's nodes, and those of the device in the file's order."""
+    left_out = floating_names(model) | run.foreign
+    written = [str(node.name) for node in model.graph]
+    if sorted(written) != sorted(run.executed):
+        return False
+    return [n for n in written if n not in left_out] == [n for n in run.executed if n not in left_out]
+
+
+def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
+    """The model with the sizes the run showed, left out where another run could show others."""
+    try:
+        infer_once(model, "the optimized model")
+    except LoadError:
+        forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
+    dynamic = run_time_sized(model)
+    for value in (v for node in model.graph for v in node.outputs):
+        seen = run.tensors.get(str(value.name))
+        if seen is None or value in dynamic:
+            continue
+        kind, dims = seen
+        dtype = value.dtype if value.dtype is not None else profile.DTYPES.get(kind)
+        known = static_shape(value)
+        if dtype is not None and (known is None or known == dims):
+            value.type, value.shape = ir.TensorType(dtype), ir.Shape(list(dims))
+        elif known is not None:
+            value.shape = None
+    return model

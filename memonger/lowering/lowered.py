@@ -1,0 +1,76 @@
+"""lower: a loaded model → the model that will run, every node named and every size known.
+
+The portable form, here, holds standard operators only and is bound to no machine. The device form is made by
+`memonger.lowering.device_form`: it is what onnxruntime's own optimizer makes of the model for one machine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from memonger.devices import Stamp
+from memonger.errors import PlanError
+from memonger.model.model import Model
+from memonger.model.names import name_nodes
+
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What one run showed.
+
+    Attributes:
+        seconds: Of each node, by name; None where the runtime doesn't tell: on a CUDA device it times launches alone.
+        workspace: Scratch bytes of each node by name, where above zero; None where the model didn't fit unplanned: its
+            plan is then calibrated.
+        host: Names of values that lie in the host's memory although the model runs on another device.
+    """
+
+    seconds: Mapping[str, float] | None
+    workspace: Mapping[str, int] | None
+    host: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A model as it will run.
+
+    Attributes:
+        model: Named through, with sizes. Not to be edited.
+        stamp: What it is bound to; None for the portable form.
+        calibration: What was measured; None without a device.
+        files: Keeps temporary files alive that the model's tensors lie in.
+    """
+
+    model: ir.Model
+    stamp: Stamp | None = None
+    calibration: Calibration | None = None
+    files: object = None
+
+
+def portable(model: Model) -> Lowered:
+    """The portable form: without nodes or outputs nobody uses.
+
+    Raises:
+        PlanError: the type of a value is unknown; it names the value.
+    """
+    copy = model.ir.clone()
+    passes.RemoveUnusedNodesPass()(copy)
+    name_nodes(copy)
+    _check_types(copy, model.name)
+    return Lowered(copy)
+
+
+def _check_types(model: ir.Model, name: str) -> None:
+    for node in model.graph:
+        unknown = next((value for value in node.outputs if value.name and value.type is None), None)
+        if unknown is not None:
+            raise PlanError(
+                f"{name}: the type of value '{unknown.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's "
+                "inference can't tell it. Plan for a device (--device cpu), or write it into the model's value_info."
+            )

@@ -1,0 +1,136 @@
+"""dims: sizes for a model's symbolic dimensions, from what the user gives by name, by place or by whole shapes."""
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from memonger.errors import LoadError
+from memonger.model.values import tensor_shape
+
+Dim = int | ir.SymbolicDim
+
+
+def bind(
+    model: ir.Model,
+    name: str,
+    batch: int | None,
+    dims: Mapping[str, int],
+    input_shapes: Mapping[str, Sequence[int]],
+) -> None:
+    """Give every input a static shape, in place. The arguments are those of `memonger.load`.
+
+    Raises:
+        LoadError: a dimension without a size, a size for a dimension that isn't there or is fixed already.
+    """
+    for key, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
+        if size < 0:
+            raise LoadError(f"dimension '{key}' can't be {size}.")
+    tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
+    for value in tensors:
+        _give_rank(name, value, input_shapes.get(str(value.name)))
+    _check_names(name, tensors, dims)
+    sizes = _sizes_by_shape(name, tensors, dims, input_shapes)
+    if batch is not None:
+        sizes = {**_batch_sizes(tensors, name, batch), **sizes}
+    bound = [ir.Shape([_size(name, v, axis, dim, sizes) for axis, dim in enumerate(_dims(v))]) for v in tensors]
+    for value, shape in zip(tensors, bound, strict=True):
+        value.shape = shape
+
+
+def _dims(value: ir.Value) -> tuple[Dim, ...]:
+    return tuple(value.shape or ())
+
+
+def _key(value: ir.Value, axis: int) -> str:
+    return f"{value.name}[{axis}]"
+
+
+def _symbol(dim: Dim) -> str | None:
+    return dim.value if isinstance(dim, ir.SymbolicDim) else None
+
+
+def _keys(value: ir.Value, axis: int) -> list[str]:
+    """What the dimension goes by: its place, then its name if it has one."""
+    symbol = _symbol(_dims(value)[axis])
+    return [_key(value, axis)] if symbol is None else [_key(value, axis), symbol]
+
+
+def _give_rank(name: str, value: ir.Value, given: Sequence[int] | None) -> None:
+    """An input without any shape takes the given one, or that of its default."""
+    if value.shape is not None:
+        return
+    if given is not None:
+        value.shape = ir.Shape(list(given))
+    elif value.const_value is not None:
+        value.shape = tensor_shape(value.const_value)
+    else:
+        raise LoadError(
+            f"{name}: input '{value.name}' has no shape at all. Plans need static shapes: give an array of the shape "
+            "to plan for (--inputs FILE.npz), or write its shape into the model."
+        )
+
+
+def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int]) -> None:
+    places = {key for value in values for axis in range(len(_dims(value))) for key in _keys(value, axis)}
+    unknown = [key for key in dims if key not in places]
+    if not unknown:
+        return
+    symbolic = [(value, axis) for value in values for axis, dim in enumerate(_dims(value)) if not isinstance(dim, int)]
+    known = dict.fromkeys(_keys(value, axis)[-1] for value, axis in symbolic)
+    raise LoadError(
+        f"{name} has no dimension named {', '.join(map(repr, unknown))}; "
+        + (f"it has {', '.join(map(repr, known))}." if known else "all of its dimensions are fixed.")
+    )
+
+
+def _sizes_by_shape(
+    name: str, values: Sequence[ir.Value], dims: Mapping[str, int], given: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """The sizes in ``dims`` and those that whole input shapes give besides, by place."""
+    sizes = dict(dims)
+    for value in values:
+        shape = given.get(str(value.name))
+        if shape is None:
+            continue
+        if len(_dims(value)) != len(shape):
+            raise LoadError(
+                f"{name}: input '{value.name}' has {len(_dims(value))} dimensions; {list(shape)} was given."
+            )
+        for axis, (dim, size) in enumerate(zip(_dims(value), shape, strict=True)):
+            if not isinstance(dim, int) and _symbol(dim) not in dims:
+                sizes.setdefault(_key(value, axis), size)
+    return sizes
+
+
+def _batch_sizes(values: Sequence[ir.Value], name: str, batch: int) -> dict[str, int]:
+    first = [(value, _dims(value)[0]) for value in values if _dims(value)]
+    sizes = {_keys(value, 0)[-1]: batch for value, dim in first if not isinstance(dim, int)}
+    if not sizes and all(dim != batch for _, dim in first):
+        which = ", ".join(f"'{value.name}' has {dim}" for value, dim in first) or "no input has one"
+        raise LoadError(
+            f"{name}: the batch can't be {batch}, its inputs' first dimensions are fixed ({which}). "
+            "Export the model with a dynamic batch dimension, or leave --batch out."
+        )
+    return sizes
+
+
+def _size(name: str, value: ir.Value, axis: int, dim: Dim, sizes: Mapping[str, int]) -> int:
+    keys = [key for key in _keys(value, axis) if key in sizes]
+    if not isinstance(dim, int):
+        if keys:
+            return sizes[keys[0]]
+        raise LoadError(_unbound_message(name, value, axis))
+    if keys and sizes[keys[0]] != dim:
+        raise LoadError(f"{name}: dimension {keys[0]} is {dim} in the model and can't be {sizes[keys[0]]}.")
+    return dim
+
+
+def _unbound_message(name: str, value: ir.Value, axis: int) -> str:
+    symbol = _symbol(_dims(value)[axis])
+    flag = f"--dim {symbol}=SIZE" if symbol else f"--dim '{_key(value, axis)}=SIZE'"
+    called = f"'{symbol}'" if symbol else "without a name"
+    also = " or --batch SIZE" if axis == 0 else ""
+    return (
+        f"{name}: dimension {axis} of input '{value.name}' ({called}) has no size. "
+        f"Plans need static shapes: give it one with {flag}{also}."
+    )

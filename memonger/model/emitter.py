@@ -1,0 +1,334 @@
+"""The emitter: appends ONNX nodes to a graph, each with the type and shape that ONNX's own inference gives it.
+
+    y = op.Mul(a, b)                                      # one output: a value
+    y, indices = op.MaxPool(x, outputs=2, kernel_shape=[2, 2])
+    z = op.Add(y, 1.0)                                    # a Python number becomes a scalar of the other input's type
+
+Every shape it sees is static. Constants are shared: equal ones are one initializer.
+"""
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.model.marks import spread
+from memonger.model.values import all_values, static_shape, tensor_shape
+
+SMALL = 1024  # elements; a larger constant never decides a shape
+
+BROADCASTING = frozenset({
+    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or", "Pow",
+    "Sub", "Where",
+})  # fmt: skip
+
+Operand = ir.Value | float | int | bool | None
+
+
+class Emitter:
+    """Nodes for one graph, in the order they are asked for.
+
+    Attributes:
+        graph: Where constants go. Nodes go into ``nodes`` first.
+        opset: Version of the default operator set.
+        nodes: What was emitted so far.
+        where: Name of the forward node that is being worked on: it stands in the new nodes' names.
+        wanted: Which inputs of that node need a gradient.
+        scalars: Graph inputs that a session feeds at every step, by role: ``random_key``, ``step``, ``learning_rate``.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        self.opset = int(model.opset_imports[""])
+        self.nodes: list[ir.Node] = []
+        self.where = ""
+        self.wanted: tuple[bool, ...] = ()
+        self._names: set[str] = set()
+        self.learn_names(model)
+        self._counts: dict[str, int] = {}
+        self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
+        self.scalars: dict[str, ir.Value] = {}
+        self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, ir.Shape] | None]] = {}
+        self._opsets = [onnx.helper.make_opsetid("", self.opset)]
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+
+        def emit(*inputs: Operand, outputs: int = 1, **attributes: Any) -> Any:
+            return self.emit(op_type, inputs, attributes, outputs)
+
+        return emit
+
+    @contextmanager
+    def at(self, where: str, wanted: Sequence[bool] = ()) -> Iterator[None]:
+        """Work on one forward node."""
+        before = self.where, self.wanted
+        self.where, self.wanted = where, tuple(wanted)
+        yield
+        self.where, self.wanted = before
+
+    @contextmanager
+    def behind(self, node: ir.Node) -> Iterator[None]:
+        """Emit right behind a forward node: what makes a value smaller before it is kept."""
+        before, self.nodes = self.nodes, []
+        yield
+        if node.graph is not None:
+            spread(node, self.nodes, ())
+            node.graph.insert_after(node, self.nodes)
+        self.nodes = before
+
+    def wants(self, index: int) -> bool:
+        """Whether input ``index`` of the forward node needs a gradient."""
+        return index < len(self.wanted) and self.wanted[index]
+
+    def emit(self, op_type: str, inputs: Sequence[Operand], attributes: Mapping[str, Any], outputs: int = 1) -> Any:
+        """Append a node; returns its output, or a tuple of its outputs.
+
+        Raises:
+            PlanError: ONNX's inference finds the node wrong, or can't tell its outputs' shapes.
+        """
+        kind = next((v.dtype for v in inputs if isinstance(v, ir.Value) and v.dtype is not None), ir.DataType.FLOAT)
+        values = [v if v is None or isinstance(v, ir.Value) else self.constant(v, kind) for v in inputs]
+        if op_type in BROADCASTING:
+            values = self._aligned(values)
+        name = self.fresh(f"{self.where}/{op_type}" if self.where else op_type)
+        results = [ir.Value(name=name if k == 0 else self.fresh(f"{name}.{k}")) for k in range(outputs)]
+        given = {key: value for key, value in attributes.items() if value is not None}
+        node = ir.node(op_type, values, given, outputs=results, name=name)
+        self._infer(node)
+        self.nodes.append(node)
+        return results[0] if outputs == 1 else tuple(results)
+
+    def _aligned(self, values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+        """Single numbers with as many axes as the tensor they meet, where its last axis is 1.
+
+        onnxruntime's CPU kernels go through such a tensor element by element if the number has fewer axes: a hundred
+        times slower.
+        """
+        shaped = [self.dims(v) for v in values if v is not None]
+        rank = max(map(len, shaped), default=0)
+        if not any(len(dims) == rank and dims[-1:] == (1,) and math.prod(dims) > 1 for dims in shaped):
+            return list(values)
+        return [self._with_axes(v, rank) if v is not None and self.size(v) == 1 else v for v in values]
+
+    def _with_axes(self, number: ir.Value, rank: int) -> ir.Value:
+        if len(self.dims(number)) == rank:
+            return number
+        content = self.known(number)
+        if content is not None:
+            return self.constant(content.reshape((1,) * rank))
+        return self.Reshape(number, self.ints(*(1,) * rank))
+
+    def add_output(self, node: ir.Node, index: int, suffix: str) -> ir.Value:
+        """Output ``index`` of a forward node, made to exist: the indices of a MaxPool, say."""
+        if index < len(node.outputs) and node.outputs[index].name:
+            return node.outputs[index]
+        if index >= len(node.outputs):
+            node.resize_outputs(index + 1)
+        value = node.outputs[index]
+        value.name = self.fresh(f"{node.outputs[0].name}.{suffix}")
+        for other in node.outputs:
+            other.name = other.name or ""
+        self._infer(node, only=value)
+        return value
+
+    def constant(self, content: Any, dtype: ir.DataType | None = ir.DataType.FLOAT) -> ir.Value:
+        """An initializer of that content and type. Arrays of numpy keep their own type."""
+        kind = (dtype or ir.DataType.FLOAT).numpy()
+        array = content if isinstance(content, np.ndarray) else np.asarray(content).astype(kind)
+        key = (array.dtype.str + str(array.dtype), array.tobytes(), array.shape)
+        if key not in self._constants:
+            name = self.fresh(f"constant/{'x'.join(map(str, array.shape)) or array.item()}")
+            tensor = ir.tensor(array, name=name)
+            value = ir.Value(
+                name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+            value.meta["constant"] = True
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def ints(self, *numbers: int) -> ir.Value:
+        """A constant int64 vector: axes, a shape."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def input(self, name: str, dtype: ir.DataType, dims: Sequence[int]) -> ir.Value:
+        """A new graph input. Its name is ``name`` where that is free."""
+        value = ir.Value(name=self.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(list(dims)))
+        self.graph.inputs.append(value)
+        return value
+
+    def scalar(self, role: str, dtype: ir.DataType) -> ir.Value:
+        """The scalar graph input of that role, made when first asked for."""
+        if role not in self.scalars:
+            self.scalars[role] = self.input(role, dtype, ())
+        return self.scalars[role]
+
+    def fresh(self, name: str) -> str:
+        """``name``, or where it is taken ``name#2`` and so on."""
+        result = name
+        while result in self._names:
+            self._counts[name] = self._counts.get(name, 1) + 1
+            result = f"{name}#{self._counts[name]}"
+        self._names.add(result)
+        return result
+
+    # What rules are made of.
+
+    def given(self, node: ir.Node, index: int) -> ir.Value:
+        """Input ``index`` of a node, which has to be there."""
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is None:
+            raise PlanError(f"operator {node.op_type} (node '{node.name}') lacks input {index}: it can't be run.")
+        return value
+
+    def dims(self, value: ir.Value | None) -> tuple[int, ...]:
+        """The static shape of a value."""
+        found = None if value is None else static_shape(value)
+        if found is None:
+            raise PlanError(
+                f"the size of value '{value.name if value is not None else ''}' (near node '{self.where}') is unknown: "
+                "gradients need static shapes. Fix the sizes it hangs on, or write its shape into the model."
+            )
+        return found
+
+    def size(self, value: ir.Value | None) -> int:
+        """Number of elements."""
+        return math.prod(self.dims(value))
+
+    def learn_names(self, model: ir.Model) -> None:
+        """Take the names that others gave since."""
+        self._names.update(str(v.name) for v in all_values(model.graph))
+        self._names.update(str(node.name) for node in model.graph)
+
+    def reshape(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
+        """``x`` with another shape; ``x`` itself where it has it."""
+        if self.dims(x) == tuple(dims):
+            return x
+        made: ir.Value = self.Reshape(x, self.ints(*dims), allowzero=1 if 0 in dims else None)
+        return made
+
+    def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order."""
+        return x if list(perm) == list(range(len(perm))) else self.Transpose(x, perm=list(perm))
+
+    def cast(self, x: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """``x`` as another type; ``x`` itself where it is of that type."""
+        return x if dtype is None or x.dtype == dtype else self.Cast(x, to=int(dtype))
+
+    def expand(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
+        """``x`` broadcast to ``dims``."""
+        return x if self.dims(x) == tuple(dims) else self.Expand(x, self.ints(*dims))
+
+    def sum(self, x: ir.Value, axes: Sequence[int], *, keepdims: bool = False) -> ir.Value:
+        """The sum over ``axes``; ``x`` itself over none."""
+        return self.ReduceSum(x, self.ints(*axes), keepdims=int(keepdims)) if axes else x
+
+    def sum_to(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
+        """The adjoint of broadcasting ``dims`` to the shape of ``x``: sums over the axes that broadcasting repeated."""
+        given, target = self.dims(x), tuple(dims)
+        if given == target:
+            return x
+        lead = len(given) - len(target)
+        axes = [a for a, size in enumerate(given) if a < lead or (target[a - lead] == 1 and size != 1)]
+        return self.reshape(self.sum(x, axes), target)
+
+    def slice(self, x: ir.Value, axis: int, start: int, stop: int, step: int = 1) -> ir.Value:
+        """``x[..., start:stop:step, ...]`` along one axis."""
+        return self.Slice(x, self.ints(start), self.ints(stop), self.ints(axis), self.ints(step))
+
+    def attribute(self, node: ir.Node, name: str, default: Any) -> Any:
+        """The Python value of an attribute: a number, a string, a list of numbers."""
+        found = node.attributes.get(name)
+        if found is None:
+            return default
+        value = found.value
+        return list(value) if isinstance(value, tuple | list) else value
+
+    def known(self, value: ir.Value | None) -> np.ndarray | None:
+        """The content of a constant nobody can override, else None."""
+        if value is None or value.const_value is None or value.is_graph_input():
+            return None
+        return value.const_value.numpy()
+
+    def _infer(self, node: ir.Node, only: ir.Value | None = None) -> None:
+        """Give a node's outputs their types and shapes. Equal nodes on equal shapes are inferred once."""
+        key = _signature(node)
+        if key not in self._inferences:
+            self._inferences[key] = self._inferred(node)
+        for value, found in zip(node.outputs, self._inferences[key], strict=True):
+            if only is None or value is only:
+                if found is None:
+                    raise PlanError(f"the gradient of '{self.where}' can't be written: {node.op_type} has no shape.")
+                dtype, value.shape = found
+                value.type = ir.TensorType(dtype)
+
+    def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, ir.Shape] | None]:
+        try:
+            protos = self._protos(node)
+        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError) as error:
+            raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type}: {error}") from error
+        found: list[tuple[ir.DataType, ir.Shape] | None] = []
+        for value in node.outputs:
+            proto = protos.get(value.name or "")
+            shape = None if proto is None else ir.serde.deserialize_type_proto_for_shape(proto)
+            kind = None if proto is None else ir.serde.deserialize_type_proto_for_type(proto)
+            dims = [dim for dim in shape or () if isinstance(dim, int)]
+            static = shape is not None and len(dims) == len(shape) and isinstance(kind, ir.TensorType)
+            found.append((kind.dtype, ir.Shape(dims, frozen=True)) if static and kind is not None else None)
+        return found
+
+    def _protos(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
+        inputs = {str(v.name): v for v in node.inputs if v is not None}
+        contents = {
+            name: ir.serde.serialize_tensor(v.const_value)
+            for name, v in inputs.items()
+            if v.const_value is not None and not v.is_graph_input() and v.const_value.size <= SMALL
+        }
+        return onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, self.opset, ""),
+            ir.serde.serialize_node(node),
+            {name: _type_proto(v) for name, v in inputs.items()},
+            contents,
+            opset_imports=self._opsets,
+            ir_version=10,
+        )
+
+
+def _signature(node: ir.Node) -> tuple[object, ...]:
+    """What the types and shapes of a node's outputs hang on."""
+    inputs = tuple(_input_signature(value) for value in node.inputs)
+    attributes = tuple((name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items()))
+    return node.op_type, inputs, attributes, tuple(bool(value.name) for value in node.outputs)
+
+
+def _input_signature(value: ir.Value | None) -> object:
+    if value is None:
+        return None
+    content = value.const_value
+    small = content is not None and not value.is_graph_input() and content.size <= SMALL
+    return value.dtype, None if value.shape is None else value.shape.dims, value.name if small else None
+
+
+def _type_proto(value: ir.Value) -> onnx.TypeProto:
+    dims = static_shape(value)
+    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), dims)
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """No garbage collection meanwhile: nearly all that is made stays; looking through it took a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

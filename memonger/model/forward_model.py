@@ -1,0 +1,70 @@
+"""The forward model inside a training model: what is evaluated, and exported once it is trained.
+
+It stands in ``metadata_props["memonger.forward"]`` without the weights that the training model has under the same name.
+"""
+
+import base64
+import binascii
+import zlib
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from memonger.errors import PlanError
+from memonger.model import training_roles
+from memonger.model.values import tensor_shape
+
+KEY = "memonger.forward"
+SMALL = 64  # elements; up to that many stay with the forward model
+LARGEST = 1 << 30  # bytes of a forward model without its weights: what is larger when unpacked is refused
+
+
+def embed(model: ir.Model, forward: ir.Model) -> None:
+    """Put ``forward`` into the metadata of ``model``, which is made from it. Weights both have are left out."""
+    copy = forward.clone()
+    copy.metadata_props.pop(KEY, None)
+    known = training_roles.read(model, "the training model")
+    persistent = set(known.persistent) if known else set()
+    theirs = {str(v.name): v for v in model.graph.initializers.values()}
+    for name, value in list(copy.graph.initializers.items()):
+        tensor, other = value.const_value, theirs.get(name)
+        large = tensor is not None and other is not None and tensor.size > SMALL
+        if tensor is not None and (name in persistent or large):
+            value.type, value.shape = ir.TensorType(tensor.dtype), tensor_shape(tensor)
+            del copy.graph.initializers[name]
+            value.const_value = None
+            if not value.is_graph_input():
+                copy.graph.inputs.append(value)
+    data = zlib.compress(ir.to_proto(copy).SerializeToString(deterministic=True), 9)
+    model.metadata_props[KEY] = base64.b64encode(data).decode()
+
+
+def extract(model: ir.Model, name: str) -> ir.Model | None:
+    """The forward model in a training model; None where there is none.
+
+    Weights that the training model holds as plain initializers are taken from there. What it has as inputs (trained
+    parameters, running statistics) is an input here too.
+
+    Raises:
+        PlanError: it is malformed.
+    """
+    text = model.metadata_props.get(KEY)
+    if text is None:
+        return None
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST)
+        if not unpacker.eof:
+            raise zlib.error("cut short, or too large")
+        forward = ir.from_proto(onnx.ModelProto.FromString(data))
+    except (binascii.Error, zlib.error, DecodeError, ValueError, ir.serde.SerdeError) as error:
+        raise PlanError(f"{name}: the forward model in its metadata '{KEY}' is malformed: {error}.") from error
+    for value in list(forward.graph.inputs):
+        other = model.graph.initializers.get(str(value.name))
+        if other is not None and other.const_value is not None and not other.is_graph_input():
+            # a copy: the tensor itself may be part of a message, and would keep all of it, weights included
+            value.const_value = ir.tensor(other.const_value.numpy().copy(), name=value.name)
+            forward.graph.inputs.remove(value)
+            forward.graph.register_initializer(value)
+    return forward

@@ -1,0 +1,229 @@
+"""load: a model from anywhere → a model with static input shapes, one graph, and every shape inference can tell.
+
+Tensors stay where they are: external data is memory-mapped and never read here.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import onnx_ir as ir
+from google.protobuf import json_format, text_format
+from google.protobuf.message import DecodeError
+from onnx_ir import external_data
+from onnx_ir.passes import common as passes
+
+from memonger.errors import LoadError
+from memonger.model import bind_dims as dimensions
+from memonger.model import checks
+from memonger.model.checks import check_external_data
+from memonger.model.checks import external_tensors as external_tensors
+from memonger.model.marks import inline
+from memonger.model.model import Model
+from memonger.model.shape_inference import infer
+from memonger.model.values import dense, static_shape, tensor_shape
+
+logger = logging.getLogger(__name__)
+
+MIN_IR_VERSION = 10  # the first in which nodes carry metadata_props
+MIN_OPSET = 7  # the first that onnxruntime has kernels for
+
+# What onnx raises for a file it can't make sense of, in any of its formats.
+NOT_A_MODEL = (DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError)
+
+Source = str | Path | bytes | onnx.ModelProto | ir.Model
+
+
+def load(
+    source: Source | Model,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Model:
+    """Read a model and make its shapes static.
+
+    Args:
+        source: A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. None is changed.
+        batch: The first dimension of every input where that is symbolic.
+        dims: Sizes of the other symbolic dimensions, by name, or by place: ``{"x[1]": 128}``.
+        input_shapes: Whole shapes of inputs, by name, for what ``batch`` and ``dims`` leave open.
+
+    Raises:
+        LoadError: not an ONNX model; external data missing, cut short or outside the model's folder; an
+            operator nobody knows; a dimension without a size; shapes that contradict each other.
+    """
+    if isinstance(source, Model):
+        is_bound = all(static_shape(v) is not None for v in source.ir.graph.inputs if dense(v))
+        if batch is None and not dims and not input_shapes and is_bound:
+            return source
+        source = source.ir
+    model, name = _read(source)
+    _inline(model, name)
+    checks.check_versions(model, name)
+    _drop_listed_initializers(model)
+    dimensions.bind(model, name, batch, dims or {}, input_shapes or {})
+    model = _raise_versions(model, name)
+    checks.check_operators(model, name)
+    checks.sort(model, name)
+    lift_constants(model, name)
+    infer(model, name)
+    return Model(model, name, batch)
+
+
+def _read(source: Source) -> tuple[ir.Model, str]:
+    """A model of our own, checked for form, and where it came from."""
+    model, name = _copy(source)
+    checks.check_structure(model, name)
+    check_external_data(model, name)
+    return model, name
+
+
+def _copy(source: Source) -> tuple[ir.Model, str]:
+    match source:
+        case ir.Model():
+            name = source.graph.name or "<onnx_ir.Model>"
+            checks.check_structure(source, name)  # what nothing writes can't be cloned
+            in_order = all(checks.is_sorted(graph) for graph in source.graphs())
+            return source.clone() if in_order else _from_proto_of(source, ir.to_proto(source)), name
+        case onnx.ModelProto():
+            return _from_proto(source, "<onnx.ModelProto>", None), "<onnx.ModelProto>"
+        case bytes():
+            return _from_proto(_parse(source, "<bytes>"), "<bytes>", None), "<bytes>"
+    path = Path(source)
+    if path.is_dir():
+        raise LoadError(f"{path} is a folder: name the .onnx file in it.")
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except FileNotFoundError:
+        raise LoadError(f"{path}: no such file.") from None
+    except OSError as error:
+        raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
+    except NOT_A_MODEL as error:
+        raise LoadError(f"{path} is not an ONNX model, or is cut short: {_root_cause(error)}.") from error
+    return _from_proto(proto, str(path), path.parent), str(path)
+
+
+def _parse(data: bytes, name: str) -> onnx.ModelProto:
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise LoadError(f"{name} are not an ONNX model, or are cut short: {_root_cause(error)}.") from error
+
+
+def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
+    if not proto.HasField("graph") or proto.ir_version < 1:
+        raise LoadError(f"{name} is not an ONNX model: it has no graph or no IR version.")
+    if not proto.graph.node and not proto.graph.output:
+        raise LoadError(f"{name} has an empty graph: no nodes and no outputs, so there is nothing to plan.")
+    if not proto.opset_import:
+        raise LoadError(f"{name} is not a valid ONNX model: it imports no operator set (opset_import is empty).")
+    try:
+        model = ir.serde.deserialize_model(proto)
+    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ir.serde.SerdeError) as error:
+        raise LoadError(f"{name} is not a valid ONNX model: {_root_cause(error)}.") from error
+    if "ai.onnx" in model.opset_imports:  # another way to write the default domain
+        model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
+    if folder is not None:
+        external_data.set_base_dir(model.graph, folder)
+    elif any(external_tensors(model)):
+        raise LoadError(f"{name} refers to external data files, but not where they lie: give the model's path instead.")
+    return model
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().rstrip(".")
+
+
+def _inline(model: ir.Model, name: str) -> None:
+    if not model.functions:
+        return
+    try:
+        inline(model)
+    except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
+        raise LoadError(f"{name}: its functions can't be inlined: {_root_cause(error)}.") from error
+
+
+def _drop_listed_initializers(model: ir.Model) -> None:
+    """Up to IR version 3 initializers are listed as inputs, and are none."""
+    if (model.ir_version or 0) < 4:
+        kept = [value for value in model.graph.inputs if not value.is_initializer()]
+        model.graph.inputs[:] = kept
+        model.ir_version = 4
+
+
+def _raise_versions(model: ir.Model, name: str) -> ir.Model:
+    """Raise what onnxruntime has no kernels for. onnx's converter needs static shapes."""
+    opset = model.opset_imports.get("")
+    if opset is not None and opset < MIN_OPSET:
+        logger.info("%s: opset %d raised to %d", name, opset, MIN_OPSET)
+        model = _convert(model, name, opset)
+    model.ir_version = max(model.ir_version or 0, MIN_IR_VERSION)
+    return model
+
+
+def _convert(model: ir.Model, name: str, opset: int) -> ir.Model:
+    try:
+        return convert(model, MIN_OPSET)
+    except (RuntimeError, ValueError) as error:
+        raise LoadError(
+            f"{name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
+            f"{_root_cause(error)}. Export it again with a newer opset."
+        ) from error
+
+
+def convert(model: ir.Model, opset: int) -> ir.Model:
+    """The model in another operator set, by onnx's own converter.
+
+    Raises:
+        RuntimeError, ValueError: it can't be converted.
+    """
+    return _from_proto_of(model, onnx.version_converter.convert_version(ir.to_proto(model), opset))
+
+
+def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
+    """A model from a proto made of another model: its external data is where it was."""
+    made = ir.serde.deserialize_model(proto)
+    for folder in {tensor.base_dir for tensor in external_tensors(model)}:
+        external_data.set_base_dir(made.graph, folder)
+    return made
+
+
+def lift_constants(model: ir.Model, name: str) -> None:
+    """Turn Constant nodes into initializers, which is what a runtime does with them. They are marked in ``meta``."""
+    before = set(model.graph.initializers)
+    for node in [n for n in model.graph if n.op_type == "Constant" and n.outputs[0].is_graph_output()]:
+        _lift_output_constant(model.graph, node)
+    try:
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    except ValueError as error:
+        raise LoadError(f"{name}: {error}. Write it as a dense constant.") from error
+    for key, value in model.graph.initializers.items():
+        if key not in before:
+            value.meta["constant"] = True  # no parameter, whatever its type
+
+
+def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:
+    tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    if tensor is None:
+        return
+    old = node.outputs[0]
+    new = ir.Value(name=old.name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype))
+    new.const_value = tensor
+    graph.outputs[:] = [new if value is old else value for value in graph.outputs]
+    old.replace_all_uses_with(new)
+    graph.remove(node, safe=True)
+    graph.register_initializer(new)
+
+
+def load_as_is(source: Source) -> tuple[ir.Model, str]:
+    """Read a model, and where it came from: nothing is inlined, raised, sorted, bound or inferred.
+
+    Raises:
+        LoadError: not an ONNX model, or its external data isn't there.
+    """
+    return _read(source)

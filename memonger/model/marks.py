@@ -1,0 +1,121 @@
+"""marks: what users write on a model's nodes about keeping and recomputing, and the decision written back.
+
+Marks are ``metadata_props`` of nodes: ``mirror_stage`` ("True", or a stage's name) makes the node's output a candidate
+for keeping; ``force_mirroring`` ("True": recompute, "False": keep) decides. Both come from MXNet's memonger. They are
+read before lowering and follow the values, as names of values nearly all survive it.
+
+Where a node is written out as others, each of those gets its ``force_mirroring``, and the one that writes its output
+its ``mirror_stage``. The others are its *parts*: those that can't run twice are kept.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from memonger.errors import PlanError
+from memonger.model.model import Model
+
+STAGE = "mirror_stage"
+
+FORCE = "force_mirroring"
+
+PART = "memonger.part"
+"""On a part: the output of the node it is a part of."""
+
+
+def spread(node: ir.Node, made: Iterable[ir.Node], writers: Collection[ir.Node]) -> None:
+    """Give the metadata of a node to those that stand for it.
+
+    Args:
+        node: It.
+        made: All that stand for it.
+        writers: Those of them that write its output.
+    """
+    for each in made:
+        if each in writers:
+            each.metadata_props.update(node.metadata_props)
+            continue
+        each.metadata_props[PART] = node.metadata_props.get(PART, _output(node))
+        if FORCE in node.metadata_props:
+            each.metadata_props[FORCE] = node.metadata_props[FORCE]
+
+
+def _output(node: ir.Node) -> str:
+    return next((str(v.name) for v in node.outputs if v.name), "")
+
+
+def inline(model: ir.Model) -> None:
+    """Write out the functions that the model's graph calls, as `spread` does the marks of the calls."""
+    calls: dict[str, dict[str, str]] = {}
+    for node in model.graph:
+        if node.op_identifier() in model.functions:
+            calls[_output(node)] = dict(node.metadata_props)
+            node.metadata_props.setdefault(PART, _output(node))
+            node.metadata_props.pop(STAGE, None)
+    passes.InlinePass()(model)
+    for node in model.graph:
+        for marks in (calls[str(v.name)] for v in node.outputs if v.name in calls):
+            node.metadata_props.pop(PART, None)
+            node.metadata_props.update(marks)
+
+
+def origins(model: ir.Model) -> dict[str, str]:
+    """The values of parts, each with the output of the node it is a part of."""
+    parts = ((node, node.metadata_props.get(PART)) for node in model.graph)
+    return {str(v.name): part for node, part in parts if part for v in node.outputs}
+
+
+def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
+    """The model with ``force_mirroring`` on the nodes that patterns name.
+
+    Args:
+        model: Not changed.
+        mirror: Glob patterns of nodes to recompute: a node's name, operator or output.
+        keep: Of nodes to keep; they overrule ``mirror``.
+
+    Raises:
+        PlanError: a pattern names no node.
+    """
+    if not mirror and not keep:
+        return model
+    copy = model.ir.clone()
+    for patterns, decision in ((mirror, "True"), (keep, "False")):
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            found = [node for node in copy.graph if _matches(node, pattern)]
+            if not found:
+                known = ", ".join(sorted({node.op_type for node in copy.graph})[:12])
+                raise PlanError(
+                    f"{model.name}: '{pattern}' names no node: give a node's name, its operator ({known} ...) or its "
+                    "output; * and ? stand for any letters."
+                )
+            for node in found:
+                node.metadata_props[FORCE] = decision
+                node.metadata_props.pop(PART, None)
+    return dataclasses.replace(model, ir=copy)
+
+
+def _matches(node: ir.Node, pattern: str) -> bool:
+    names = (node.name or "", node.op_type, *(str(v.name) for v in node.outputs if v.name))
+    return pattern in names or any(fnmatchcase(name, pattern) for name in names)
+
+
+def lost(before: ir.Model, after: ir.Model) -> tuple[str, ...]:
+    """What became of marks whose value differentiation took away, one sentence each.
+
+    Args:
+        before: The forward model.
+        after: The training model.
+    """
+    there = {v.name for node in after.graph for v in node.outputs}
+    return tuple(
+        f"the mark on node '{node.name}' ({node.op_type}) is lost: nothing in the training model computes its value."
+        for node in before.graph
+        if _is_marked(node) and not any(v.name in there for v in node.outputs)
+    )
+
+
+def _is_marked(node: ir.Node) -> bool:
+    return node.metadata_props.get(STAGE, "") not in ("", "False") or FORCE in node.metadata_props

@@ -1,0 +1,32 @@
+"""Names that nothing else has."""
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    pass
+
+
+def fresh(base: str, taken: set[str]) -> str:
+    """``base``, or where it is taken ``base#2`` and so on. It is taken from then on."""
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base}#{count}"
+    taken.add(name)
+    return name
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Give every node, those of subgraphs included, a name no other node has."""
+    used: set[str] = set()
+    for graph in model.graphs():
+        for node in graph:
+            base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else len(used)}"
+            node.name = fresh(base, used)
+
+
+def inner_names(model: ir.Model) -> set[str]:
+    """Names of the nodes inside subgraphs."""
+    return {str(node.name) for graph in model.graphs() if graph is not model.graph for node in graph}

@@ -1,0 +1,73 @@
+"""Putting what was emitted in a node's place."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from memonger.model.emitter import Emitter
+from memonger.model.marks import spread
+
+
+@dataclass(slots=True)
+class Replacer:
+    """Replaces nodes of a graph by what was emitted.
+
+    Attributes:
+        graph: It.
+        op: What was emitted is taken from it.
+        gone: Nodes that are out of use. They read nothing, and are removed at the end: removing one takes onnx-ir a
+            look at every output of the graph.
+    """
+
+    graph: ir.Graph
+    op: Emitter
+    gone: dict[ir.Node, None] = field(default_factory=dict)
+    _read: dict[ir.Value, None] = field(default_factory=dict)
+
+    def insert(self, before: ir.Node) -> None:
+        """Put what was emitted before a node."""
+        self.graph.insert_before(before, self.op.nodes)
+        self.op.nodes = []
+
+    def replace(self, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
+        """Put what was emitted in a node's place.
+
+        Args:
+            node: Its outputs' names and its metadata go to what stands for them.
+            results: A value for each output of the node, written by what was emitted; None where nobody uses it.
+        """
+        spread(node, self.op.nodes, [each for each in self.op.nodes if results[0] in each.outputs])
+        self.insert(node)
+        for old, new in zip(node.outputs, results, strict=False):
+            if new is not None:
+                old.name, new.name = None, old.name
+                ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        read = [v for v in node.inputs if v is not None]
+        self._retire(node)
+        self.drop_unread(read)
+
+    def drop_unread(self, values: Iterable[ir.Value]) -> None:
+        """Retire the nodes that compute what nobody reads, and then what only those read."""
+        pending = list(values)
+        while pending:
+            node = pending.pop().producer()
+            if node is None or node.graph is not self.graph or node in self.gone:
+                continue
+            if any(v.uses() or v.is_graph_output() for v in node.outputs):
+                continue
+            pending.extend(v for v in node.inputs if v is not None)
+            self._retire(node)
+
+    def _retire(self, node: ir.Node) -> None:
+        self._read.update((v, None) for v in node.inputs if v is not None)
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+        self.gone[node] = None
+
+    def finish(self) -> None:
+        """Remove what is out of use, constants that only such nodes read with them."""
+        self.graph.remove(self.gone)
+        for value in self._read:
+            if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                del self.graph.initializers[str(value.name)]

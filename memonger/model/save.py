@@ -1,0 +1,75 @@
+"""Models on disk: one file, or a file and its weights beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from memonger.errors import PlanFileError
+from memonger.files import folder_beside, replace_all, write_whole
+from memonger.model.checks import external_tensors, tensor_attributes
+
+INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
+
+
+def save_model(planned: ir.Model, path: Path) -> None:
+    """Write a model, and where its weights are large a data file beside it. Whole or not at all.
+
+    Args:
+        planned: The model; it may be changed, and is spent.
+        path: The file.
+
+    Raises:
+        PlanFileError: the folder isn't there or can't be written, or the disk is full.
+    """
+    planned.producer_name = planned.producer_name or "memonger"
+    try:
+        if _keeps_data_in_place(planned, path.parent) or _weights(planned) < INLINE_LIMIT:
+            write_whole(path, lambda target: target.write(_serialized(planned, path.parent)))
+        else:
+            _write_with_data(planned, path)
+    except OSError as error:
+        raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+    except ValueError as error:  # protobuf's own word for a message over 2 GiB
+        raise PlanFileError(f"{path} can't be written: {error}.") from error
+
+
+def _write_with_data(model: ir.Model, path: Path) -> None:
+    data = path.name + ".data"
+    with folder_beside(path) as folder:
+        ir.save(model, folder / path.name, external_data=data)
+        replace_all(folder, [data, path.name], path.parent)
+
+
+def _serialized(model: ir.Model, folder: Path) -> bytes:
+    if not _keeps_data_in_place(model, folder):
+        model = _with_data_inside(model)
+    return ir.to_proto(model).SerializeToString()
+
+
+def _with_data_inside(model: ir.Model) -> ir.Model:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                tensor = value.const_value
+                value.const_value = _read_in(tensor)
+        for node, attribute in list(tensor_attributes(graph)):
+            if isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes.add(ir.AttrTensor(attribute.name, _read_in(attribute.value)))
+    return model
+
+
+def _read_in(tensor: ir.ExternalTensor) -> ir.Tensor[Any]:
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
+def _keeps_data_in_place(model: ir.Model, folder: Path) -> bool:
+    """Whether all external data lies in the folder the model is written to, so that it can be referred to."""
+    tensors = list(external_tensors(model))
+    return bool(tensors) and all(Path(tensor.base_dir).resolve() == folder.resolve() for tensor in tensors)
+
+
+def _weights(model: ir.Model) -> int:
+    return sum(
+        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
+    )

@@ -1,0 +1,168 @@
+"""Shape arithmetic: which sizes constants decide, and which only the run can tell."""
+
+import itertools
+import logging
+import math
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from memonger.model.values import all_values, dense, static_shape, subgraphs, tensor_shape
+
+logger = logging.getLogger(__name__)
+
+SMALL = 1024  # elements; larger tensors are never part of shape arithmetic
+
+# The size of the output depends on the values of every input, whatever is done.
+ALWAYS_DYNAMIC = {
+    "NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit", "Loop", "Scan", "If", "SequenceAt",
+    "ConcatFromSequence", "SplitToSequence", "OptionalGetElement", "ImageDecoder", "SequenceMap", "Optional",
+}  # fmt: skip
+
+# Inputs whose values (not only shapes) decide the size of an output.
+SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
+    "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,),
+    "DFT": (1, 2), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,),
+    "Resize": (1, 2, 3), "STFT": (1, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
+    "TopK": (1,), "Unsqueeze": (1,), "Upsample": (1,),
+    "ReduceL1": (1,), "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceMax": (1,),
+    "ReduceMean": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceSum": (1,), "ReduceSumSquare": (1,),
+}  # fmt: skip
+
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+
+
+def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
+    """Small initializers that no caller may override, with their data."""
+    return {
+        value: value.const_value.numpy()
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and value.const_value.size <= SMALL and not value.is_graph_input()
+    }
+
+
+def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:
+    """Values that are the same whatever the inputs hold: constants, static shapes, and what is computed from them.
+
+    ``overridden``: whether callers may override initializers that are inputs as well.
+    """
+    known = {v for v in model.graph.initializers.values() if not (overridden and v.is_graph_input())}
+    for node in model.graph:
+        if node.op_type in RANDOM or subgraphs(node):
+            continue
+        first = node.inputs[0] if node.op_type in ("Shape", "Size") else None
+        if (first is not None and static_shape(first) is not None) or all(v is None or v in known for v in node.inputs):
+            known.update(node.outputs)
+    return known
+
+
+def fold_shape_arithmetic(model: ir.Model) -> bool:
+    """Hand operators whose sizes hang on values the values that constants and static shapes give, as initializers.
+
+    Only integers and booleans are computed: their arithmetic is exact. Nothing else that reads the same values is
+    touched: onnxruntime takes less of a model whose conditions have become constants.
+
+    Returns: whether anything was folded.
+    """
+    values, known = constants(model), set(model.graph.initializers.values())
+    evaluated = []
+    for node in model.graph:
+        results = _evaluate(model, node, values)
+        if results is not None and len(results) == len(node.outputs):
+            values.update(zip(node.outputs, results, strict=True))
+            evaluated.append(node)
+    made: dict[ir.Value, ir.Value] = {}
+    taken = {str(value.name) for value in all_values(model.graph)}
+    for node in list(model.graph.all_nodes()):
+        for place in SHAPE_INPUTS.get(node.op_type, ()):
+            value = node.inputs[place] if place < len(node.inputs) and node.domain == "" else None
+            if value is None or value in known or value not in values:
+                continue
+            if value not in made:
+                made[value] = _constant(model, value, values[value], taken)
+            node.replace_input_with(place, made[value])
+    outputs = set(model.graph.outputs)
+    for node in reversed(evaluated):
+        if not any(value.uses() or value in outputs for value in node.outputs):
+            model.graph.remove(node, safe=True)
+    return bool(made)
+
+
+def _constant(model: ir.Model, value: ir.Value, array: np.ndarray, taken: set[str]) -> ir.Value:
+    name = next(name for k in itertools.count() if (name := f"{value.name}.constant{k or ''}") not in taken)
+    taken.add(name)
+    tensor = ir.tensor(array, name=name)
+    constant = ir.Value(name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    model.graph.register_initializer(constant)
+    return constant
+
+
+def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> list[np.ndarray] | None:
+    if node.op_type == "Shape" and node.domain == "" and node.inputs[0] is not None:
+        dims = static_shape(node.inputs[0])
+        if dims is None:
+            return None
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
+        return [np.array(dims[slice(start, end)], np.int64)]
+    if node.op_type == "Size" and node.domain == "" and node.inputs[0] is not None:
+        dims = static_shape(node.inputs[0])
+        return None if dims is None else [np.array(math.prod(dims), np.int64)]
+    if node.domain != "" or node.op_type in RANDOM or subgraphs(node) or not node.inputs:
+        return None
+    if any(v is not None and v not in values for v in node.inputs):
+        return None
+    if any(v.dtype is not None and not _exact(v.dtype) for v in node.outputs):
+        return None
+    arrays = {str(v.name): values[v] for v in node.inputs if v is not None}
+    return _run_reference(model, node, arrays)
+
+
+def _exact(dtype: ir.DataType) -> bool:
+    return dtype.is_integer() or dtype == ir.DataType.BOOL
+
+
+def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+    proto = ir.to_proto(node)
+    assert isinstance(proto, onnx.NodeProto)
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output]
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in arrays.items()
+    ]
+    graph = onnx.helper.make_graph([proto], "fold", inputs, outputs)
+    opset = onnx.helper.make_opsetid("", model.opset_imports[""])
+    try:
+        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=[opset]))
+        results = [np.asarray(array) for array in evaluator.run(None, arrays)]
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        logger.debug("node %s isn't folded: %s", node.name, error)
+        return None
+    if any(array.size > SMALL or array.dtype.kind not in "iub" for array in results):
+        return None
+    return results
+
+
+def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:
+    """Values whose size only a run can tell: it hangs on what the inputs hold, or on an operator nobody knows.
+
+    ``overridden``: as for `input_independent`.
+    """
+    dynamic: set[ir.Value] = set()
+    open_nodes = [n for n in model.graph if any(static_shape(v) is None for v in n.outputs if v.name)]
+    independent = input_independent(model, overridden=overridden) if open_nodes else set()
+    for node in open_nodes:
+        if _decides_at_run_time(node, independent) or any(v in dynamic for v in node.inputs if v is not None):
+            dynamic.update(v for v in node.outputs if static_shape(v) is None)
+    return dynamic
+
+
+def _decides_at_run_time(node: ir.Node, independent: set[ir.Value]) -> bool:
+    if node.op_type in ALWAYS_DYNAMIC or subgraphs(node):
+        return True
+    if any(v is not None and not dense(v) and v.type is not None for v in (*node.inputs, *node.outputs)):
+        return True
+    deciding = (node.inputs[i] for i in SHAPE_INPUTS.get(node.op_type, ()) if i < len(node.inputs))
+    return any(v is not None and v not in independent for v in deciding)

@@ -1,0 +1,167 @@
+"""Static shapes by ONNX's own inference, with shape arithmetic folded."""
+
+import logging
+import re
+
+import onnx
+import onnx_ir as ir
+
+from memonger.errors import LoadError
+from memonger.model.shape_folding import SMALL, fold_shape_arithmetic, run_time_sized
+from memonger.model.values import all_values, dense, static_shape, tensor_shape
+
+logger = logging.getLogger(__name__)
+
+
+def forget_symbolic(model: ir.Model) -> None:
+    """Drop every shape with a symbolic dimension: inference fills it in anew from the inputs' sizes."""
+    for graph in model.graphs():
+        for node in graph:
+            for value in node.outputs:
+                if value.shape is not None and static_shape(value) is None:
+                    value.shape = None
+
+
+def infer(model: ir.Model, name: str) -> None:
+    """Infer every type and shape ONNX's own inference can, and fold shape arithmetic.
+
+    What a file declares of values in between is often stale: the shapes of the batch it was exported with. It counts
+    only for sizes that inference can't tell from the inputs.
+
+    Raises:
+        LoadError: shapes or types that contradict each other, with the node that shows it.
+    """
+    forget_symbolic(model)
+    declared = _forget_declared(model)
+    complaint = _infer_and_fold(model, name)
+    if _has_unknown(model) and _restore(model, declared):
+        complaint = _infer_and_fold(model, name)
+    if complaint is not None and _has_unknown(model):
+        raise LoadError(_contradiction(name, complaint)) from complaint
+
+
+def _infer_and_fold(model: ir.Model, name: str) -> Exception | None:
+    complaint = infer_once(model, name)
+    while fold_shape_arithmetic(model):
+        if _has_unknown(model):
+            complaint = infer_once(model, name)
+    return complaint
+
+
+def _forget_declared(model: ir.Model) -> dict[ir.Value, ir.Shape]:
+    declared = {}
+    for value in (v for node in model.graph for v in node.outputs):
+        if value.shape is not None and dense(value):
+            declared[value], value.shape = value.shape, None
+    return declared
+
+
+def _restore(model: ir.Model, declared: dict[ir.Value, ir.Shape]) -> bool:
+    """Give declared sizes back to values that are still without one, those that only the run can tell left out.
+
+    Where they hang on a default that a caller may override, the declaration says that nobody will.
+    """
+    dynamic = run_time_sized(model, overridden=False)
+    fitting = [v for v, shape in declared.items() if static_shape(v) is None and _fits(shape, v.shape)]
+    restored = [value for value in fitting if value not in dynamic]
+    for value in restored:
+        value.shape = declared[value]
+    return bool(restored)
+
+
+def _fits(declared: ir.Shape, inferred: ir.Shape | None) -> bool:
+    if inferred is None:
+        return True
+    pairs = zip(declared, inferred, strict=False)
+    return len(declared) == len(inferred) and all(not isinstance(known, int) or known == dim for dim, known in pairs)
+
+
+def _has_unknown(model: ir.Model) -> bool:
+    return any(dense(v) and static_shape(v) is None for v in all_values(model.graph)) or any(
+        v.type is None for v in all_values(model.graph) if v.name
+    )
+
+
+def infer_once(model: ir.Model, name: str) -> Exception | None:
+    """ONNX's own inference alone: types and shapes are filled in, nodes stay as they are.
+
+    Returns: what its strict mode says of anything but the model's nodes, if it does: it can't read the bodies of some
+        old operators that ONNX defines as functions. That matters only where a size stays unknown.
+
+    Raises:
+        LoadError: shapes or types that contradict each other.
+    """
+    skeleton = _skeleton(model)
+    complaint: Exception | None = None
+    try:
+        inferred = onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
+    except INFERENCE_ERRORS:
+        complaint = _complaint(skeleton)
+        if complaint is not None and _COMPLAINT.search(str(complaint)):
+            raise LoadError(_contradiction(name, complaint)) from complaint
+        inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
+    _merge_all(model, inferred)
+    return complaint
+
+
+def _complaint(skeleton: onnx.ModelProto) -> Exception | None:
+    """What inference says of shapes alone: where it follows values it complains of models that are right."""
+    try:
+        onnx.shape_inference.infer_shapes(skeleton, strict_mode=True)
+    except INFERENCE_ERRORS as error:
+        return error
+    return None
+
+
+INFERENCE_ERRORS = (onnx.shape_inference.InferenceError, RuntimeError, ValueError)
+
+# How onnx writes a complaint about a node of the model; one about a function's body has another list in place of text.
+_HEAD = "[ShapeInferenceError] Inference error(s): "
+
+_COMPLAINT = re.compile(rf"^(?:{re.escape(_HEAD)})?\(op_type:[^)]*\): (?!\[\w+\] Inference error)", re.MULTILINE)
+
+
+def _contradiction(name: str, complaint: Exception) -> str:
+    """The first of onnx's complaints, on one line."""
+    lines = str(complaint).strip().removeprefix(_HEAD).splitlines()
+    return f"{name}: its shapes or types contradict each other: {lines[0].rstrip('.') if lines else complaint!r}."
+
+
+def _merge_all(model: ir.Model, inferred: onnx.ModelProto) -> None:
+    known = {info.name: info for info in (*inferred.graph.value_info, *inferred.graph.output)}
+    for node in model.graph:
+        for value in node.outputs:
+            info = known.get(value.name or "")
+            if info is not None:
+                _merge(value, info)
+
+
+def _merge(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    fresh = ir.serde.deserialize_value_info_proto(info, None)
+    if fresh.type is not None:
+        value.type = fresh.type
+    if static_shape(value) is None and fresh.shape is not None:
+        value.shape = fresh.shape
+
+
+def _skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model as a proto, with its big initializers as inputs: their data is never touched."""
+    graph = model.graph
+    big = [v for v in graph.initializers.values() if v.const_value is None or v.const_value.size > SMALL]
+    inputs = len(graph.inputs)
+    tensors = [value.const_value for value in big]
+    order = list(graph.initializers.values())
+    try:
+        for value, tensor in zip(big, tensors, strict=True):
+            if tensor is not None:
+                value.shape, value.dtype = tensor_shape(tensor), tensor.dtype
+            del graph.initializers[str(value.name)]
+            if not value.is_graph_input():
+                graph.inputs.append(value)
+        return ir.to_proto(model)
+    finally:
+        while len(graph.inputs) > inputs:
+            graph.inputs.pop()  # deleting a slice would leave the values marked as inputs
+        graph.initializers.clear()
+        for value in order:
+            graph.initializers[str(value.name)] = value

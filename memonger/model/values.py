@@ -1,0 +1,62 @@
+"""Types, shapes and sizes of a model's values."""
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+
+def dense(value: ir.Value) -> bool:
+    """Whether the value is an ordinary tensor of numbers, whose bytes can be planned."""
+    return isinstance(value.type, ir.TensorType) and value.dtype not in (
+        None,
+        ir.DataType.UNDEFINED,
+        ir.DataType.STRING,
+    )
+
+
+def is_floating(value: ir.Value) -> bool:
+    """Whether the value is a tensor of floating-point numbers."""
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """The value's shape where every dimension is a number, else None."""
+    if value.shape is None:
+        return None
+    dims = tuple(dim for dim in value.shape if isinstance(dim, int))
+    return dims if len(dims) == len(value.shape) else None
+
+
+def tensor_shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    """The shape of a concrete tensor, to put on a value."""
+    return ir.Shape([int(dim) for dim in tensor.shape.numpy()])
+
+
+def nbytes(value: ir.Value) -> int | None:
+    """Bytes of a dense tensor with a static shape, else None. Sub-byte types are packed."""
+    dims = static_shape(value)
+    if dims is None or value.dtype is None or not dense(value):
+        return None
+    count = 1
+    for dim in dims:
+        count *= dim
+    return (count * value.dtype.bitwidth + 7) // 8
+
+
+def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Inputs, initializers and node outputs of one graph, subgraphs left out."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """Bodies of If, Loop, Scan and their like."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found

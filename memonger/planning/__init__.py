@@ -1,0 +1,1 @@
+"""From a model and options to a plan: the pipeline through all stages."""

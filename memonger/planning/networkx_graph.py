@@ -1,0 +1,103 @@
+"""bare_graph: plans for graphs without a model, given as a ``networkx.DiGraph``."""
+
+import time
+from typing import Any, TypeGuard
+
+from memonger.errors import PlanError
+from memonger.graph import schedule
+from memonger.graph.graph import Graph
+from memonger.model.names import fresh
+from memonger.plan import GraphPlan
+from memonger.planning import decide
+from memonger.planning.decide import Decision
+from memonger.remat import Problem, Request
+
+
+def is_networkx(source: object) -> TypeGuard[Any]:
+    """Whether it is a graph of networkx; without importing that."""
+    return any(kind.__module__.partition(".")[0] == "networkx" for kind in type(source).__mro__)
+
+
+def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
+    """The planner's graph of a ``networkx.DiGraph``, and the graph's own names of its nodes in the same order.
+
+    Args:
+        source: Its nodes, of any names, carry ``bytes`` (of what they write), ``cost``, and ``forward`` if it has a
+            backward pass: False for the nodes of that. Edges lead to readers. What nobody reads lives for its own step
+            only.
+
+    Raises:
+        PlanError: undirected; there is a cycle, or no node, or a node without ``bytes`` or ``cost``, or with bad ones.
+    """
+    if not source.is_directed() or source.is_multigraph():
+        raise PlanError(
+            f"a {type(source).__name__} can't be planned: give a networkx.DiGraph, whose edges lead to readers."
+        )
+    problem = Problem.from_networkx(source)
+    taken: set[str] = set()
+    names = tuple(fresh(_label(str(name)), taken) for name in problem.names)
+    nothing = tuple(() for _ in names)
+    graph = Graph(
+        nodes=names,
+        ops=tuple("node" for _ in names),
+        values=names,
+        sizes=problem.sizes,
+        planned=tuple(size > 0 for size in problem.sizes),
+        reads=problem.reads,
+        writes=problem.writes,
+        outputs=(),
+        views=nothing,
+        inplace=nothing,
+        ties=nothing,
+        updates=nothing,
+        forward=tuple(bool(source.nodes[name].get("forward", True)) for name in problem.names),
+        costs=problem.costs,
+        workspace=problem.workspace,
+    )
+    return graph, problem.names
+
+
+def _label(name: str) -> str:
+    """The name, or where it is one of a recomputed node's copies, the name in brackets: here it is a node's own."""
+    return f"[{name}]" if schedule.is_copy(name) else name
+
+
+def plan_graph(names: tuple[object, ...], request: Request, strategy: str | None, order: str) -> GraphPlan:
+    """Plan what `from_networkx` gave.
+
+    Args:
+        names: The nodes' own names.
+        request: What is asked.
+        strategy: None: ``budget`` where there is one, ``sweep`` where there is a backward pass, else ``none``.
+        order: One of `memonger.remat.orders.ORDERS`, or ``best``.
+
+    Raises:
+        PlanError: nothing was found that holds the budget.
+    """
+    begin = time.perf_counter()
+    has_backward = not all(request.graph.forward)
+    chosen = strategy or ("budget" if request.budget is not None else "sweep" if has_backward else "none")
+    return _finish(names, request, chosen, decide.decide(request, chosen, order), begin)
+
+
+def pareto_of_graph(names: tuple[object, ...], request: Request, points: int, order: str) -> tuple[GraphPlan, ...]:
+    """The frontier of what `from_networkx` gave; see `memonger.pareto`."""
+    begin = time.perf_counter()
+    return tuple(_finish(names, request, "budget", one, begin) for one in decide.frontier(request, points, order))
+
+
+def _finish(names: tuple[object, ...], request: Request, strategy: str, found: Decision, begin: float) -> GraphPlan:
+    plan = GraphPlan(
+        graph=found.graph,
+        offsets=found.offsets,
+        arena_bytes=found.arena_bytes,
+        alignment=request.alignment,
+        schedule=tuple(names[node] for node in found.schedule),
+        budget=request.budget,
+        strategy=strategy,
+        outcome=found.outcome,
+        peak_before_bytes=request.peak_bytes,
+        planning_seconds=time.perf_counter() - begin,
+    )
+    plan.verify()
+    return plan

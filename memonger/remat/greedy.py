@@ -1,0 +1,354 @@
+"""Greedy relief of a timeline that is above its budget, and the tidying after it.
+
+Relief: at the worst step every value that lies there unread may be dropped and computed again before its next use,
+together with those of its inputs that are dead by then; the step that relieves most bytes · steps above the budget for
+the cost it adds is taken, until the budget holds. Tidying takes out every recomputation the budget holds without, most
+expensive first. Beyond that plain greedy, a recomputation may also come earlier, where its inputs die anyway; a dead
+input is kept where there is room; nodes move (a first run that nobody reads any more vanishes, a last reader may come
+earlier); and scores may be perturbed.
+"""
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memonger.remat.timeline import Timeline
+
+_LONGEST = 400
+"""Nodes of a chain that one recomputation may need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """Settings of `relieve`.
+
+    Attributes:
+        plain: Only what the plain greedy does.
+        noise: Factor on a score: called once for each candidate.
+        step: Which of the steps above the budget to relieve, from their number: called once a round. None: the worst.
+        stop: Gives up as soon as the cost is above this.
+        many: For large problems: takes one move after the other at a step before it looks for others.
+        chosen: How many of the candidates that promise most are tried.
+    """
+
+    plain: bool = False
+    noise: Callable[[], float] | None = None
+    step: Callable[[int], int] | None = None
+    stop: float = float("inf")
+    many: bool = False
+    chosen: int = 12
+
+
+Move = tuple[int, int, int]
+"""A node, the label of the step before which it is to run, and the label of a run to take out or -1."""
+
+
+def excess(timeline: Timeline, budget: int) -> int:
+    """Bytes above the budget, summed over all steps."""
+    return int(np.maximum(timeline.held - budget, 0).sum())
+
+
+def relieve(timeline: Timeline, budget: int, relief: Relief, expired: Callable[[], bool]) -> bool:
+    """Change the timeline until the budget holds; False if no single move relieves it any more, or it gave up."""
+    above = excess(timeline, budget)
+    while above:
+        if timeline.cost > relief.stop or expired():
+            return False
+        turn = _many if relief.many else _best
+        chosen = turn(timeline, budget, above, _worst(timeline, budget, relief), relief)
+        if chosen is None:
+            return False
+        above = chosen
+    return True
+
+
+def _worst(timeline: Timeline, budget: int, relief: Relief) -> int:
+    """Index of the step to relieve."""
+    held = timeline.held
+    if relief.step is None:
+        return int(held.argmax())
+    over = np.flatnonzero(held > budget)
+    return int(over[relief.step(len(over))])
+
+
+def _best(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) -> int | None:
+    """Apply the best move at this step; returns the excess after it, or None if no move relieves."""
+    candidates = list(_promising(timeline, budget, at, relief))
+    candidates.sort(key=lambda c: (-c[0], c[1]))
+    timeline.work += 5 + len(candidates) + len(timeline.sizes) // 20
+    best: tuple[float, Move] | None = None
+    for index, (promise, move) in enumerate(candidates):
+        if best is not None and (promise <= best[0] or (not relief.plain and index >= relief.chosen)):
+            break
+        mark, before = len(timeline.journal), timeline.cost
+        apply(timeline, move, budget, keep=not relief.plain)
+        gain = above - excess(timeline, budget)
+        added = timeline.cost - before
+        timeline.rollback(mark)
+        if gain <= 0:
+            continue
+        score = gain / max(added, _EPSILON)
+        if relief.noise is not None:
+            score *= relief.noise()
+        if best is None or score > best[0]:
+            best = score, move
+    if best is None:
+        return None
+    mark = len(timeline.journal)
+    apply(timeline, best[1], budget, keep=not relief.plain)
+    return excess(timeline, budget) if relief.plain else _merge(timeline, budget, mark)
+
+
+def _merge(timeline: Timeline, budget: int, mark: int) -> int:
+    """Let what was just added live on where that saves a later run and costs no excess; returns the excess."""
+    above = excess(timeline, budget)
+    for label, node in timeline.journal[mark:]:
+        later = timeline.next_copy(node, label) if label in timeline.node else timeline.end
+        if later == timeline.end:
+            continue
+        before = len(timeline.journal)
+        withdraw(timeline, later)
+        after = excess(timeline, budget)
+        if after > above:
+            timeline.rollback(before)
+        else:
+            above = after
+    return above
+
+
+_EPSILON = 1e-9
+_NEARLY = 0.8
+
+
+def _silence() -> float:
+    return 1.0
+
+
+def _many(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) -> int | None:
+    """Apply moves at this step until it is relieved, the best first; as `_best`.
+
+    Scores fall as moves are made, so the first of the heap is scored anew, and made if it is still the first (Minoux
+    1978, "Accelerated greedy algorithms for maximizing submodular set functions").
+    """
+    worst, begin = timeline.labels[at], above
+    noise = relief.noise or _silence
+    heap = [
+        (-promise * (factor := noise()), move, factor) for promise, move in _promising(timeline, budget, at, relief)
+    ]
+    heapq.heapify(heap)
+    timeline.work += len(heap)
+    while heap and timeline.held[bisect_left(timeline.labels, worst)] > budget:
+        _, move, factor = heapq.heappop(heap)
+        if not _current(timeline, worst, move):
+            continue
+        mark, before = len(timeline.journal), timeline.cost
+        apply(timeline, move, budget, keep=True)
+        gain = above - excess(timeline, budget)
+        score = factor * gain / max(timeline.cost - before, _EPSILON)
+        if gain > 0 and (not heap or -score <= _NEARLY * heap[0][0]):
+            above = _merge(timeline, budget, mark)
+            continue
+        timeline.rollback(mark)
+        if gain > 0:
+            heapq.heappush(heap, (-score, move, factor))
+    return above if above < begin else None
+
+
+def _current(timeline: Timeline, worst: int, move: Move) -> bool:
+    """Whether a move found before others were made still stands to reason."""
+    node, anchor, gone = move
+    if worst not in timeline.node or anchor not in timeline.node:
+        return False
+    if gone >= 0:
+        return gone in timeline.node and len(timeline.copies[node]) == 1 and anchor <= worst
+    turn = bisect_left(timeline.copies[node], anchor)
+    return turn > 0 and timeline.copies[node][turn - 1] < worst
+
+
+def _promising(timeline: Timeline, budget: int, at: int, relief: Relief) -> Iterator[tuple[float, Move]]:
+    """Moves at this step, each with what it can relieve at most for its cost."""
+    above = np.maximum(timeline.held - budget, 0)
+    bytes_to = [0, *np.cumsum(above).tolist()]
+    steps_to = [0, *np.cumsum(above > 0).tolist()]
+    costs, sizes, labels = timeline.problem.costs, timeline.sizes, timeline.labels
+    for value, begin, stop in across(timeline, labels[at]):
+        node = timeline.problem.producer[value]
+        low, high = bisect_right(labels, begin), bisect_left(labels, stop)
+        low -= value in timeline.over[timeline.node[begin]]  # that step then overwrites it
+        relieved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
+        movable = begin == timeline.copies[node][0]  # then a first run may just move, for free
+        price = _EPSILON if movable else max(costs[node], _EPSILON)
+        if not timeline.fixed[node]:
+            for anchor in _places(timeline, node, at, stop, relief.plain):
+                yield relieved / price, (node, anchor, -1)
+        if not relief.plain and timeline.until(value, timeline.source(value, stop)) == stop:
+            anchor = _earliest(timeline, stop)
+            if 0 <= anchor <= labels[at]:
+                yield relieved / _EPSILON, (timeline.node[stop], anchor, stop)
+
+
+def across(timeline: Timeline, label: int) -> Iterator[tuple[int, int, int]]:
+    """Values alive at the step of this label that it neither reads nor writes, or that it could overwrite if they were
+    not: (value, last use, next use)."""
+    over = timeline.over[timeline.node[label]]
+    copies, reads, producer = timeline.copies, timeline.reads, timeline.problem.producer
+    for value, size in enumerate(timeline.sizes):
+        if not size or not reads[value] or reads[value][-1] <= label or timeline.pinned[value]:
+            continue
+        uses = reads[value]
+        after = bisect_left(uses, label)
+        if uses[after] == label:
+            after += 1
+            if value not in over:
+                continue
+        runs = copies[producer[value]]
+        turn = bisect_right(runs, label)
+        if not turn or runs[turn - 1] == label or (turn < len(runs) and runs[turn] < uses[after]):
+            continue
+        source = runs[turn - 1]
+        begin = uses[after - 1] if after and uses[after - 1] > source else source
+        yield value, begin, uses[after]
+
+
+def _places(timeline: Timeline, node: int, worst: int, stop: int, plain: bool) -> Iterator[int]:
+    """Labels before which the node may run, after the worst step's index, for the reader at ``stop``."""
+    labels, limit = timeline.labels, timeline.limit(node)
+    if stop <= limit:
+        yield stop
+    if plain:
+        return
+    seen = {stop}
+    anchors = [_before_larger(timeline, node, stop)]
+    for value in timeline.inputs[node]:
+        dies = timeline.until(value, timeline.source(value, stop))
+        anchors.append(labels[bisect_right(labels, dies)] if dies < stop else stop)
+    for anchor in anchors:
+        if anchor not in seen and labels[worst] < anchor < stop and anchor <= limit:
+            seen.add(anchor)
+            yield anchor
+
+
+def _before_larger(timeline: Timeline, node: int, stop: int) -> int:
+    """The first label of the run of recomputations before ``stop`` whose ids are larger than the node's."""
+    labels = timeline.labels
+    at = bisect_left(labels, stop)
+    while at:
+        other = timeline.node[labels[at - 1]]
+        if other < node or timeline.copies[other][0] == labels[at - 1]:
+            break
+        at -= 1
+    return labels[at]
+
+
+def _earliest(timeline: Timeline, label: int) -> int:
+    """The label before which the only run of a node may run at the earliest, or -1."""
+    node = timeline.node[label]
+    if timeline.fixed[node] or len(timeline.copies[node]) > 1:
+        return -1
+    first = max((timeline.source(value, label) for value in timeline.inputs[node]), default=-1)
+    return timeline.labels[bisect_right(timeline.labels, first)] if first >= 0 else -1
+
+
+def apply(timeline: Timeline, move: Move, budget: int, keep: bool) -> None:
+    """Make a move: run the node there, and before it what it needs; drop what nobody reads any more.
+
+    Args:
+        timeline: Changed.
+        move: What to do.
+        budget: Bytes.
+        keep: Whether a dead input that fits into the budget until then is kept, rather than computed again.
+    """
+    node, anchor, gone = move
+    nodes = chain(timeline, node, anchor, budget, keep)
+    for label, each in zip(timeline.between(anchor, len(nodes)), nodes, strict=True):
+        timeline.add(label, each)
+        copies = timeline.copies[each]
+        turn = bisect_left(copies, label)
+        timeline.prune(copies[turn - 1 : turn] if turn else [])
+    if gone >= 0:
+        withdraw(timeline, gone)
+
+
+def chain(timeline: Timeline, node: int, anchor: int, budget: int, keep: bool) -> list[int]:
+    """The node and those of its inputs, and theirs, that have to run before it at this place, in order."""
+    producer = timeline.problem.producer
+    seen = {node}
+    pending, order = [node], list[int]()
+    while pending:
+        current = pending[-1]
+        missing = [
+            producer[value]
+            for value in timeline.inputs[current]
+            if producer[value] not in seen and _dead(timeline, value, anchor, budget, keep)
+        ]
+        if missing and len(seen) < _LONGEST:
+            seen.add(missing[0])
+            pending.append(missing[0])
+        else:
+            order.append(pending.pop())
+    timeline.work += len(order) // 2
+    return order
+
+
+def _dead(timeline: Timeline, value: int, anchor: int, budget: int, keep: bool) -> bool:
+    """Whether the value has to be computed again to be read right before the anchor."""
+    node = timeline.problem.producer[value]
+    source = timeline.source(value, anchor)
+    if timeline.fixed[node] or timeline.until(value, source) >= anchor or anchor > timeline.limit(node):
+        return False
+    return not (keep and _room(timeline, value, source, anchor, budget))
+
+
+def _room(timeline: Timeline, value: int, source: int, label: int, budget: int) -> bool:
+    """Whether the value fits into the budget from its last use to this label."""
+    low = bisect_right(timeline.labels, timeline.until(value, source))
+    high = bisect_left(timeline.labels, label)
+    return high <= low or int(timeline.held[low:high].max()) + timeline.sizes[value] <= budget
+
+
+def tidy(timeline: Timeline, budget: int, expired: Callable[[], bool]) -> None:
+    """Take out, most expensive first, every recomputation the budget holds without. The budget holds before."""
+    costs, node = timeline.problem.costs, timeline.node
+    again = True
+    while again and not expired():
+        again = False
+        extra = [label for copies in timeline.copies for label in copies[1:]]
+        timeline.work += len(extra) + len(timeline.sizes) // 20
+        for label in sorted(extra, key=lambda label: (-costs[node[label]], label)):
+            again |= label in node and take_out(timeline, label, budget)
+
+
+def take_out(timeline: Timeline, label: int, budget: int) -> bool:
+    """Remove a run that isn't the node's first, if the budget holds without."""
+    node = timeline.node[label]
+    if timeline.copies[node][0] == label or not _may_fit(timeline, label, budget):
+        return False
+    mark = len(timeline.journal)
+    withdraw(timeline, label)
+    if int(timeline.held.max()) > budget:
+        timeline.rollback(mark)
+        return False
+    return True
+
+
+def withdraw(timeline: Timeline, label: int) -> None:
+    """Remove a run that isn't the node's first, and those that only it reads."""
+    sources = [timeline.source(value, label) for value in timeline.inputs[timeline.node[label]]]
+    timeline.remove(label)
+    timeline.prune(sources)
+
+
+def _may_fit(timeline: Timeline, label: int, budget: int) -> bool:
+    """Whether the budget might hold without this run: its values have to live on to it, its inputs needn't."""
+    node = timeline.node[label]
+    freed = sum(timeline.sizes[value] for value in timeline.inputs[node])
+    longest, needed = label, 0
+    for value in timeline.problem.writes[node]:
+        if timeline.until(value, label) > label:
+            longest = min(longest, timeline.until(value, timeline.source(value, label)))
+            needed = max(needed, timeline.sizes[value])
+    low, high = bisect_right(timeline.labels, longest), bisect_left(timeline.labels, label)
+    return high <= low or int(timeline.held[low:high].max()) + needed - freed <= budget

@@ -1,0 +1,115 @@
+"""Orders for inference: every node once, so that little is alive at a time.
+
+Finding the best order is NP-hard (Sethi 1975). These are list schedulers: of the nodes whose inputs are ready, each
+takes the one that looks best. Left out: backtracking, and the exact orders that small graphs would allow.
+"""
+
+import heapq
+from collections.abc import Callable
+
+from memonger.graph.graph import Graph
+
+Key = Callable[[int], tuple[float, ...]]
+
+
+def file_order(graph: Graph) -> tuple[int, ...]:
+    """The order the model is written in."""
+    return tuple(range(len(graph.nodes)))
+
+
+def by_growth(graph: Graph) -> tuple[int, ...]:
+    """Next the ready node that adds the fewest bytes (its outputs less the inputs that die), ties by file order."""
+    waiting = _Waiting(graph)
+
+    def key(node: int) -> tuple[float, ...]:
+        return (float(waiting.growth(node)), float(node))
+
+    return waiting.schedule(key)
+
+
+def by_depth(graph: Graph) -> tuple[int, ...]:
+    """Next the ready node whose inputs are the freshest: one branch is finished before the next begins."""
+    waiting = _Waiting(graph)
+
+    def key(node: int) -> tuple[float, ...]:
+        freshest = max((waiting.written_at[v] for v in graph.reads[node]), default=-1)
+        return (float(-freshest), float(waiting.growth(node)), float(node))
+
+    return waiting.schedule(key)
+
+
+class _Waiting:
+    """Which nodes are ready, and how many readers each value still has."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.readers: list[list[int]] = [[] for _ in graph.values]
+        for node, reads in enumerate(graph.reads):
+            for value in reads:
+                self.readers[value].append(node)
+        self.after = self._last_readers()
+        self.left = [len(readers) for readers in self.readers]
+        for value in graph.outputs:
+            self.left[value] += 1
+        written = {v for writes in graph.writes for v in writes}
+        self.missing = [sum(v in written for v in reads) for reads in graph.reads]
+        for updates in self.after:
+            for update in updates:
+                self.missing[update] += 1
+        self.written_at = [-1] * len(graph.values)
+
+    def _last_readers(self) -> list[list[int]]:
+        """For each node, the updates that overwrite what it reads: they wait for it."""
+        after: list[list[int]] = [[] for _ in self.graph.nodes]
+        for update, pairs in enumerate(self.graph.updates):
+            for old, _ in pairs:
+                for reader in self.readers[old]:
+                    if reader != update:
+                        after[reader].append(update)
+        return after
+
+    def growth(self, node: int) -> int:
+        sizes, planned = self.graph.sizes, self.graph.planned
+        born = sum(sizes[v] for v in self.graph.writes[node] if planned[v])
+        return born - sum(sizes[v] for v in self.graph.reads[node] if planned[v] and self.left[v] == 1)
+
+    def schedule(self, key: Key) -> tuple[int, ...]:
+        graph, order = self.graph, list[int]()
+        done = [False] * len(graph.nodes)
+        heap = [(key(node), node) for node, missing in enumerate(self.missing) if not missing]
+        heapq.heapify(heap)
+        while heap:
+            _, node = heapq.heappop(heap)
+            if done[node]:
+                continue
+            done[node] = True
+            changed = self._run(node, len(order))
+            order.append(node)
+            for other in changed:
+                if not done[other] and not self.missing[other]:
+                    heapq.heappush(heap, (key(other), other))
+        return tuple(order)
+
+    def _run(self, node: int, step: int) -> list[int]:
+        """Mark the node as run; returns the nodes whose key may have become smaller."""
+        changed = []
+        for value in self.graph.reads[node]:
+            self.left[value] -= 1
+            if self.left[value] == 1:
+                changed.extend(self.readers[value])
+        for value in self.graph.writes[node]:
+            self.written_at[value] = step
+            for reader in self.readers[value]:
+                self.missing[reader] -= 1
+                changed.append(reader)
+        for update in self.after[node]:
+            self.missing[update] -= 1
+            changed.append(update)
+        return changed
+
+
+Order = Callable[[Graph], tuple[int, ...]]
+
+ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth}
+
+__all__ = ["ORDERS", "Order", "by_depth", "by_growth", "file_order"]

@@ -1,0 +1,186 @@
+"""The threshold of the smallest peak, found by trying some around the square root of what is kept.
+
+After ``search_plan`` of MXNet's memonger: three guesses, then a grid.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memonger.errors import PlanError
+from memonger.remat import problem as problems
+from memonger.remat.checkpoints import ForwardWalk, Mirror, Stage
+from memonger.remat.on_demand import recompute_on_demand
+from memonger.remat.problem import Problem
+
+_GUESSES = 3
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one threshold gives.
+
+    Attributes:
+        source: Where the stages come from; "none": nothing is recomputed but what is forced.
+        threshold: Bytes.
+        segments: Stretches between kept stages.
+        kept_bytes: What the kept stages write.
+        peak: Bytes at the worst step of the whole schedule.
+        overhead: Cost beyond that of one pass, as a fraction of it.
+    """
+
+    source: str
+    threshold: int
+    segments: int
+    kept_bytes: int
+    peak: int
+    overhead: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The best of the candidates.
+
+    Attributes:
+        schedule: Node ids; one that occurs again is a recomputation.
+        mirror: What it keeps and drops.
+        candidates: All that was tried, in that order.
+    """
+
+    schedule: tuple[int, ...]
+    mirror: Mirror
+    candidates: tuple[Candidate, ...]
+
+
+def sweep(
+    problem: Problem,
+    forward: Sequence[bool],
+    stage_sets: Mapping[str, Sequence[Stage]],
+    trials: int = 6,
+    forced: Mapping[int, bool] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Sweep:
+    """The schedule with the smallest peak, the cheapest such, among the thresholds tried for each set of stages.
+
+    Tried are 0; twice sqrt(kept bytes × largest segment / 2) of the one before; and a grid from the smallest segment
+    seen to sqrt(2) × the next guess. To recompute nothing (but what is forced) is tried first.
+
+    Args:
+        problem: What is planned.
+        forward: Whether each node belongs to the forward pass.
+        stage_sets: Candidates for keeping, by what they are called in the table.
+        trials: Thresholds of the grid.
+        forced: Node → True: it is recomputed; False: it is kept, whatever its stage.
+        progress: Called with the part that is done.
+
+    Raises:
+        PlanError: ``trials`` is negative, or a node is to be recomputed that can't be.
+    """
+    if trials < 0:
+        raise PlanError(f"{trials} trials: it has to be at least 0.")
+    walk = ForwardWalk(problem, forward, forced)
+    tried = _Tried(walk, progress, 1 + len(stage_sets) * (_GUESSES + trials))
+    tried.add("none", 0, walk.all_kept())
+    for source, stages in stage_sets.items():
+        threshold, smallest = 0, -1
+        for _ in range(_GUESSES):
+            mirror = walk.mirror(stages, threshold)
+            tried.add(source, threshold, mirror)
+            smallest = mirror.largest if smallest < 0 else min(smallest, mirror.largest)
+            threshold = math.isqrt(mirror.saved * mirror.largest // 2)
+        step = (threshold * math.sqrt(2) - smallest) / trials if trials else 0
+        for trial in range(1, trials + 1) if step > 0 else ():
+            threshold = int(smallest + trial * step)
+            tried.add(source, threshold, walk.mirror(stages, threshold))
+    if progress is not None:
+        progress(1.0)
+    schedule, mirror = tried.best
+    problems.check(problem, schedule)
+    return Sweep(schedule, mirror, tuple(tried.candidates))
+
+
+class _Tried:
+    """Candidates, and the best so far."""
+
+    def __init__(self, walk: ForwardWalk, progress: Callable[[float], None] | None, expected: int) -> None:
+        self.walk, self.progress, self.expected = walk, progress, expected
+        self.peak = PeakOf(walk.problem)
+        self.once = problems.cost(walk.problem, walk.problem.schedule)
+        self.candidates: list[Candidate] = []
+        self.best: tuple[tuple[int, ...], Mirror] = ((), Mirror((), (), 0, 0, 0))
+        self.energy = (math.inf, math.inf)
+        self.known: dict[tuple[int, ...], Candidate] = {}  # by what is dropped
+
+    def add(self, source: str, threshold: int, mirror: Mirror) -> None:
+        """Cost what the threshold drops."""
+        same = self.known.get(mirror.dropped)
+        peak, overhead = (same.peak, same.overhead) if same else self._cost(mirror)
+        found = Candidate(source, threshold, mirror.segments, mirror.saved, peak, overhead)
+        self.candidates.append(found)
+        self.known.setdefault(mirror.dropped, found)
+        if self.progress is not None:
+            self.progress(min(1.0, len(self.candidates) / self.expected))
+
+    def _cost(self, mirror: Mirror) -> tuple[int, float]:
+        problem = self.walk.problem
+        schedule = recompute_on_demand(problem.reads, problem.writes, self.walk.forward, mirror.dropped)
+        peak = self.peak(schedule)
+        overhead = problems.cost(problem, schedule) / self.once - 1 if self.once else 0.0
+        if (peak, overhead) < self.energy:
+            self.energy, self.best = (peak, overhead), (schedule, mirror)
+        return peak, overhead
+
+
+class PeakOf:
+    """`problem.peak` of many valid schedules of one problem, some ten times as fast."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.sizes = np.array(problem.sizes, dtype=np.int64)
+        self.scratch = np.array(problem.workspace, dtype=np.int64)
+        self.pinned = np.array(problem.pinned, dtype=np.int64)
+        self.base = problem.base
+        self.writes = _Rows([list(values) for values in problem.writes])
+        written = [value >= 0 for value in problem.producer]
+        self.reads = _Rows([[v for v in values if written[v]] for values in problem.reads])
+        self.inplace = _Rows([[v for v in values if written[v]] for values in problem.inplace])
+
+    def __call__(self, schedule: Sequence[int]) -> int:
+        """Bytes at the worst step."""
+        nodes = np.array(schedule, dtype=np.int64)
+        steps = len(nodes)
+        value, begin = self.writes.of(nodes)
+        order = np.argsort(value, kind="stable")
+        value, begin = value[order], begin[order]
+        copies = value * steps + begin  # ascending; a step reads the last copy before it
+        wanted, when = self.reads.of(nodes)
+        end = begin.copy()
+        np.maximum.at(end, np.searchsorted(copies, wanted * steps + when) - 1, when)
+        end[np.searchsorted(value, self.pinned)] = steps
+        change = np.zeros(steps + 2, dtype=np.int64)
+        np.add.at(change, begin, self.sizes[value])
+        np.subtract.at(change, end + 1, self.sizes[value])
+        wanted, when = self.inplace.of(nodes)
+        dies = end[np.searchsorted(copies, wanted * steps + when) - 1] == when
+        overwritten = np.zeros(steps, dtype=np.int64)
+        np.maximum.at(overwritten, when, self.sizes[wanted] * dies)
+        return self.base + int((np.cumsum(change[:steps]) + self.scratch[nodes] - overwritten).max())
+
+
+class _Rows:
+    """Rows of integers of different lengths."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        self.starts = np.concatenate(([0], np.cumsum(self.lengths)))[:-1]
+        self.items = np.array([item for row in rows for item in row], dtype=np.int64)
+
+    def of(self, picked: Indices) -> tuple[Indices, Indices]:
+        """The items of the rows picked, and for each the place of its row among them."""
+        lengths = self.lengths[picked]
+        places = np.repeat(np.arange(len(picked)), lengths)
+        before = np.cumsum(lengths) - lengths
+        return self.items[np.arange(len(places)) - np.repeat(before - self.starts[picked], lengths)], places

@@ -1,0 +1,329 @@
+"""Trains planned models on onnxruntime: a step is one run, whose updates are written over what they update."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.devices import Cuda, Device
+from memonger.errors import SessionError
+from memonger.files import ScratchFolder
+from memonger.model import forward_model
+from memonger.model.training_roles import Training
+from memonger.plan import Plan
+from memonger.runtime import feeds as feeding
+from memonger.runtime import process_memory
+from memonger.runtime import state as states
+from memonger.runtime.arena import make_arena
+from memonger.runtime.bound import BoundPlan
+from memonger.runtime.engine import Engine
+from memonger.runtime.program import program_of
+from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
+from memonger.runtime.store import Store
+
+logger = logging.getLogger(__name__)
+
+Inputs = feeding.Feeds
+TYPES = {"learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32}
+
+
+class Trainer:
+    """Steps of a planned training model, its parameters and optimizer state: `memonger.TrainingSession` is built on it.
+
+    Arguments, attributes and errors are those of `memonger.TrainingSession`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | str | Path,
+        *,
+        accumulation: Plan | str | Path | None = None,
+        device: str | Device | None = None,
+        random_key: int = 0,
+        intra_op_threads: int = 0,
+        check_order: bool = True,
+        cuda_graph: str = "auto",
+    ) -> None:
+        check_graphs(cuda_graph)
+        plans = [verified(one) for one in (plan, accumulation) if one is not None]
+        self._roles = [_roles(one) for one in plans]
+        self.device = device_of(plans[0], device)
+        for one in plans:
+            check_stamp(one, self.device)
+        if not 0 <= random_key < 2**32:
+            raise SessionError(f"random_key={random_key} can't be: 0 to {2**32 - 1}.")
+        stamp = plans[0].stamp
+        self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
+        self._name = str(plans[0].model.graph.name)
+        values = _persistent(plans, self._roles)
+        self._names = tuple(values)
+        known = self._roles[0]
+        kept = (*known.parameters, *known.statistics)
+        check_room(plans, [program_of(one) for one in plans], self.device)
+        self._weights = Store({name: values[name] for name in kept}, self.device)
+        self._state = Store({name: value for name, value in values.items() if name not in kept}, self.device)
+        self._fill(plans[0].model)
+        scalars = {role for roles in self._roles for role in roles.scalars}
+        self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
+        self.learning_rate = _default_rate(plans[0].model, known)
+        self.random_key, self.steps, self.skipped_steps = random_key, 0, 0
+        self._arena = make_arena(max(one.arena_bytes for one in plans), self.device)
+        self._forward = forward_model.extract(plans[0].model, self._name)
+        self._guests: list[BoundPlan] = []  # of other plans, run in the same arena between steps
+        self._released: ScratchFolder | None = None
+        self._has_outputs, self._was_finite = False, True
+        self._threads, self._graphs = intra_op_threads or plans[0].threads, cuda_graph
+        self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
+        del plan, accumulation, plans, one, values  # with the models, whose weights would be there twice
+        process_memory.settle()
+
+    def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
+        """Train on one batch, or on several micro-batches whose gradients are summed and averaged.
+
+        Args:
+            inputs: An array for each input of the model, labels included, or what `memonger.Session.run` takes
+                for it; or a list of such, for a session with an ``accumulation`` plan.
+            learning_rate: For this step only.
+
+        Returns: the loss; of micro-batches the mean. Where it, or the norm the gradients are clipped by, isn't finite,
+            parameters, statistics and optimizer state are as they were before, and ``skipped_steps`` is one more.
+
+        Raises:
+            SessionError: wrong inputs; the state is released; the runtime failed.
+        """
+        batches = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+        if self._released is not None:
+            raise SessionError("the training state is released: leave release_training_state() before the next step.")
+        if not batches or (len(batches) > 1 and len(self._bound) == 1):
+            raise SessionError(
+                f"{len(batches)} batches can't be one step of this session: give one, or an accumulation plan "
+                "(differentiate with accumulate='add' and 'apply')."
+            )
+        self._set("learning_rate", self.learning_rate if learning_rate is None else learning_rate)
+        self._set("accumulation_scale", 1.0 / len(batches))
+        self._set("step", self.steps)
+        self._set("random_key", self.random_key)
+        loss = self._accumulated(batches) if len(self._bound) > 1 else self._run(0, batches[0])
+        if self._was_finite:
+            self.steps += 1
+        else:
+            self.skipped_steps += 1
+            what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+        return loss
+
+    def _accumulated(self, batches: Sequence[Inputs]) -> float:
+        """All micro-batches; a loss that isn't finite undoes what the earlier ones did to running statistics."""
+        before = {name: self._weights.array(name).copy() for name in self._roles[0].statistics}
+        losses = []
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            losses.append(self._run(0 if last else 1, batch))
+            if not self._was_finite:
+                for name, array in before.items():
+                    self._weights.fill(name, array)
+                break
+            if not last and "random_key" in self._scalars:  # other masks for each micro-batch
+                self._set("random_key", (self.random_key + (number + 1) * 0x9E3779B9) % 2**32)
+        for name in self._roles[0].accumulated.values():
+            self._state.fill(name, 0)
+        return float(np.mean(losses))
+
+    def _run(self, index: int, batch: Inputs) -> float:
+        bound, loss = self._bound[index], self._roles[index].loss
+        assert loss is not None
+        self._has_outputs = False
+        bound.run(batch)
+        self._has_outputs = index == 0
+        norm = self._roles[index].gradient_norm
+        found = [float(bound.result(name).reshape(())) for name in (loss, *([norm] if norm else []))]
+        self._was_finite = bool(np.isfinite(found).all())
+        return found[0]
+
+    @property
+    def inputs(self) -> tuple[feeding.Input, ...]:
+        """What `step` takes: the model's inputs, labels included."""
+        return self._bound[0].inputs
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Copies of what the last step computed: the model's outputs, and gradients where the model gives them.
+
+        Raises:
+            SessionError: no step was taken, or `evaluate` has used the memory since.
+        """
+        if not self._has_outputs:
+            raise SessionError("there are no outputs of a step: take one, and read them before evaluate().")
+        known = self._roles[0]
+        norm = [known.gradient_norm] if known.gradient_norm else []
+        return {name: self._bound[0].result(name).copy() for name in (*known.outputs, *known.gradients.values(), *norm)}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of parameters, running statistics and optimizer state, by name."""
+        self._check_held()
+        return {name: self._array(name).copy() for name in self._saved()}
+
+    def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take over tensors: all that `state_dict` gives, of the same types and shapes, or none if one is wrong.
+
+        Raises:
+            SessionError: it names the first that is missing, unknown or different.
+        """
+        self._check_held()
+        wanted = self._saved()
+        unknown = [name for name in tensors if name not in wanted]
+        if unknown:
+            raise SessionError(
+                f"'{unknown[0]}' is no tensor of this model; it has {', '.join(map(repr, wanted[:8]))} ..."
+            )
+        for name in wanted:
+            if name not in tensors:
+                raise SessionError(f"'{name}' is missing: give all that state_dict() gives.")
+            slot, given = self._store(name).slots[name], np.asarray(tensors[name])
+            dtype = slot.dtype.numpy()
+            if given.shape != slot.shape or given.dtype != dtype:
+                raise SessionError(
+                    f"'{name}' is {dtype}{list(slot.shape)}, what was given is {given.dtype}{list(given.shape)}."
+                )
+        for name in wanted:
+            self._write(name, np.asarray(tensors[name]))
+
+    def save(self, path: str | Path) -> None:
+        """Write the training state, whole or not at all: `load` continues from it bit for bit.
+
+        Raises:
+            SessionError: the file can't be written.
+        """
+        self._check_held()
+        tensors = {name: self._array(name) for name in self._saved()}
+        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Take over a state that `save` wrote. Nothing is changed if it is wrong.
+
+        Raises:
+            SessionError: not a state, cut short, changed since it was written, or of another model.
+        """
+        self._check_held()
+        state = states.load(Path(path), {name: self._array(name) for name in self._saved()})
+        for name, array in state.tensors.items():
+            self._write(name, array)
+        self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+
+    @contextmanager
+    def release_training_state(self) -> Iterator["Trainer"]:
+        """Give the memory of activations, gradients and optimizer state back to the system, for inference in between.
+
+        The optimizer's state waits in a temporary file, and is back bit for bit at the end of the ``with`` block.
+        OptNet's removeGradParams, undone by leaving.
+        """
+        self._check_held()
+        folder = ScratchFolder()
+        kept = folder.path / "state"
+        self._state.arena.save(kept)
+        self._released, self._has_outputs = folder, False
+        self._state.arena.discard()
+        self._arena.discard()
+        for guest in self._guests:
+            if not guest.arena.address:  # a CUDA device's memory is gone
+                guest.move(make_arena(guest.program.arena_bytes, self.device))
+        try:
+            yield self
+        finally:
+            self._state.arena.restore(kept)
+            self._arena.take_again()
+            self._rebind()
+            self._released = None
+            folder.remove()
+
+    def _rebind(self) -> None:
+        """Bind to where memory lies that was given back and taken again: elsewhere, on a CUDA device."""
+        if self.device.kind != "cuda":
+            return
+        for bound in self._bound:
+            bound.bind()
+        for guest in self._guests:
+            if guest.program.arena_bytes <= self._arena.size:
+                guest.move(self._arena)
+
+    def _check_held(self) -> None:
+        if self._released is not None:
+            raise SessionError("the training state is released: leave release_training_state() first.")
+
+    def _saved(self) -> list[str]:
+        accumulated = {name for roles in self._roles for name in roles.accumulated.values()}
+        return [name for name in self._names if name not in accumulated]
+
+    def _store(self, name: str) -> Store:
+        return self._weights if name in self._weights else self._state
+
+    def _array(self, name: str) -> np.ndarray:
+        return self._store(name).array(name)
+
+    def _write(self, name: str, content: np.ndarray) -> None:
+        self._store(name).fill(name, content)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the steps."""
+        return self._bound[0].engine
+
+    @property
+    def cuda_graph(self) -> bool:
+        """Whether steps are captured as a CUDA graph and replayed."""
+        return all(bound.engine.captures for bound in self._bound)
+
+    @property
+    def why_no_cuda_graph(self) -> str:
+        """What stands against it; empty where nothing does."""
+        return next((bound.engine.why_not for bound in self._bound if bound.engine.why_not), "")
+
+    def _set(self, role: str, content: float | None) -> None:
+        if role in self._scalars and content is not None:
+            self._scalars[role][...] = content
+
+    def _fill(self, model: ir.Model) -> None:
+        for name in self._names:
+            tensor = model.graph.initializers[name].const_value if name in model.graph.initializers else None
+            if tensor is not None:
+                self._write(name, tensor.numpy())
+
+    def _bind(self, plan: Plan, roles: Training, check_order: bool) -> BoundPlan:
+        fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
+        scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
+        return BoundPlan(
+            plan, self.device, self._arena, fixed, scalars, roles.updates, self._threads, check_order, self._graphs
+        )
+
+
+def _roles(plan: Plan) -> Training:
+    known = plan.training
+    if known is None or known.loss is None:
+        raise SessionError(
+            "the plan is not of a training model with a loss: differentiate the model first "
+            "(memonger.differentiate(model, loss=..., optimizer=...))."
+        )
+    return known
+
+
+def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ir.Value]:
+    """Every persistent input of the plans, by name."""
+    found: dict[str, ir.Value] = {}
+    for plan, known in zip(plans, roles, strict=True):
+        inputs = {str(value.name): value for value in plan.model.graph.inputs}
+        for name in known.persistent:
+            other = found.setdefault(name, inputs[name])
+            if other.dtype != inputs[name].dtype or other.shape != inputs[name].shape:
+                raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
+    if any(known.parameters != roles[0].parameters for known in roles):
+        raise SessionError("the plans are of different models: their parameters differ.")
+    if len(plans) > 1 and not roles[0].accumulated:
+        raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
+    return found
+
+
+def _default_rate(model: ir.Model, known: Training) -> float | None:
+    value = model.graph.initializers.get(known.scalars.get("learning_rate", ""))
+    return None if value is None or value.const_value is None else float(value.const_value.numpy())

@@ -1,0 +1,126 @@
+"""Training sessions: steps, evaluation in between, and the trained model as a file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import PlanFileError, SessionError
+from memonger.model.load import Source, load_as_is
+from memonger.model.model import Model
+from memonger.model.save import save_model
+from memonger.model.values import static_shape
+from memonger.planning.search_plan import search_plan
+from memonger.runtime.arena import make_arena
+from memonger.runtime.bound import BoundPlan
+from memonger.runtime.feeds import Feeds
+from memonger.runtime.trainer import Trainer
+
+
+class TrainingSession(Trainer):
+    """A planned training model with its parameters and optimizer state, ready to train.
+
+    Not for several threads at once.
+
+    Args:
+        plan: The plan of a model with a loss (see `memonger.differentiate`), or the path of such a planned file.
+        accumulation: The plan of the same model differentiated with ``accumulate="add"``: what all micro-batches of a
+            step but the last run.
+        device: Where to run; the plan's own device if None (the CPU for portable plans).
+        random_key: What the model's random numbers derive from, 0 to 2³²−1.
+        intra_op_threads: Threads within a node; 0 is the plan's own setting.
+        check_order: See `memonger.Session`.
+        cuda_graph: See `memonger.Session`.
+
+    Attributes:
+        learning_rate: Used by each step that isn't given another; the optimizer's own at first.
+        steps: Steps taken, those left out for a loss that wasn't finite not counted.
+        skipped_steps: Steps left out because their loss, or their gradients' norm, wasn't finite.
+
+    Raises:
+        SessionError: the plan isn't of a training model with a loss; the two plans are of different models.
+        PlanFileError, VerificationError, RuntimeUnavailableError: see `memonger.Session`.
+    """
+
+    def evaluate(self, inputs: Feeds) -> dict[str, np.ndarray]:
+        """Run the forward model in inference form, with the parameters and running statistics as they are now.
+
+        Args:
+            inputs: An array for each input of the forward model, of the batch size planned for.
+
+        Returns: the forward model's outputs by name.
+
+        Raises:
+            SessionError: wrong inputs; the plan holds no forward model.
+        """
+        if not self._guests:
+            self._guests.append(self._plan_evaluation())
+        (evaluation,) = self._guests
+        self._has_outputs = False
+        evaluation.run(inputs)
+        return {name: evaluation.result(name).copy() for name in evaluation.program.outputs}
+
+    def _plan_evaluation(self) -> BoundPlan:
+        if self._forward is None:
+            raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
+        model = Model(self._forward, self._name)
+        plan = search_plan(model, mode="inference", device=self.device, threads=self._threads, cuda=self._cuda)
+        fits = plan.arena_bytes <= self._arena.size and self._arena.address
+        arena = self._arena if fits else make_arena(plan.arena_bytes, self.device)
+        inputs = {str(value.name) for value in plan.model.graph.inputs}
+        fixed = {name: self._weights for name in self._weights.slots if name in inputs}
+        graphs = "off" if self._graphs == "off" else "auto"
+        return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True, graphs)
+
+    def export(self, path: str | Path, model: Source | Model | None = None) -> None:
+        """Write the trained weights into a forward model, for any ONNX runtime.
+
+        Args:
+            path: The file to write.
+            model: The user's own forward model, in which only the content of its initializers changes; None: the
+                forward model the plan holds.
+
+        Raises:
+            SessionError: the model has none of the trained weights, or other shapes; the file can't be written.
+        """
+        weights = {name: self._weights.array(name) for name in self._weights.slots}
+        _export(Path(path), weights, model if model is not None else self._forward, self._name)
+
+
+def _export(path: Path, weights: Mapping[str, np.ndarray], model: Source | Model | None, name: str) -> None:
+    """Write ``model`` with the weights in it; whole or not at all.
+
+    Raises:
+        SessionError: there is no model; it has none of the weights, or one of another shape or type; the file can't be
+            written.
+    """
+    if model is None:
+        raise SessionError(f"{name} holds no forward model to export: name yours (model=...).")
+    copy, source = load_as_is(model.ir if isinstance(model, Model) else model)
+    named = {str(v.name): v for v in (*copy.graph.inputs, *copy.graph.initializers.values())}
+    missing = [known for known in weights if known not in named]
+    if missing:
+        raise SessionError(
+            f"{source} has no initializer '{missing[0]}' to write the trained weights to: it isn't the model that was "
+            "differentiated."
+        )
+    for known, array in weights.items():
+        _put(copy, named[known], array, source)
+    try:
+        save_model(copy, path)
+    except PlanFileError as error:
+        raise SessionError(str(error)) from error
+
+
+def _put(model: ir.Model, value: ir.Value, array: np.ndarray, source: str) -> None:
+    tensor = ir.Tensor(array.copy(), name=value.name)
+    dims = static_shape(value) if value.const_value is None else tuple(value.const_value.shape.numpy())
+    if dims != array.shape or value.dtype != tensor.dtype:
+        here, trained = f"{value.dtype}{list(dims or ())}", f"{tensor.dtype}{list(array.shape)}"
+        raise SessionError(f"{source}: '{value.name}' is {here}, the trained one is {trained}.")
+    if value.const_value is None:  # of the forward model that a plan holds: trained weights are inputs there
+        model.graph.inputs.remove(value)
+        value.const_value = tensor
+        model.graph.register_initializer(value)
+    value.const_value = tensor

@@ -1,0 +1,218 @@
+"""The command line on what is kept and what is recomputed: tables, notes, budgets, frontiers, wrong usage."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import memonger
+from memonger.cli import commands
+from memonger.model.marks import FORCE, STAGE
+from tests.support.planning_models import LOSS, chain, marked, plan
+
+TRAIN = ("--loss", LOSS, "--device", "none")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in; terminals are 80 columns wide. Searches are short."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+@pytest.fixture
+def model() -> Path:
+    path = Path("chain.onnx")
+    onnx.save(marked(chain(), STAGE, {"relu2": "True", "relu5": "True"}), path)
+    return path
+
+
+def _invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(commands.main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def _plan(*arguments: object) -> Result:
+    result = _invoke("plan", *arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_sweep_is_shown_as_a_table_with_the_best_marked(model: Path) -> None:
+    printed = _plan(model, *TRAIN).stdout
+    lines = printed.splitlines()
+    assert lines[0].startswith("Sweep: ")
+    best = [line for line in lines if line.rstrip().endswith("best │")]
+    assert len(best) == 1
+    assert "marks" in best[0]
+    assert "nodes run again in " in printed
+    assert "(strategy sweep): +" in printed
+    assert all(len(line) <= 81 or line.startswith("Wrote") for line in lines)
+    assert "Sweep" not in _plan(model, *TRAIN, "--strategy", "block").stdout
+
+
+def test_json_has_what_was_asked_for_and_found(model: Path) -> None:
+    plain = json.loads(_plan(model, *TRAIN, "--strategy", "none", "--json").stdout)
+    assert (plain["strategy"], plain["budget_bytes"], plain["segments"], plain["recomputed_nodes"]) == (
+        "none",
+        None,
+        1,
+        0,
+    )
+    swept = json.loads(_plan(model, *TRAIN, "--json").stdout)
+    assert swept["strategy"] == "sweep"
+    assert swept["segments"] > 1
+    assert swept["recomputed_nodes"] > 0
+    assert swept["overhead"] > 0
+    assert swept["peak_bytes"] < swept["peak_before_bytes"]
+    assert swept["required_bytes"] == swept["peak_bytes"] + swept["parameter_bytes"] + swept["input_bytes"]
+    budget = plain["required_bytes"]
+    held = json.loads(_plan(model, *TRAIN, "--json", "--budget", f"{budget}B").stdout)
+    assert (held["strategy"], held["budget_bytes"]) == ("budget", budget)
+    assert held["required_bytes"] <= budget
+
+
+def test_a_budget_stands_beside_what_is_required(model: Path) -> None:
+    printed = _plan(model, *TRAIN, "--budget", "1GiB").stdout
+    assert "│ budget " in printed
+    assert "│ required " in printed
+    assert "1.00 GiB" in printed
+    assert "run again" not in printed
+
+
+def test_a_budget_that_cannot_be_held_names_one_that_can(model: Path) -> None:
+    result = _invoke("plan", model, *TRAIN, "--budget", "0B", "-o", "out.onnx", "--time-limit", 0)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "the smallest budget for which there is one is" in result.stderr
+    smallest = result.stderr.partition("there is one is")[2].partition("(")[2].partition(" bytes")[0]
+    assert not Path("out.onnx").exists()
+    assert _invoke("plan", model, *TRAIN, "--budget", f"{smallest}B", "--time-limit", 0).exit_code == 0
+
+
+@pytest.mark.parametrize("size", ["100", "4 parsecs", "-1GiB", "GiB", ""])
+def test_a_budget_that_is_no_size_is_wrong_usage(model: Path, size: str) -> None:
+    result = _invoke("plan", model, *TRAIN, "--budget", size)
+    assert result.exit_code == 2
+    assert "--budget" in result.stderr
+    assert repr(size) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--strategy", "sweep", "--budget", "1GiB"), "--strategy sweep takes no --budget: budget and exact do"),
+        (("--strategy", "budget"), "--strategy budget needs a --budget"),
+        (("--strategy", "exact"), "--strategy exact needs a --budget"),
+        (("--strategy", "quick"), "'quick'"),
+        (("--mirror", "Relu", "--budget", "1GiB"), "--mirror goes with --strategy block"),
+        (("--mirror", "Relu", "--strategy", "cheap"), "--mirror goes with --strategy block"),
+        (("--trials", "-1"), "-1"),
+        (("--time-limit", "-1"), "-1"),
+        (("-o", "one.onnx", "--annotated", "one.onnx"), "name one file"),
+    ],
+)
+def test_options_that_contradict_each_other_are_wrong_usage(model: Path, options: tuple[str, ...], words: str) -> None:
+    result = _invoke("plan", model, *TRAIN, *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not Path("one.onnx").exists()
+
+
+def test_nodes_are_mirrored_and_kept_by_pattern(model: Path) -> None:
+    def again(*options: str) -> int:
+        return json.loads(_plan(model, *TRAIN, "--strategy", "marks", "--json", *options).stdout)["recomputed_nodes"]
+
+    assert again() == 0
+    assert again("--mirror", "Relu") == 9
+    assert again("--mirror", "Relu", "--keep", "relu0", "--keep", "r1") == 7
+    assert again("--mirror", "relu[0-2]", "--mirror", "h1") == 4
+
+
+@pytest.mark.parametrize("option", ["--mirror", "--keep"])
+def test_a_pattern_that_names_no_node_fails(model: Path, option: str) -> None:
+    result = _invoke("plan", model, *TRAIN, option, "Gelu")
+    assert result.exit_code == 1
+    assert "'Gelu' names no node" in result.stderr
+
+
+def test_a_mark_that_is_no_decision_fails(model: Path) -> None:
+    onnx.save(marked(chain(), FORCE, {"relu3": "perhaps"}), model)
+    result = _invoke("plan", model, *TRAIN)
+    assert result.exit_code == 1
+    assert "'relu3'" in result.stderr
+    assert "force_mirroring='perhaps'" in result.stderr
+
+
+def test_notes_go_to_standard_error(model: Path) -> None:
+    onnx.save(marked(chain(), FORCE, {"relu3": "True"}), model)
+    result = _plan(model, *TRAIN, "--budget", "1GiB", "--json")
+    json.loads(result.stdout)
+    assert result.stderr.startswith("memonger: note: ")
+    assert "'relu3'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_annotated_model_gives_the_plan_again(model: Path) -> None:
+    first = _plan(model, *TRAIN, "--annotated", "annotated.onnx", "--json")
+    onnx.checker.check_model("annotated.onnx", full_check=True)
+    found = onnx.load("annotated.onnx")
+    assert [node.name for node in found.graph.node] == [node.name for node in chain().graph.node]
+    assert all({p.key: p.value for p in node.metadata_props}[FORCE] in ("True", "False") for node in found.graph.node)
+    second = json.loads(_plan("annotated.onnx", *TRAIN, "--strategy", "marks", "--json").stdout)
+    assert second["peak_bytes"] == json.loads(first.stdout)["peak_bytes"]
+    assert "Wrote annotated.onnx" in _plan(model, *TRAIN, "--annotated", "annotated.onnx").stdout
+
+
+def test_the_annotated_model_is_written_whole_or_not_at_all(model: Path) -> None:
+    result = _invoke("plan", model, *TRAIN, "--annotated", "nowhere/annotated.onnx")
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
+    failed = _invoke("plan", model, *TRAIN, "--annotated", "annotated.onnx", "--budget", "0B", "--time-limit", 0)
+    assert failed.exit_code == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["chain.onnx"]
+
+
+def test_no_time_still_gives_a_plan_that_holds(model: Path) -> None:
+    _plan(model, *TRAIN, "--time-limit", 0, "-o", "planned.onnx")
+    plain = plan(chain(), strategy="none")
+    budget = plain.required_bytes - plain.peak_bytes // 10
+    record = json.loads(_plan(model, *TRAIN, "--time-limit", 0, "--budget", f"{budget}B", "--json").stdout)
+    assert record["required_bytes"] <= budget
+    assert _invoke("verify", "planned.onnx").exit_code == 0
+
+
+def test_the_frontier_is_shown_a_plan_a_line(model: Path) -> None:
+    options = (*TRAIN, "--points", 2, "--time-limit", 0.2)
+    records = json.loads(_invoke("pareto", model, *options, "--json").stdout)
+    assert len(records) > 1
+    assert records[0]["overhead"] == 0
+    peaks = [record["peak_bytes"] for record in records]
+    assert peaks == sorted(set(peaks), reverse=True)
+    overheads = [record["overhead"] for record in records]
+    assert overheads == sorted(set(overheads))
+    shown = _invoke("pareto", model, *options)
+    assert shown.exit_code == 0
+    assert "memonger plan chain.onnx --budget SIZE" in shown.stdout
+    assert "100%" in shown.stdout
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "status"), [(("--points", "0"), 2), (("--budget", "1GiB"), 2), (("--loss", "x"), 1)]
+)
+def test_a_frontier_that_cannot_be_is_refused(model: Path, options: tuple[str, ...], status: int) -> None:
+    assert _invoke("pareto", model, "--device", "none", *options).exit_code == status
+
+
+def test_a_planned_file_with_copies_runs_and_shows_them(model: Path) -> None:
+    _plan(model, *TRAIN, "-o", "planned.onnx")
+    names = [node.name for node in onnx.load("planned.onnx").graph.node]
+    assert sum(".recompute1" in name for name in names) > 0
+    record = json.loads(_invoke("inspect", "planned.onnx", "--json").stdout)["plan"]
+    assert record["recomputed_nodes"] == sum(".recompute" in name for name in names)
+    assert record["strategy"] is None
+    assert memonger.Plan.load("planned.onnx").overhead > 0

@@ -1,0 +1,110 @@
+"""The command line on models to train: plans with a loss and an optimizer, training models, wrong usage."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import memonger
+from memonger.cli import commands
+from tests.support.bad_input import Place
+from tests.support.training_models import batch, classifier
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(classifier(), tmp_path / "classifier.onnx")
+    return tmp_path / "classifier.onnx"
+
+
+def _invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(commands.main, [str(argument) for argument in arguments])
+
+
+def test_a_planned_training_model_trains(model: Path) -> None:
+    out = model.with_name("planned.onnx")
+    options = ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--lr", "0.2", "--momentum", "0.9")
+    done = _invoke("plan", model, *options, "-o", out, "--json")
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["mode"] == "training"
+    assert record["unplanned_values"] == []
+    weights = sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in classifier().graph.initializer)
+    assert record["parameter_bytes"] >= 2 * weights  # momentum is as large again
+    trainer = memonger.TrainingSession(out)
+    assert trainer.learning_rate == pytest.approx(0.2)
+    losses = [trainer.step(batch(step)) for step in range(20)]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+
+
+def test_the_table_names_the_mode_and_what_to_do_next(model: Path) -> None:
+    out = model.with_name("planned.onnx")
+    done = _invoke("plan", model, "--loss", "softmax_cross_entropy", "--optimizer", "adam", "-o", out)
+    assert done.exit_code == 0, done.output
+    assert "training, on cpu" in done.stdout
+    assert "memonger.TrainingSession" in done.stdout
+    shown = _invoke("inspect", out)
+    assert shown.exit_code == 0
+    assert "training" in shown.stdout
+    assert _invoke("verify", out).exit_code == 0
+
+
+def test_differentiate_writes_a_model_that_can_be_planned(model: Path) -> None:
+    out = model.with_name("training.onnx")
+    done = _invoke("differentiate", model, "--loss", "softmax_cross_entropy", "--frozen", "hidden.*", "-o", out)
+    assert done.exit_code == 0, done.output
+    written = onnx.load(out)
+    onnx.checker.check_model(written, full_check=True)
+    names = {output.name for output in written.graph.output}
+    assert {"loss", "first.weight.grad", "first.bias.grad", "last.weight.grad"} <= names
+    assert "hidden.weight.grad" not in names
+    record = json.loads(_invoke("plan", out, "--json").stdout)
+    assert record["mode"] == "training"
+    again = _invoke("differentiate", out, "--loss", "loss", "-o", out.with_name("twice.onnx"))
+    assert again.exit_code == 1
+    assert "differentiated before" in again.output
+    assert not out.with_name("twice.onnx").exists()
+
+
+def test_recomputation_is_reported(model: Path) -> None:
+    kept, again = (
+        json.loads(_invoke("plan", model, "--loss", "softmax_cross_entropy", "--json", *options).stdout)
+        for options in (("--strategy", "none"), ("--strategy", "cheap"))
+    )
+    assert (kept["recomputed_nodes"], kept["overhead"]) == (0, 0.0)
+    assert again["recomputed_nodes"] > 0
+    assert again["overhead"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (("--loss", "hinge"), 1, ("no loss 'hinge'", "softmax_cross_entropy")),
+        (("--optimizer", "adam"), 1, ("an optimizer needs a loss",)),
+        (("--loss", "softmax_cross_entropy", "--lr", "0.1"), 2, ("--lr is for an --optimizer",)),
+        (("--loss", "softmax_cross_entropy", "--optimizer", "adam", "--momentum", "0.9"), 2, ("--momentum is for",)),
+        (("--loss", "softmax_cross_entropy", "--mode", "inference"), 1, ("for training",)),
+        (("--loss", "softmax_cross_entropy", "--optimizer", "lion"), 2, ("'lion'",)),
+        (("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--lr", "-1"), 2, ("-1",)),
+        (("--mode", "training"), 0, ()),
+    ],
+)
+def test_wrong_usage_says_what_would_work(
+    place: Place, options: tuple[str, ...], status: int, words: tuple[str, ...]
+) -> None:
+    path = place.write("classifier.onnx", classifier())
+    if status:
+        place.fails("plan", path, *options, "-o", place.folder / "out.onnx", words=words, status=status)
+    else:
+        assert _invoke("plan", path, *options).exit_code == 0
+
+
+def test_integer_parameters_cannot_be_trained(place: Place) -> None:
+    path = place.write("classifier.onnx", classifier())
+    place.fails(
+        "differentiate", path, "--wrt", "labels", "--loss", "softmax_cross_entropy", "-o", place.folder / "out.onnx",
+        words=("wrt names 'labels'",),
+    )  # fmt: skip

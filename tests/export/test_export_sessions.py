@@ -1,0 +1,261 @@
+"""Exports that hold a session, each served by the real package over loopback: triton-python, kserve, ray, bentoml."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memonger
+from memonger.errors import SessionError
+from memonger.export import export
+from memonger.export.protocol import read_inputs, write_outputs
+from memonger.export.serving import PlannedModel
+from tests.support.export_models import (
+    ROOT,
+    as_request,
+    branched,
+    free_port,
+    images,
+    needs,
+    of_answer,
+    planned,
+    post,
+    server,
+)
+from tests.support.stock import run_stock
+
+Ask = Callable[[dict[str, Any]], tuple[int, Any]]
+
+
+def stock(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What stock onnxruntime says of the original model."""
+    return run_stock(branched(), feeds, "ORT_DISABLE_ALL")
+
+
+def check_answers(ask: Ask, batches: Sequence[int] = (1, 4)) -> None:
+    """The served model agrees with the original on two inputs of each batch, and says what a bad request lacks."""
+    for batch in batches:
+        found = []
+        for seed in (7, 8):
+            feeds = images(seed, batch)
+            status, answer = ask(as_request(feeds))
+            assert status == 200, answer
+            found.append(of_answer(answer)["y"])
+            np.testing.assert_allclose(found[-1], stock(feeds)["y"], rtol=1e-5, atol=1e-5)
+        assert np.abs(found[0] - found[1]).max() > 0.01
+    status, answer = ask(as_request(images(7, 3)))
+    assert 400 <= status < 500
+    assert "no plan was made" in str(answer)
+
+
+def test_ray_serve_answers_as_the_original_does(tmp_path: Path) -> None:
+    needs("ray")
+    export(planned(tmp_path, (1, 4)), "ray", tmp_path / "out", name="branched")
+    port = free_port()
+    program = (
+        "import ray, signal; from ray import serve; "
+        "ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000); "
+        f"serve.start(http_options={{'host': '127.0.0.1', 'port': {port}}}); "
+        "import app; serve.run(app.app); signal.pause()"
+    )
+    address = f"http://127.0.0.1:{port}"
+    with server(["-c", program], tmp_path / "out", f"{address}/-/healthz", RAY_USAGE_STATS_ENABLED="0"):
+        check_answers(lambda request: _when_routed(f"{address}/", request))
+
+
+def _when_routed(url: str, request: dict[str, Any]) -> tuple[int, Any]:
+    """Ray's proxy is healthy before it has heard of the application."""
+    for _ in range(100):
+        status, answer = post(url, request)
+        if status not in (404, 503):
+            break
+        time.sleep(0.3)
+    return status, answer
+
+
+def test_bentoml_answers_as_the_original_does(tmp_path: Path) -> None:
+    needs("bentoml")
+    export(planned(tmp_path, (1, 4)), "bentoml", tmp_path / "out", name="branched", instances=2)
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    command = ["-m", "bentoml", "serve", "service:PlannedService", "--host", "127.0.0.1", "--port", str(port)]
+    home = {"BENTOML_HOME": str(tmp_path / "home"), "BENTOML_DO_NOT_TRACK": "True"}
+    with server(command, tmp_path / "out", f"{address}/readyz", **home):
+        check_answers(lambda request: post(f"{address}/infer", request))
+
+
+def test_kserve_answers_as_the_original_does(tmp_path: Path) -> None:
+    needs("kserve")
+    export(planned(tmp_path, (1, 4)), "kserve", tmp_path / "out", name="branched")
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    command = ["server.py", "--model_name", "branched", "--http_port", str(port), "--enable_grpc", "false"]
+    with server(command, tmp_path / "out", f"{address}/v2/health/ready"):
+        check_answers(lambda request: post(f"{address}/v2/models/branched/infer", request))
+
+
+CHECK_YAML = """
+import json, sys, kserve, yaml
+from kubernetes import client
+
+def check(kind, value, path):
+    kind = kind.replace("List[", "list[").replace("Dict[", "dict(")
+    if kind.startswith("list["):
+        assert isinstance(value, list), path
+        for one in value: check(kind[5:-1], one, path)
+    elif kind.startswith("dict("):
+        assert isinstance(value, dict), path
+    elif kind in ("str", "object"):
+        assert kind == "object" or isinstance(value, str), (path, value)
+    elif kind in ("int", "float", "bool"):
+        assert isinstance(value, int), (path, value)
+    else:
+        model = getattr(kserve, kind, None) or getattr(client, kind)
+        fields = {name: key for key, name in model.attribute_map.items()}
+        for key, one in value.items():
+            assert key in fields, f"{path}.{key} is no field of {kind}"
+            check(model.openapi_types[fields[key]], one, f"{path}.{key}")
+        model(**{fields[key]: one for key, one in value.items()})
+
+content = yaml.safe_load(open(sys.argv[1]))
+check("V1beta1InferenceService", content, "service")
+print(json.dumps(content))
+"""
+
+
+def test_the_inference_service_is_one_by_kserves_own_models_and_asks_for_the_plans_memory(tmp_path: Path) -> None:
+    needs("kserve")
+    done = export(planned(tmp_path, (1, 4)), "kserve", tmp_path / "out", name="branched", instances=3)
+    service = str(tmp_path / "out" / "inferenceservice.yaml")
+    run = subprocess.run([sys.executable, "-c", CHECK_YAML, service], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    predictor = json.loads(run.stdout)["spec"]["predictor"]
+    assert (predictor["minReplicas"], predictor["maxReplicas"]) == (3, 3)
+    resources = predictor["containers"][0]["resources"]
+    request, limit = (int(resources[key]["memory"].removesuffix("Mi")) << 20 for key in ("requests", "limits"))
+    assert 0 <= request - done.estimate.instance_bytes - (512 << 20) < 1 << 20
+    assert limit >= request + 2 * done.estimate.parameters
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(Path(service).read_text().replace("minReplicas", "replicas"))
+    run = subprocess.run([sys.executable, "-c", CHECK_YAML, str(wrong)], capture_output=True, text=True, check=False)
+    assert "replicas is no field" in run.stderr
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Triton's side of its Python backend, which is there in Triton's own processes alone."""
+    module = ModuleType("triton_python_backend_utils")
+
+    class Tensor:
+        def __init__(self, name: str, array: np.ndarray) -> None:
+            self._name, self._array = name, array
+
+        def name(self) -> str:
+            return self._name
+
+        def as_numpy(self) -> np.ndarray:
+            return self._array
+
+    def response(output_tensors: list[Tensor], error: Exception | None = None) -> SimpleNamespace:
+        return SimpleNamespace(outputs={t.name(): t.as_numpy() for t in output_tensors}, error=error)
+
+    module.Tensor, module.InferenceResponse = Tensor, response  # type: ignore[attr-defined]
+    module.TritonError = RuntimeError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def triton_model(path: Path) -> Any:
+    """An instance of an exported Python-backend model."""
+    spec = importlib.util.spec_from_file_location("exported_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.TritonPythonModel()
+    model.initialize({})
+    return model
+
+
+def requests_of(backend: ModuleType, *feeds: dict[str, np.ndarray]) -> list[Any]:
+    """Triton's requests."""
+    tensors = [[backend.Tensor(*item) for item in one.items()] for one in feeds]
+    return [SimpleNamespace(inputs=lambda found=found: found) for found in tensors]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 2), (4,), (2, 3, 4), (1, 1, 1, 1, 1)])
+def test_tritons_python_model_puts_requests_together_and_takes_them_apart(
+    tmp_path: Path, backend: ModuleType, sizes: tuple[int, ...]
+) -> None:
+    export(planned(tmp_path, (1, 4)), "triton-python", tmp_path / "out", name="branched")
+    model = triton_model(tmp_path / "out" / "branched" / "1" / "model.py")
+    feeds = [images(seed, size) for seed, size in enumerate(sizes)]
+    answers = model.execute(requests_of(backend, *feeds))
+    assert [answer.error for answer in answers] == [None] * len(sizes)
+    for feed, answer in zip(feeds, answers, strict=True):
+        np.testing.assert_allclose(answer.outputs["y"], stock(feed)["y"], rtol=1e-5, atol=1e-5)
+    assert len({answer.outputs["y"][0].tobytes() for answer in answers}) == len(sizes)
+
+
+def test_tritons_python_model_answers_a_bad_request_with_an_error(tmp_path: Path, backend: ModuleType) -> None:
+    export(planned(tmp_path, (1, 4)), "triton-python", tmp_path / "out", name="branched")
+    model = triton_model(tmp_path / "out" / "branched" / "1" / "model.py")
+    (answer,) = model.execute(requests_of(backend, {"z": np.zeros((1, 3), np.float32)}))
+    assert "input 'x' is missing" in str(answer.error)
+
+
+def test_a_plan_without_batch_is_run_as_requests_come(tmp_path: Path, backend: ModuleType) -> None:
+    path = tmp_path / "fixed.planned.onnx"
+    memonger.search_plan(branched(2), mode="inference", device="none").save(path)
+    export(path, "triton-python", tmp_path / "out")
+    model = triton_model(tmp_path / "out" / "fixed" / "1" / "model.py")
+    answers = model.execute(requests_of(backend, images(1, 2), images(2, 2)))
+    for seed, answer in zip((1, 2), answers, strict=True):
+        np.testing.assert_allclose(answer.outputs["y"], stock(images(seed, 2))["y"], rtol=1e-5, atol=1e-5)
+    assert "max_batch_size: 0" in (tmp_path / "out" / "fixed" / "config.pbtxt").read_text()
+
+
+def test_requests_together_need_one_batch_in_all_inputs(tmp_path: Path) -> None:
+    model = PlannedModel(planned(tmp_path, (4,)))
+    with pytest.raises(SessionError, match="one batch"):
+        model.run_together([{"x": np.zeros((0, 3, 16, 16), np.float32)}])
+
+
+@pytest.mark.parametrize("kind", ["bool", "int8", "uint64", "int64", "float16", "float32", "float64"])
+def test_arrays_survive_the_protocol(kind: str) -> None:
+    array = np.array([[0, 1, 1], [3, 0, 2]]).astype(kind)
+    (tensor,) = write_outputs({"x": array})
+    (back,) = read_inputs([json.loads(json.dumps(tensor))]).values()
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    assert (back == array).all()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"name": "x", "shape": [2], "datatype": "FP32"},
+        {"name": "x", "shape": [3], "datatype": "FP32", "data": [1, 2]},
+        {"name": "x", "shape": [1], "datatype": "FP33", "data": [1]},
+        {"name": "x", "shape": [1], "datatype": "FP32", "data": ["one"]},
+        {"name": "x", "shape": [1], "datatype": "INT8", "data": [1000]},
+    ],
+)
+def test_a_request_that_cant_be_read_names_the_input(tensor: dict[str, Any]) -> None:
+    with pytest.raises(SessionError, match="input 'x' can't be read"):
+        read_inputs([tensor])
+
+
+def test_exported_programs_are_formatted_and_free_of_lint() -> None:
+    pytest.importorskip("ruff")
+    files = ROOT / "memonger" / "export" / "files"
+    for command in (["check"], ["format", "--check"]):
+        run = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, str(files)], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stdout

@@ -1,0 +1,178 @@
+"""Each permission in the aliasing lists is exercised on onnxruntime; each known corruption is shown."""
+
+import functools
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+from memonger.graph import aliasing
+from tests.support.aliasing_examples import CORRUPTED, EXAMPLES
+from tests.support.aliasing_runs import ML, MS, Arrays, Draw, Example, Pair, mismatches, outlives_its_inputs, outputs_of
+
+
+def _draw(example: Example, n: int | None = None, dtype: str | None = None) -> Arrays:
+    return example.inputs(Draw(n or max(example.sizes), dtype or example.dtypes[0]))
+
+
+def _pairs(example: Example, arrays: Arrays) -> list[Pair]:
+    """What the lists allow, where bytes and element sizes are as the caller demands."""
+    node, outputs = example.node(arrays), outputs_of(example, arrays)
+    allowed = dict.fromkeys(aliasing.view_pairs(node) + aliasing.inplace_pairs(node))
+    return [pair for pair in allowed if _same_layout(arrays[pair[0]], outputs[pair[1]])]
+
+
+def _same_layout(before: np.ndarray | None, after: np.ndarray) -> bool:
+    return before is not None and (before.nbytes, before.itemsize) == (after.nbytes, after.itemsize)
+
+
+def _threads(example: Example, n: int, dtype: str) -> tuple[int, ...]:
+    """How many threads can make a difference: small inputs run on one, and the types of a kernel are split alike."""
+    if n < max(example.sizes):
+        return (1,)
+    return (1, 4) if dtype == example.dtypes[0] else (4,)
+
+
+@functools.cache
+def _exercised() -> frozenset[tuple[str, str, int, int]]:
+    """(domain, operator, input, output) of every permission that some example makes use of."""
+    found = set()
+    for example in EXAMPLES:
+        pairs = _pairs(example, _draw(example, min(example.sizes)))
+        found.update((example.domain, example.op, *pair) for pair in pairs)
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_shared_memory_gives_the_bits_of_separate_memory(example: Example) -> None:
+    used = 0
+    for dtype in example.dtypes:
+        for n in example.sizes if dtype == example.dtypes[0] else example.sizes[-2:]:
+            arrays = _draw(example, n, dtype)
+            for pair in _pairs(example, arrays):
+                used += 1
+                for threads in _threads(example, n, dtype):
+                    assert mismatches(example, arrays, pair, threads) == [], (pair, dtype, n, threads)
+    assert used > 0
+
+
+@pytest.mark.parametrize("rule", aliasing.VIEWS + aliasing.IN_PLACE, ids=lambda r: f"{r.domain}:{r.op}:{r.input}")
+def test_every_rule_has_an_example(rule: aliasing.AliasRule) -> None:
+    assert any(
+        (domain, op, target) == (rule.domain, rule.op, rule.output) and rule.input in (None, source)
+        for domain, op, source, target in _exercised()
+    )
+
+
+_REPEATABLE = {(r.domain, r.op) for r in aliasing.IN_PLACE if r.elementwise}
+
+
+@pytest.mark.parametrize(
+    "example", [e for e in EXAMPLES if (e.domain, e.op) in _REPEATABLE and len(_draw(e, 7)) > 1], ids=str
+)
+def test_one_value_at_every_input_may_be_overwritten(example: Example) -> None:
+    arrays = _draw(example, 1031)
+    if len({(array.shape, array.dtype) for array in arrays if array is not None}) == 1:
+        for pair in _pairs(example, arrays):
+            assert mismatches(example, arrays, pair, threads=2, one_value=True) == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_unbound_outputs_outlive_their_inputs_unless_the_node_may_alias(example: Example) -> None:
+    arrays = _draw(example, min(example.sizes[-1], 1031))
+    if not aliasing.may_alias_unbound(example.node(arrays)):
+        assert outlives_its_inputs(example, arrays)
+
+
+def test_an_unbound_view_changes_with_its_input() -> None:
+    reshape = next(example for example in EXAMPLES if example.op == "Reshape")
+    assert not outlives_its_inputs(reshape, _draw(reshape, 7))
+
+
+@pytest.mark.parametrize(("example", "pair"), CORRUPTED, ids=str)
+def test_known_corruptions_are_real_and_refused(example: Example, pair: Pair) -> None:
+    arrays = _draw(example, 1031)
+    assert mismatches(example, arrays, pair, threads=1)
+    node = example.node(arrays)
+    assert pair not in aliasing.view_pairs(node) + aliasing.inplace_pairs(node)
+    assert (example.domain, example.op) in {(refusal.domain, refusal.op) for refusal in aliasing.NEVER_IN_PLACE}
+
+
+@pytest.mark.parametrize("op", ["BiasGelu", "Gelu", "FastGelu", "QuickGelu"])
+def test_only_the_gelu_that_buffers_its_input_is_in_place(op: str) -> None:
+    node = ir.Node(MS, op, [ir.Value(name="x"), *([ir.Value(name="bias")] if op == "BiasGelu" else [])])
+    assert aliasing.inplace_pairs(node) == (((0, 0),) if op == "BiasGelu" else ())
+
+
+def test_a_value_read_twice_is_overwritten_only_by_elementwise_kernels() -> None:
+    x, y = ir.Value(name="x"), ir.Value(name="y")
+    assert aliasing.inplace_pairs(ir.Node("", "Mul", [x, x])) == ((0, 0), (1, 0))
+    assert aliasing.inplace_pairs(ir.Node("", "LayerNormalization", [x, y])) == ((0, 0),)
+    assert aliasing.inplace_pairs(ir.Node("", "LayerNormalization", [x, x])) == ()
+
+
+def test_absent_inputs_and_outputs_have_no_pairs() -> None:
+    x, skip, scale = (ir.Value(name=name) for name in ("x", "skip", "scale"))
+    node = ir.Node(MS, "SkipLayerNormalization", [x, skip, scale], num_outputs=4)
+    for output, name in zip(node.outputs, ["y", "", "", "sum"], strict=True):
+        output.name = name
+    assert aliasing.inplace_pairs(node) == ((0, 0), (1, 0), (0, 3), (1, 3))
+    node.outputs[3].name = ""
+    assert aliasing.inplace_pairs(node) == ((0, 0), (1, 0))
+    assert aliasing.inplace_pairs(ir.Node("", "Gemm", [x, skip, None])) == ()
+
+
+def test_what_is_unknown_is_refused() -> None:
+    x, perm = ir.Value(name="x"), ir.AttrInt64s("perm", [0, 1])
+    assert aliasing.view_pairs(ir.Node("", "Transpose", [x], [perm])) == ()
+    assert aliasing.view_pairs(ir.Node("", "Cast", [x], [ir.AttrInt64("to", 1)])) == ()
+    assert aliasing.inplace_pairs(ir.Node("", "LogSoftmax", [x])) == ()
+    assert aliasing.inplace_pairs(ir.Node("", "Sum", [x, x, x])) == ()
+    assert aliasing.inplace_pairs(ir.Node("my.ops", "Relu", [x])) == ()
+
+
+def test_training_batch_normalization_and_dropout_share_nothing() -> None:
+    values = [ir.Value(name=name) for name in "xsbmv"]
+    training = ir.Node("", "BatchNormalization", values, [ir.AttrInt64("training_mode", 1)], num_outputs=3)
+    assert aliasing.inplace_pairs(training) == ()
+    assert aliasing.may_alias_unbound(training)
+    assert aliasing.view_pairs(ir.Node("", "Dropout", values[:3])) == ()
+
+
+def test_other_providers_have_no_rules_until_they_are_verified() -> None:
+    node = ir.Node("", "Relu", [ir.Value(name="x")])
+    assert aliasing.inplace_pairs(node, "WebGpuExecutionProvider") == ()
+
+
+def test_on_cuda_only_what_is_elementwise_runs_in_place() -> None:
+    x, y, z = (ir.Value(name=name) for name in "xyz")
+    opsets = {"": 20}
+    for op, allowed in (("Relu", True), ("Softmax", False), ("LRN", False), ("LayerNormalization", False)):
+        assert bool(aliasing.inplace_pairs(ir.Node("", op, [x]), aliasing.CUDA)) == allowed
+    pair, three = ir.Node("", "Max", [x, y]), ir.Node("", "Max", [x, y, z])
+    ir.Graph([x, y, z], [], nodes=[pair, three], opset_imports=opsets)
+    assert aliasing.inplace_pairs(pair, aliasing.CUDA) == ((0, 0), (1, 0))
+    assert aliasing.inplace_pairs(three, aliasing.CUDA) == ()
+    assert aliasing.view_pairs(ir.Node("", "Reshape", [x, y]), aliasing.CUDA) == ((0, 0),)
+    assert aliasing.view_pairs(ir.Node("", "Expand", [x, y]), aliasing.CUDA) == ()
+
+
+def test_nodes_that_onnxruntime_may_alias() -> None:
+    x = ir.Value(name="x")
+    sequence = ir.Value(name="s", type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
+    branch = ir.AttrGraph("then_branch", ir.Graph([], [], nodes=[]))
+    assert aliasing.may_alias_unbound(ir.Node("", "If", [x], [branch]))
+    assert aliasing.may_alias_unbound(ir.Node("", "SequenceAt", [sequence, x]))
+    assert aliasing.may_alias_unbound(ir.Node("my.ops", "Relu", [x]))
+    assert not aliasing.may_alias_unbound(ir.Node(ML, "Scaler", [x]))
+    assert aliasing.held_by_runtime(ir.Node("", "Shape", [x]))
+    assert not aliasing.held_by_runtime(ir.Node("", "Reshape", [x, x]))
+
+
+def test_the_lists_do_not_contradict_themselves() -> None:
+    rules = [(r.domain, r.op, r.input, r.output, p) for r in aliasing.IN_PLACE for p in r.providers]
+    assert len(set(rules)) == len(rules)
+    refused = [(refusal.domain, refusal.op) for refusal in aliasing.NEVER_IN_PLACE]
+    assert len(set(refused)) == len(refused)

@@ -1,0 +1,210 @@
+"""Allocators: what they return is right, deterministic, and as small as claimed."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.packing import training_like
+from memonger.errors import LayoutError
+from memonger.layout import ALLOCATORS, Buffer, Layout, SearchOptions, allocate, check_layout, lower_bound
+from memonger.layout.evolution import search
+from memonger.layout.minimalloc_csv import read_problem
+
+PACKING = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
+
+
+BRIEFLY = SearchOptions(effort=100_000, patience=2)
+
+
+@st.composite
+def problems(draw: st.DrawFn, most: int = 24) -> list[Buffer]:
+    """Random problems: crowded or sparse, one alignment or many."""
+    alignments = draw(st.sampled_from([[1], [16], [64], [1, 2, 16, 64]]))
+    horizon = draw(st.sampled_from([3, 12, 200]))
+    lifetimes = st.tuples(st.integers(-horizon, horizon), st.integers(1, horizon))
+    drawn = draw(st.lists(st.tuples(st.integers(1, 300), lifetimes, st.sampled_from(alignments)), max_size=most))
+    return [Buffer(i, size, start, start + steps, align) for i, (size, (start, steps), align) in enumerate(drawn)]
+
+
+def smallest_arena(buffers: Sequence[Buffer]) -> int:
+    """The optimum, by trying every order in which buffers could be dropped from below onto their lowest free place.
+
+    An optimal layout can be pushed down until every buffer rests on another or on the ground; taken by offset, each
+    buffer then lies at the lowest place above those taken before.
+    """
+    best = sum(b.size + b.alignment for b in buffers)
+    for order in itertools.permutations(buffers):
+        placed: list[tuple[Buffer, int]] = []
+        for buffer in order:
+            below = [o + b.size for b, o in placed if b.start < buffer.stop and buffer.start < b.stop]
+            placed.append((buffer, -(-max(below, default=0) // buffer.alignment) * buffer.alignment))
+        best = min(best, max((offset + b.size for b, offset in placed), default=0))
+    return best
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+@settings(max_examples=60, deadline=None)
+@given(buffers=problems())
+def test_every_allocator_returns_a_right_layout_no_smaller_than_the_bound(name: str, buffers: list[Buffer]) -> None:
+    layout = ALLOCATORS[name](buffers)
+    check_layout(buffers, layout)
+    assert layout.size >= lower_bound(buffers)
+    assert layout.size == max((o + b.size for b, o in zip(buffers, layout.offsets, strict=True)), default=0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(buffers=problems(most=6))
+def test_bound_is_at_most_the_optimum_and_allocate_at_least(buffers: list[Buffer]) -> None:
+    optimum = smallest_arena(buffers)
+    assert lower_bound(buffers) <= optimum <= allocate(buffers, search_options=BRIEFLY).size
+
+
+@settings(max_examples=60, deadline=None)
+@given(buffers=problems(), data=st.data())
+def test_same_buffers_give_same_offsets_whatever_their_ids(buffers: list[Buffer], data: st.DataObject) -> None:
+    ids = data.draw(st.permutations([7 * b.id - 3 for b in buffers]))
+    renamed = [replace(b, id=new) for b, new in zip(buffers, ids, strict=True)]
+    layouts = [allocate(same, search_options=BRIEFLY) for same in (buffers, tuple(buffers), renamed)]
+    assert layouts[0] == layouts[1] == layouts[2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(buffers=problems(), shift=st.integers(-1000, 1000))
+def test_only_relative_time_matters(buffers: list[Buffer], shift: int) -> None:
+    shifted = [replace(b, start=b.start + shift, stop=b.stop + shift) for b in buffers]
+    assert allocate(shifted, search_options=BRIEFLY) == allocate(buffers, search_options=BRIEFLY)
+    assert lower_bound(shifted) == lower_bound(buffers)
+
+
+@pytest.mark.parametrize("count", [2000, 5000])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_training_like_problems_reach_the_lower_bound(count: int, seed: int) -> None:
+    buffers = training_like(count, seed)
+    layout = allocate(buffers)
+    check_layout(buffers, layout)
+    assert layout.size == lower_bound(buffers)
+
+
+def test_many_short_lived_buffers_and_a_few_that_stay_are_packed_closely() -> None:
+    rng = random.Random(0)
+    buffers = [Buffer(i, 64 * rng.randint(1, 99), i, i + rng.randint(2, 4)) for i in range(20_000)]
+    buffers += [Buffer(20_000 + i, 640, i, 20_000) for i in range(50)]
+    layout = allocate(buffers, ["lowest-offset-area"])
+    check_layout(buffers, layout)
+    assert layout.size <= 1.1 * lower_bound(buffers)
+
+
+@pytest.mark.parametrize("path", PACKING, ids=lambda path: path.name[0])
+def test_hard_instances_end_within_15_percent_of_the_bound(path: Path) -> None:
+    buffers = read_problem(path).buffers
+    layout = allocate(buffers)
+    check_layout(buffers, layout)
+    assert layout.size <= 1.15 * lower_bound(buffers)
+
+
+def test_more_effort_never_gives_a_larger_arena() -> None:
+    buffers = read_problem(PACKING[0]).buffers
+    efforts = (0, 2_000_000, 8_000_000)
+    sizes = [search(buffers, SearchOptions(effort=effort)).size for effort in efforts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0] == ALLOCATORS["lowest-offset-start"](buffers).size
+
+
+def test_search_depends_on_nothing_but_its_arguments() -> None:
+    buffers = read_problem(PACKING[1]).buffers
+    one, two = SearchOptions(effort=4_000_000), SearchOptions(effort=4_000_000, seed=2)
+    assert allocate(buffers, ["search"], one) == search(buffers, one) == search(buffers, one)
+    assert search(buffers, two) != search(buffers, one)
+
+
+def test_search_leaves_problems_beyond_its_effort_to_lowest_offset_first() -> None:
+    buffers = training_like(2000, 3)
+    assert search(buffers) == ALLOCATORS["lowest-offset-start"](buffers)
+
+
+def test_lower_bound_of_a_small_problem_by_hand() -> None:
+    # Steps 0 and 1 hold 100 + 30; step 2 holds 30 + 64. Rounded up to 64: 128 + 64, less the slack of one, 34.
+    buffers = [Buffer(0, 100, 0, 2), Buffer(1, 30, 0, 3), Buffer(2, 64, 2, 3)]
+    assert lower_bound(buffers) == 128 + 64 - 34
+    assert lower_bound([replace(b, alignment=1) for b in buffers]) == 130
+    assert smallest_arena(buffers) == allocate(buffers).size == 158
+
+
+def test_lower_bound_may_round_up_to_the_smallest_alignment_only() -> None:
+    buffers = [Buffer(0, 1, 0, 1, alignment=2), Buffer(1, 1, 0, 1, alignment=64)]
+    assert lower_bound(buffers) == 3
+    assert allocate(buffers).size == smallest_arena(buffers) == 3
+
+
+def test_size_that_is_no_multiple_of_the_alignment_saves_its_slack_at_the_top() -> None:
+    buffers = [Buffer(0, 128, 0, 1), Buffer(1, 65, 0, 1), Buffer(2, 127, 0, 1)]
+    layout = allocate(buffers, ["lowest-offset-area"])
+    assert layout.size == lower_bound(buffers) == 128 + 128 + 65
+
+
+def test_empty_problem_has_the_empty_layout() -> None:
+    assert allocate([]) == Layout((), 0)
+    assert lower_bound([]) == 0
+    assert all(allocator([]) == Layout((), 0) for allocator in ALLOCATORS.values())
+
+
+def test_buffers_that_never_meet_share_one_place() -> None:
+    assert allocate([Buffer(0, 10, 0, 1), Buffer(1, 20, 1, 2)]) == Layout((0, 0), 20)
+
+
+def test_best_of_the_given_strategies_wins() -> None:
+    buffers = read_problem(PACKING[0]).buffers
+    sizes = {name: ALLOCATORS[name](buffers).size for name in ("greedy-start", "greedy-size")}
+    assert allocate(buffers, ["greedy-start", "greedy-size"]).size == min(sizes.values())
+
+
+def test_unknown_strategy_is_named() -> None:
+    with pytest.raises(LayoutError, match="nonesuch"):
+        allocate([Buffer(0, 1, 0, 1)], ["greedy-size", "nonesuch"])
+    with pytest.raises(LayoutError, match="greedy-size"):
+        allocate([Buffer(0, 1, 0, 1)], [])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Buffer(42, 0, 0, 1),
+        Buffer(42, -5, 0, 1),
+        Buffer(42, 1, 3, 3),
+        Buffer(42, 1, 3, 2),
+        Buffer(42, 1, 0, 1, alignment=0),
+        Buffer(42, 1, 0, 1, alignment=48),
+        Buffer(42, 1, 0, 1, alignment=-64),
+        Buffer(42, 1, 0, 2**63),
+        Buffer(42, 2**62, 0, 1),
+    ],
+)
+def test_malformed_buffer_is_refused_by_id(wrong: Buffer) -> None:
+    for function in (allocate, lower_bound, *ALLOCATORS.values()):
+        with pytest.raises(LayoutError, match="buffer 42 "):
+            function([Buffer(7, 1, 0, 1), wrong])
+
+
+def test_an_id_given_twice_is_refused() -> None:
+    with pytest.raises(LayoutError, match="id 7"):
+        allocate([Buffer(7, 1, 0, 1), Buffer(7, 2, 1, 2)])
+
+
+def test_a_residual_chain_reaches_the_lower_bound_from_both_ends() -> None:
+    """Large values that overlap one after the other, with small ones over each seam: no one-sided order gets there."""
+    buffers: list[Buffer] = []
+    for block in range(60):
+        step = 10 * block
+        for size, start, stop in ((8192, 0, 12), (8192, 2, 5), (2048, 4, 8), (2048, 7, 11)):
+            buffers.append(Buffer(len(buffers), size, step + start, step + stop))
+    layout = allocate(buffers)
+    check_layout(buffers, layout)
+    assert layout.size == lower_bound(buffers)
+    one_sided = [name for name in ALLOCATORS if name.startswith(("lowest", "greedy"))]
+    assert all(ALLOCATORS[name](buffers).size > layout.size for name in one_sided)

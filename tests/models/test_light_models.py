@@ -1,0 +1,97 @@
+"""onnx's own light models, planned and run, against stock onnxruntime to the last bit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memonger
+from tests.support import networks
+from tests.support.one_node_executor import run_poisoned
+
+NAMES = (
+    "bvlc_alexnet",
+    "densenet121",
+    "inception_v1",
+    "inception_v2",
+    "resnet50",
+    "shufflenet",
+    "squeezenet",
+    "vgg19",
+    "zfnet512",
+)
+LEVELS = {"none": "ORT_DISABLE_ALL", "cpu": "ORT_ENABLE_ALL"}
+
+
+def _inputs(plan: memonger.Plan, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        str(value.name): rng.standard_normal([int(dim) for dim in value.shape or ()], np.float32)
+        for value in plan.model.graph.inputs
+    }
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str, device: str) -> None:
+    model = networks.light(name)
+    plan = memonger.search_plan(model, device=device, mode="inference")
+    plan.verify()
+    assert plan.arena_bytes == plan.lower_bound_bytes
+    session, stock = memonger.Session(plan), networks.stock(model, LEVELS[device])
+    results = []
+    for seed in (1, 2):
+        feeds = _inputs(plan, seed)
+        expected = networks.run_stock(stock, feeds)
+        for byte in (0, 0xFF):  # a float of 0xFF bytes is a NaN
+            session.arena.fill(byte)
+            assert networks.same_bits(session.run(feeds), expected)
+        results.append(expected)
+    assert not networks.same_bits(*results), "a comparison whose output ignores its input proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("densenet121", "cpu"),
+        ("inception_v1", "cpu"),
+        ("resnet50", "cpu"),
+        ("shufflenet", "none"),
+        ("squeezenet", "cpu"),
+    ],
+)
+def test_no_step_reads_a_byte_that_died(name: str, device: str) -> None:
+    model = networks.light(name)
+    plan = memonger.search_plan(model, device=device, mode="inference")
+    feeds = _inputs(plan, 3)
+    expected = networks.run_stock(networks.stock(model, LEVELS[device]), feeds)
+    assert networks.same_bits(run_poisoned(plan, feeds), expected)
+
+
+def test_the_poisoning_executor_catches_a_wrong_plan() -> None:
+    model = networks.light("squeezenet")
+    plan = memonger.search_plan(model, device="none", mode="inference")
+    feeds = _inputs(plan, 3)
+    expected = run_poisoned(plan, feeds)
+    conv = next(n for n, op in enumerate(plan.graph.ops) if op == "Concat")
+    wrong = dict(plan.offsets)
+    first, second = plan.graph.reads[conv][:2]
+    wrong[second] = wrong[first]
+    bad = memonger.Plan(
+        model=plan.model, graph=plan.graph, offsets=wrong, arena_bytes=plan.arena_bytes, alignment=plan.alignment,
+        mode=plan.mode, device=plan.device, stamp=None, threads=0, workspace=None,
+    )  # fmt: skip
+    with pytest.raises(memonger.VerificationError):
+        bad.verify()
+    assert not networks.same_bits(run_poisoned(bad, feeds), expected)
+
+
+def test_a_plan_is_the_same_byte_for_byte_each_time(tmp_path: Path) -> None:
+    model = networks.light("squeezenet")
+    for device in ("none", "cpu"):
+        files = []
+        for number in range(2):
+            path = tmp_path / f"{device}{number}.onnx"
+            memonger.search_plan(model, device=device, mode="inference").save(path)
+            files.append(path.read_bytes())
+        assert files[0] == files[1], device

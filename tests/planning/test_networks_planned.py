@@ -1,0 +1,43 @@
+"""Every network of models/, cut down: planned at the lower bound, outputs equal to stock onnxruntime's bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memonger
+import models
+from tests.models.test_models import SMALL, small
+from tests.support import networks
+
+
+def _feeds(session: Any, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for value in session.get_inputs():
+        floating = value.type == "tensor(float)"
+        array = rng.standard_normal(value.shape) if floating else rng.integers(0, 20, value.shape)
+        feeds[value.name] = array.astype(np.float32 if floating else np.int64)
+    return feeds
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+@pytest.mark.parametrize("name", models.NAMES)
+def test_planned_at_the_lower_bound_with_the_same_bits(name: str, device: str) -> None:
+    model = small(name)
+    plan = memonger.search_plan(model, device=device, mode="inference")
+    assert plan.arena_bytes == plan.lower_bound_bytes
+    session = memonger.Session(plan)
+    stock = networks.stock(model, "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")
+    results = []
+    for seed in (1, 2):
+        feeds = _feeds(stock, seed)
+        expected = networks.run_stock(stock, feeds)
+        session.arena.fill(0xFF)
+        assert networks.same_bits(session.run(feeds), expected)
+        results.append(expected)
+    assert not networks.same_bits(*results)
+
+
+def test_every_network_is_here() -> None:
+    assert set(SMALL) == set(models.NAMES)

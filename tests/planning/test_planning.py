@@ -1,0 +1,302 @@
+"""`search_plan`, `pareto`, `make_mirror_plan` and `get_cost` on models: budgets, options, determinism."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memonger
+import models
+from memonger.errors import BudgetError, PlanError
+from memonger.graph.liveness import live_bytes
+from tests.support.planning_models import LOSS, chain, network, plan
+
+EFFORT = 1000
+
+
+def _of_peak(plain: memonger.Plan, part: float) -> int:
+    """The budget that leaves this part of the peak to the arena."""
+    return plain.required_bytes - plain.peak_bytes + int(plain.peak_bytes * part)
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("name", ["resnet18", "gpt"])
+def test_a_budget_is_held_with_all_that_counts(name: str) -> None:
+    model = memonger.load(network(name))
+    plain = plan(model, strategy="none")
+    budget = _of_peak(plain, 0.8)
+    found = plan(model, budget=budget, effort=EFFORT)
+    assert (found.strategy, found.budget) == ("budget", budget)
+    assert found.required_bytes <= budget
+    assert found.required_bytes == found.peak_bytes + found.parameter_bytes + found.input_bytes
+    assert found.arena_bytes + found.parameter_bytes + found.input_bytes <= budget or found.notes
+    assert 0 < found.overhead < 0.5
+
+
+def test_measured_scratch_counts() -> None:
+    pytest.importorskip("onnxruntime")
+    model = memonger.load(network("gpt"))
+    plain = plan(model, strategy="none", device="cpu")
+    live = live_bytes(plain.storage.buffers, len(plain.graph.nodes)).tolist()
+    assert plain.workspace_bytes == max(plain.graph.workspace) > 0
+    held = max(held + scratch for held, scratch in zip(live, plain.graph.workspace, strict=True))
+    assert plain.required_bytes == held + plain.parameter_bytes + plain.input_bytes
+    found = plan(model, budget=_of_peak(plain, 0.8), device="cpu", effort=200)
+    assert found.required_bytes <= _of_peak(plain, 0.8)
+
+
+@pytest.mark.parametrize("form", [int, float, np.int64, lambda size: f"{size}B", lambda size: f"{size / 1024:.0f} KiB"])
+def test_a_budget_is_a_number_or_a_text_with_a_unit(form: Any) -> None:
+    found = plan(chain(), budget=form(102400), effort=EFFORT)
+    assert found.budget == 102400
+    assert isinstance(found.budget, int)
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("100000", "'100000' is no size"),
+        ("1 parsec", "'1 parsec' is no size"),
+        ("-1MiB", "'-1MiB' is negative"),
+        (-1, "the budget is -1 bytes: it has to be at least 0"),
+        (math.nan, "budget=nan can't be"),
+        (math.inf, "budget=inf can't be"),
+        (True, "budget=True can't be"),
+        ([1], r"budget=\[1\] can't be"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [None, "budget", "exact"])
+def test_a_budget_that_is_none_is_refused_at_once(budget: Any, words: str, strategy: str | None) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan("no such file", budget=budget, strategy=strategy)
+
+
+@pytest.mark.parametrize(("name", "budget"), [("chain", 0), ("chain", "1 B"), ("resnet18", 0), ("gpt", 0)])
+def test_planning_with_the_smallest_budget_that_is_named_succeeds(name: str, budget: int | str) -> None:
+    model = memonger.load(chain() if name == "chain" else network(name))
+    options = {"loss": LOSS if name == "chain" else "loss", "effort": EFFORT}
+    with pytest.raises(BudgetError, match=r"smallest budget for which there is one is .* \((\d+) bytes\)") as caught:
+        plan(model, budget=budget, **options)
+    smallest = caught.value.smallest
+    assert f"({smallest} bytes)" in str(caught.value)
+    assert caught.value.lower_bound <= smallest
+    found = plan(model, budget=smallest, **options)
+    assert found.required_bytes <= smallest
+    with pytest.raises(BudgetError):
+        plan(model, budget=caught.value.lower_bound - 1, **options)
+
+
+def test_a_budget_above_the_peak_recomputes_nothing() -> None:
+    plain = plan(chain(), strategy="none")
+    for budget in (plain.required_bytes, "1TiB"):  # no byte less is needed
+        found = plan(chain(), budget=budget)
+        assert not found.recomputed
+        assert found.overhead == 0
+        assert found.arena_bytes == plain.arena_bytes
+
+
+@pytest.mark.parametrize("strategy", ["none", "cheap", "block", "sqrt", "log", "sweep", "marks"])
+def test_strategies_without_a_budget_refuse_one(strategy: str) -> None:
+    with pytest.raises(PlanError, match=f"'{strategy}' takes no budget: 'budget' and 'exact' do"):
+        plan(chain(), strategy=strategy, budget="1GiB")
+
+
+@pytest.mark.parametrize("strategy", ["budget", "exact"])
+def test_strategies_for_a_budget_need_one(strategy: str) -> None:
+    with pytest.raises(PlanError, match=f"'{strategy}' needs a budget"):
+        plan(chain(), strategy=strategy)
+
+
+def test_inference_holds_a_budget_too() -> None:
+    model = network("resnet18")
+    plain = memonger.search_plan(model, mode="inference", device="none")
+    assert (plain.strategy, plain.recomputed) == ("none", ())
+    found = memonger.search_plan(model, mode="inference", device="none", budget=plain.required_bytes)
+    assert found.strategy == "budget"
+    assert found.required_bytes <= plain.required_bytes
+    with pytest.raises(BudgetError, match="smallest budget"):
+        memonger.search_plan(model, mode="inference", device="none", budget=plain.parameter_bytes, effort=EFFORT)
+
+
+@pytest.mark.parametrize("options", [{"budget": 0.8}, {}, {"strategy": "exact", "budget": 0.8}])
+def test_no_time_is_enough_for_a_valid_plan(options: dict[str, Any]) -> None:
+    if options.get("strategy") == "exact":
+        pytest.importorskip("ortools")
+    if "budget" in options:
+        options = {**options, "budget": _of_peak(plan(chain(), strategy="none"), options["budget"])}
+    found = plan(chain(), time_limit=0, effort=EFFORT, **options)
+    found.verify()
+    assert found.budget is None or found.required_bytes <= found.budget
+
+
+def test_the_exact_strategy_is_no_worse_than_the_search() -> None:
+    pytest.importorskip("ortools")
+    model = chain(5)
+    budget = _of_peak(plan(model, strategy="none"), 0.9)
+    quick = plan(model, budget=budget, effort=EFFORT)
+    exact = plan(model, budget=budget, effort=EFFORT, strategy="exact", time_limit=20)
+    assert exact.required_bytes <= budget
+    assert 0 < exact.overhead <= quick.overhead
+    assert exact.outcome.bound <= exact.overhead + 1e-9
+
+
+def test_kept_nodes_are_told_where_no_budget_can_be_held() -> None:
+    with pytest.raises(BudgetError, match=r"19 nodes are kept because .*force_mirroring 'False', --keep"):
+        plan(chain(), budget=0, keep=["*"], effort=EFFORT)
+
+
+# Other options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"strategy": "fast"}, "'fast' is not a strategy: there are none, cheap"),
+        ({"mode": "serve"}, "mode 'serve' can't be: training or inference"),
+        ({"order": "random"}, "'random' is not an order"),
+        ({"trials": -1}, "trials=-1"),
+        ({"time_limit": -1}, "time_limit=-1"),
+        ({"time_limit": math.nan}, "time_limit=nan"),
+        ({"mode": "inference", "loss": None, "mirror": ["Relu"]}, "'none' decides by itself"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan(chain(), **options)
+
+
+def test_an_option_nobody_knows_is_an_error() -> None:
+    with pytest.raises(TypeError, match="bugdet"):
+        plan(chain(), bugdet=1)
+
+
+def test_the_sweep_says_what_it_tried() -> None:
+    found = plan(network("resnet18"))
+    tried = found.outcome.candidates
+    assert tried[0].overhead == 0
+    best = min(one.peak for one in tried)
+    assert best == pytest.approx(found.peak_bytes, rel=1e-3)  # small nodes are folded there
+    assert tried[0].peak == pytest.approx(found.peak_before_bytes, rel=1e-3)
+    assert best < tried[0].peak
+    assert any(one.segments == found.outcome.segments and one.peak == best for one in tried)
+
+
+def test_progress_names_the_stages_in_turn() -> None:
+    stages: list[str] = []
+    plan(chain(), progress=stages.append)
+    first = list(dict.fromkeys(stage.partition(":")[0] for stage in stages))
+    assert first == ["load", "differentiate", "lower", "graph", "search", "verify"]
+    assert any(stage.startswith("search: ") for stage in stages)
+
+
+# Frontiers
+
+
+@pytest.mark.parametrize("name", ["chain", "gpt"])
+def test_a_frontier_falls_in_peak_and_rises_in_cost(name: str) -> None:
+    loss = LOSS if name == "chain" else "loss"
+    model = memonger.load(chain() if name == "chain" else network(name))
+    plans = memonger.pareto(model, points=3, device="none", loss=loss, effort=EFFORT)
+    assert len(plans) > 2
+    peaks = [found.required_bytes for found in plans]
+    overheads = [found.overhead for found in plans]
+    assert peaks == sorted(set(peaks), reverse=True)
+    assert overheads == sorted(set(overheads))
+    assert overheads[0] == 0
+    for found in plans:
+        found.verify()
+        assert found.model is not plans[0].model or found is plans[0]
+        budget = int(found.required_bytes * 1.002)  # a search counts a little more, where small nodes are folded
+        same = plan(model, budget=budget, loss=loss, effort=EFFORT)
+        assert same.required_bytes <= budget
+        assert same.overhead <= found.overhead + 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"points": 0}, "points=0"),
+        ({"budget": "1GiB"}, "leave budget"),
+        ({"strategy": "sweep"}, "leave budget, strategy"),
+        ({"mirror": ["Relu"]}, "mirror out"),
+    ],
+)
+def test_a_frontier_tries_budgets_of_its_own(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        memonger.pareto(chain(), loss=LOSS, **options)
+
+
+# MXNet memonger's two functions
+
+
+def test_a_threshold_trades_memory_for_computation() -> None:
+    model = memonger.load(chain(16))
+    before = memonger.get_cost(model, loss=LOSS)
+    assert before == plan(model, strategy="none").peak_bytes
+    thresholds = (0, 20_000, math.inf)
+    costs = [memonger.get_cost(memonger.make_mirror_plan(model, t, loss=LOSS), loss=LOSS) for t in thresholds]
+    assert costs[0] == before  # in a chain every node is a candidate
+    assert costs[1] < before
+    assert costs[2] != costs[1]
+
+
+@pytest.mark.parametrize("name", ["gpt"])
+def test_mirroring_all_between_the_stages_costs_less(name: str) -> None:
+    model = memonger.load(network(name))
+    mirrored = memonger.make_mirror_plan(model, 0, loss="loss")
+    decisions = {node.metadata_props["force_mirroring"] for node in mirrored.ir.graph}
+    assert decisions == {"True", "False"}
+    assert memonger.get_cost(mirrored, loss="loss") < memonger.get_cost(model, loss="loss")
+    assert not any("force_mirroring" in node.metadata_props for node in model.ir.graph)
+
+
+@pytest.mark.parametrize("threshold", [-1, -0.5, math.nan])
+def test_a_threshold_below_nothing_is_refused(threshold: float) -> None:
+    with pytest.raises(PlanError, match=r"threshold is .*at least 0"):
+        memonger.make_mirror_plan(chain(), threshold, loss=LOSS)
+
+
+# Determinism
+
+
+def _file(folder: Path, name: str, **options: Any) -> bytes:
+    plan(chain(), **options).save(folder / name)
+    return (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"budget": 102400, "effort": EFFORT}, {"strategy": "log"}, {"strategy": "cheap"}]
+)
+def test_the_same_input_gives_the_same_file(options: dict[str, Any], tmp_path: Path) -> None:
+    assert _file(tmp_path, "a.onnx", **options) == _file(tmp_path, "b.onnx", **options)
+
+
+def test_the_same_input_gives_the_same_file_in_another_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.planning.test_planning import _file;"
+        f"folder = Path(sys.argv[1]); _file(folder, 'budget.onnx', budget=102400, effort={EFFORT});"
+        "_file(folder, 'sweep.onnx')"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "11"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True, capture_output=True)
+    there = {name: (tmp_path / name).read_bytes() for name in ("budget.onnx", "sweep.onnx")}
+    assert there["budget.onnx"] == _file(tmp_path, "here.onnx", budget=102400, effort=EFFORT)
+    assert there["sweep.onnx"] == _file(tmp_path, "here.onnx")
+
+
+def test_a_device_plan_of_training_keeps_the_models_order() -> None:
+    pytest.importorskip("onnxruntime")
+    model = models.build_ir("resnet18", image=16, width=0.125, batch=2, training=True)
+    training = memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.1))
+    plan = memonger.search_plan(training, device="cpu", strategy="none", order="file")
+    step = {str(node.outputs[0].name): number for number, node in enumerate(training.ir.graph)}
+    steps = [step[str(node.outputs[0].name)] for node in plan.model.graph if node.outputs[0].name in step]
+    assert len(steps) > len(step) / 2
+    assert steps == sorted(steps)

@@ -1,0 +1,102 @@
+"""Whole networks exported from PyTorch against autograd, in training mode: loss, every gradient, five optimizer steps.
+
+Both are held against PyTorch in float64. A float32 gradient is off by rounding in every layer behind it, and how much
+that matters differs from parameter to parameter; PyTorch's own float32 error is the measure. Ours may be `FACTOR` times
+as large, or `FLOOR` relative to the gradient's norm.
+"""
+
+import functools
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import memonger
+from tests.support import torch_networks as reference
+
+FACTOR = 8.0
+FLOOR = 2e-5
+SCALE = 1e-3  # of the largest gradient's norm: a gradient this small beside it (a bias before a normalization) is noise
+
+torch = pytest.importorskip("torch")
+
+
+@functools.cache
+def _training(name: str, optimizer: object = None) -> memonger.Model:
+    model = memonger.to_training_mode(reference.exported(name), dropout=False)
+    return memonger.differentiate(model, loss="softmax_cross_entropy", optimizer=optimizer)
+
+
+def _feeds(name: str, trainer: memonger.TrainingSession, seed: int) -> dict[str, np.ndarray]:
+    inputs = reference.data(name, seed)
+    return {value.name: tensor.numpy() for value, tensor in zip(trainer.inputs, inputs, strict=True)}
+
+
+def _error(found: np.ndarray, truth: np.ndarray, scale: float) -> float:
+    return float(np.linalg.norm(found.astype(np.float64) - truth) / max(np.linalg.norm(truth), scale))
+
+
+def _close(found: dict[str, np.ndarray], single: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> None:
+    """Compare each tensor with the truth, allowing what PyTorch's float32 needs."""
+    largest = max(float(np.linalg.norm(array)) for array in truth.values())
+    worst = max(_error(single[name], truth[name], SCALE * largest) for name in truth)
+    for name, array in truth.items():
+        allowed = max(FLOOR, FACTOR * worst)
+        error = _error(found[name], array, SCALE * largest)
+        assert error <= allowed, f"{name}: relative error {error:.1e}; PyTorch's float32 is within {worst:.1e}"
+
+
+@pytest.mark.parametrize("name", reference.NETWORKS)
+def test_loss_and_every_gradient_agree_with_autograd(name: str) -> None:
+    training = _training(name)
+    trainer = memonger.TrainingSession(memonger.search_plan(training))
+    loss = trainer.step(_feeds(name, trainer, 0))
+    truth, single = reference.reference_step(name, dtype=torch.float64), reference.reference_step(name)
+    assert loss == pytest.approx(truth.loss, rel=1e-5)
+    outputs = trainer.outputs()
+    gradients = {key: outputs[f"{key}.grad"] for key in truth.gradients}
+    _close(gradients, single.gradients, truth.gradients)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*((name, "nesterov") for name in reference.NETWORKS), ("densenet", "adamw"), ("lstm", "adamw"), ("gpt", "adamw")],
+)
+def test_five_optimizer_steps_stay_together(name: str, optimizer: str) -> None:
+    kind, settings = reference.OPTIMIZERS[optimizer]
+    ours = {"SGD": memonger.SGD, "Adam": memonger.Adam, "AdamW": memonger.AdamW}[kind.__name__](**settings)
+    trainer = memonger.TrainingSession(memonger.search_plan(_training(name, ours)))
+    losses = [trainer.step(_feeds(name, trainer, seed)) for seed in range(5)]
+    truth = reference.reference_training(name, optimizer, dtype=torch.float64)
+    single = reference.reference_training(name, optimizer)
+    apart = max(abs(a - b) for a, b in zip(single.losses, truth.losses, strict=True))
+    np.testing.assert_allclose(losses, truth.losses, rtol=1e-4, atol=FACTOR * apart)
+    state = trainer.state_dict()
+    _close({key: state[key] for key in truth.parameters}, single.parameters, truth.parameters)
+    if truth.statistics:
+        _close({key: state[key] for key in truth.statistics}, single.statistics, truth.statistics)
+
+
+@pytest.mark.parametrize("name", reference.NETWORKS)
+def test_the_training_model_is_standard_and_passes_the_full_check(name: str) -> None:
+    proto = ir.to_proto(_training(name, memonger.AdamW(lr=0.001)).ir)
+    onnx.checker.check_model(proto, full_check=True)
+    assert {node.domain for node in proto.graph.node} <= {"", "ai.onnx"}
+    inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output, *inferred.graph.input)}
+    assert {output for node in proto.graph.node for output in node.output if output} <= known
+
+
+@pytest.mark.parametrize("name", ["densenet", "vit"])
+def test_recomputation_changes_no_bit(name: str) -> None:
+    training = _training(name, memonger.SGD(lr=0.02, momentum=0.9))
+    plans = [memonger.search_plan(training, strategy=strategy) for strategy in ("none", "cheap")]
+    assert plans[1].recomputed
+    trainers = [memonger.TrainingSession(plan) for plan in plans]
+    for seed in range(5):
+        losses = [trainer.step(_feeds(name, trainer, seed)) for trainer in trainers]
+        assert losses[0] == losses[1]
+    states = [trainer.state_dict() for trainer in trainers]
+    for key, array in states[0].items():
+        np.testing.assert_array_equal(array, states[1][key], err_msg=key)

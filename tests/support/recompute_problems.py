@@ -1,0 +1,99 @@
+"""Training problems of a few shapes, for the tests of what is kept and what is recomputed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from memonger.remat.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A problem and which of its nodes are the forward pass."""
+
+    problem: Problem
+    forward: tuple[bool, ...]
+
+
+def drawn_drops(of: Training, data: st.DataObject) -> list[int]:
+    """Some of the nodes that may be dropped."""
+    problem = of.problem
+    may = [node for node in range(problem.nodes) if of.forward[node] and problem.recomputable[node]]
+    return sorted(data.draw(st.sets(st.sampled_from(may)))) if may else []
+
+
+def training(reads: Sequence[Sequence[int]], size: int = 1000, inner: int = 1) -> Training:
+    """A forward pass, node i of which reads those nodes' values, and its backward pass.
+
+    The gradient of a node is a node that reads its value, what it read, and the gradients of its readers.
+
+    Args:
+        reads: Of each forward node.
+        size: Bytes of every value.
+        inner: Every so many nodes there is one whose value no gradient needs but its own.
+    """
+    n = len(reads)
+    readers: list[list[int]] = [[] for _ in reads]
+    edges = [(source, node) for node, sources in enumerate(reads) for source in sources]
+    for source, node in edges:
+        readers[source].append(node)
+    for node in reversed(range(n)):
+        gradient = 2 * n - 1 - node
+        needed = {node, *(source for source in reads[node] if source % inner == 0)}
+        edges += [(each, gradient) for each in sorted(needed | {2 * n - 1 - reader for reader in readers[node]})]
+    problem = Problem.from_edges([1.0] * n + [2.0] * n, [size] * 2 * n, edges)
+    return Training(problem, (True,) * n + (False,) * n)
+
+
+def chain(layers: int) -> Training:
+    """Equal layers in a row."""
+    return training([[i - 1] if i else [] for i in range(layers)])
+
+
+def u_net(depth: int, width: int = 3) -> Training:
+    """Blocks down and up again, with a skip connection from each block down to the one across."""
+    blocks = 2 * depth
+    reads = [[i - 1] if i else [] for i in range(blocks * width)]
+    for block in range(depth, blocks):
+        reads[block * width].append((blocks - block) * width - 1)
+    return training([sorted(set(each)) for each in reads])
+
+
+def dense(blocks: int, layers: int) -> Training:
+    """Blocks in which every layer reads all before it, with one node between them."""
+    reads: list[list[int]] = [[]]
+    for _ in range(blocks):
+        begin = len(reads) - 1
+        for _ in range(layers):
+            reads.append(list(range(begin, len(reads))))
+    return training(reads)
+
+
+@st.composite
+def trainings(draw: st.DrawFn, most: int = 14) -> Training:
+    """Random graphs: forward and backward nodes mixed, fixed nodes, deadlines, pinned and overwritten values."""
+    n = draw(st.integers(1, most))
+    reads, writes, sizes = [], [], list[int]()
+    for _ in range(n):
+        reads.append(tuple(sorted(draw(st.sets(st.integers(0, len(sizes) - 1), max_size=3)))) if sizes else ())
+        count = draw(st.sampled_from([1, 1, 1, 2]))
+        writes.append(tuple(range(len(sizes), len(sizes) + count)))
+        sizes += [draw(st.sampled_from([0, 1, 3000, 5000, 9000])) for _ in range(count)]
+    free = tuple(draw(st.sampled_from([True, True, True, False])) for _ in range(n))
+    late = {i: [j for j in range(i + 1, n) if not free[j]] for i in range(n)}
+    problem = Problem(
+        tuple(float(draw(st.integers(0, 9))) for _ in range(n)),
+        tuple(reads),
+        tuple(writes),
+        tuple(sizes),
+        recomputable=free,
+        pinned=tuple(v for v in range(len(sizes)) if draw(st.integers(0, 9)) == 0),
+        workspace=tuple(draw(st.integers(0, 3)) for _ in range(n)),
+        base=draw(st.integers(0, 5)),
+        deadline=tuple(draw(st.sampled_from([n, *late[i]])) for i in range(n)),
+        inplace=tuple(tuple(value for value in row if draw(st.booleans())) for row in reads),
+    )
+    begin = draw(st.integers(0, n))
+    mixed = draw(st.booleans())
+    return Training(problem, tuple(draw(st.booleans()) if mixed else node < begin for node in range(n)))
