@@ -1,5 +1,6 @@
 """What all tests may use, and the counts of the backend suite at the end of a run."""
 
+import gc
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return Place(tmp_path / "work", tmp_path / "temporary")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one network run in one process: what they make of it, exports from PyTorch above all, is made once."""
+    for item in items:
+        network = getattr(item, "callspec", None) and item.callspec.params.get("name")  # type: ignore[attr-defined]
+        suite = item.path.stem if item.path.stem == "test_backend_suite" else None
+        if suite or isinstance(network, str):
+            item.add_marker(pytest.mark.xdist_group(suite or network))
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections needn't look through what the imports made: that stays (a third of the suite's time)."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
