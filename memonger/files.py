@@ -1,29 +1,85 @@
 """Files that are written whole or not at all, and temporary folders."""
 
+import glob
 import os
 import shutil
+import sys
 import tempfile
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+if sys.platform != "win32":
+    import fcntl
+
+_ABANDONED = 60.0
+"""Seconds after which a temporary folder that nobody holds is removed by the next process that makes one beside it."""
+
 
 class ScratchFolder:
-    """A folder under the system's temporary one, removed with this object, or when the process ends.
+    """A temporary folder, removed with this object, or when the process that made it ends; not when a fork of it does.
+
+    Folders that processes left which were killed are removed when the next one is made beside them.
+
+    Args:
+        parent: Where; None is the system's folder for temporary files.
+        prefix: What its name begins with.
 
     Attributes:
         path: The folder.
+
+    Raises:
+        OSError: it can't be made.
     """
 
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="memonger-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+    def __init__(self, parent: Path | None = None, prefix: str = "memonger-tmp-") -> None:
+        parent = Path(tempfile.gettempdir()) if parent is None else parent
+        _sweep(parent, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = _lock(self.path)  # the system lets go of it however the process ends
+        self._remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     def remove(self) -> None:
         """Remove the folder now."""
         self._remove()
+
+
+def _remove(folder: Path, lock: int | None, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
+
+
+def _lock(folder: Path, *, wait: bool = False) -> int | None:
+    """A descriptor that holds the lock of a folder; None where another holds it or there are no locks."""
+    if sys.platform == "win32":  # nothing is locked there, and what killed processes leave isn't removed
+        return None
+    descriptor = -1
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        if descriptor >= 0:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Remove the temporary folders of processes that were killed."""
+    for folder in parent.glob(f"{glob.escape(prefix)}*"):
+        try:
+            is_old = time.time() - folder.stat().st_mtime > _ABANDONED
+        except OSError:  # its owner just removed it
+            continue
+        lock = _lock(folder) if is_old else None
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 Write = Callable[[BinaryIO], object]
@@ -55,26 +111,19 @@ def write_whole(path: Path, write: Write) -> None:
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
     """A hidden folder on the path's own file system, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=".memonger-", dir=path.parent))
+    folder = ScratchFolder(path.parent, ".memonger-tmp-")
     try:
-        yield folder
+        yield folder.path
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
-def replace_all(folder: Path, names: Sequence[str], target: Path) -> None:
-    """Move files from a folder into another, all or none: what they replace comes back if one of them fails."""
-    kept, moved = folder / "replaced", list[str]()
-    kept.mkdir()
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Meanwhile no other process that asks for it is in here; where the file system has no locks, others may be."""
+    lock = _lock(folder, wait=True)
     try:
-        for name in names:
-            if (target / name).exists():
-                os.replace(target / name, kept / name)
-            moved.append(name)
-            os.replace(folder / name, target / name)
-    except OSError:
-        for name in moved:
-            (target / name).unlink(missing_ok=True)
-            if (kept / name).exists():
-                os.replace(kept / name, target / name)
-        raise
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)

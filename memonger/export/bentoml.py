@@ -22,7 +22,7 @@ include:
   - "service.py"
   - "memonger.json"
   - "*.onnx"
-  - "*.onnx.data"
+  - "*.data"
 python:
   packages:
     - "memonger[cpu]"

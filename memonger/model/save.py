@@ -1,15 +1,20 @@
 """Models on disk: one file, or a file and its weights beside it."""
 
+import hashlib
+import mmap
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError
-from memonger.files import folder_beside, replace_all, write_whole
+from memonger.files import folder_beside, locked, write_whole
 from memonger.model.checks import external_tensors, tensor_attributes
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
+DIGEST = 16  # hexadecimal digits of their SHA-256 in that file's name
 
 
 def save_model(planned: ir.Model, path: Path) -> None:
@@ -35,10 +40,43 @@ def save_model(planned: ir.Model, path: Path) -> None:
 
 
 def _write_with_data(model: ir.Model, path: Path) -> None:
-    data = path.name + ".data"
+    """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count."""
+    data = f"{path.name}.{_digest(model)}.data"
     with folder_beside(path) as folder:
         ir.save(model, folder / path.name, external_data=data)
-        replace_all(folder, [data, path.name], path.parent)
+        for name in (data, path.name):
+            with (folder / name).open("rb") as written:
+                os.fsync(written.fileno())
+        with locked(path.parent):
+            os.replace(folder / data, path.parent / data)
+            os.replace(folder / path.name, path)
+            _sweep(path, data)
+
+
+def _digest(model: ir.Model) -> str:
+    digest = hashlib.sha256()
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            digest.update(name.encode())
+            if value.const_value is not None:
+                digest.update(value.const_value.tobytes())
+    return digest.hexdigest()[:DIGEST]
+
+
+def _sweep(path: Path, data: str) -> None:
+    """Remove earlier weights of a model, where no model in the folder refers to them any more."""
+    old = re.compile(re.escape(path.name) + rf"\.[0-9a-f]{{{DIGEST}}}\.data")
+    for entry in list(path.parent.iterdir()):
+        is_old = entry.name != data and old.fullmatch(entry.name)
+        if is_old and not any(_mentions(other, entry.name) for other in path.parent.glob("*.onnx")):
+            entry.unlink(missing_ok=True)
+
+
+def _mentions(file: Path, name: str) -> bool:
+    if not file.is_file() or not file.stat().st_size:
+        return False
+    with file.open("rb") as content, mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return mapped.find(name.encode()) >= 0
 
 
 def _serialized(model: ir.Model, folder: Path) -> bytes:

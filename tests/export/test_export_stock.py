@@ -195,7 +195,7 @@ def test_large_weights_lie_in_a_file_beside_the_model(tmp_path: Path, monkeypatc
     for target in ("onnxruntime", "triton", "triton-python"):
         export(paths, target, tmp_path / target, name="branched")
     version = tmp_path / "triton" / "branched" / "1"
-    assert sorted(one.name for one in version.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert sorted(one.suffix for one in version.iterdir()) == [".data", ".onnx"]
     tensors = onnx.load(version / "model.onnx", load_external_data=False).graph.initializer
     assert {one.data_location for one in tensors if len(one.dims) > 1} == {onnx.TensorProto.EXTERNAL}
     check_outputs(onnxruntime.InferenceSession(version / "model.onnx", providers=["CPUExecutionProvider"]), 4)

@@ -1,0 +1,176 @@
+"""Files and temporary folders through what ends processes: forks that exit, kills, and two that save at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from memonger.files import ScratchFolder
+from memonger.model import save
+from memonger.model.save import save_model
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+def _aged(folder: Path) -> None:
+    """Give a folder the age at which one that nobody holds counts as abandoned."""
+    hour_ago = time.time() - 3600
+    os.utime(folder, (hour_ago, hour_ago))
+
+
+def _model(fill: float, size: int = 1000) -> ir.Model:
+    text = f'<ir_version: 10, opset_import: ["": 20]> g (float[1,{size}] x) => (float[1,{size}] y) {{ y = Add(x, w) }}'
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.full((1, size), fill, np.float32), "w"))
+    return ir.from_proto(proto)
+
+
+def _content(path: Path) -> set[float]:
+    model = onnx.load(path)
+    return set(onnx.numpy_helper.to_array(model.graph.initializer[0]).ravel().tolist())
+
+
+def test_the_exit_of_a_forked_child_leaves_its_parents_folder(temporary: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "from memonger.files import ScratchFolder\n"
+        "folder = ScratchFolder()\n"
+        "(folder.path / 'momenta').write_bytes(b'1')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.exit(0)\n"  # runs what is to run at exit, unlike os._exit
+        "os.waitpid(child, 0)\n"
+        "assert (folder.path / 'momenta').read_bytes() == b'1'\n"
+        "print(folder.path)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    ran = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert not Path(ran.stdout.strip()).exists(), "its own exit removes it"
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
+    script = (
+        "import time\nfrom memonger.files import ScratchFolder\n"
+        "folder = ScratchFolder()\nprint(folder.path, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        _aged(left)
+        ScratchFolder().remove()
+        assert left.is_dir(), "while its process lives it stays, however old"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert left.is_dir()
+    ScratchFolder().remove()
+    assert not left.exists()
+
+
+def test_only_abandoned_folders_of_ours_are_removed(temporary: Path) -> None:
+    young, foreign = temporary / "memonger-tmp-abcd1234", temporary / "memonger-mine"
+    for folder in (young, foreign):
+        folder.mkdir()
+    _aged(foreign)
+    ScratchFolder().remove()
+    assert young.is_dir()
+    assert foreign.is_dir()
+    _aged(young)
+    ScratchFolder().remove()
+    assert not young.exists()
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "INLINE_LIMIT", 100)
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_earlier_weights_go_once_nobody_refers_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    save_model(_model(1.0), path)
+    (first,) = tmp_path.glob("m.onnx.*.data")
+    save_model(ir.load(path), tmp_path / "other.onnx")  # refers to the same weights
+    save_model(_model(2.0), path)
+    assert first.exists()
+    assert _content(tmp_path / "other.onnx") == {1.0}
+    (tmp_path / "other.onnx").unlink()
+    save_model(_model(3.0), path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert _content(path) == {3.0}
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_equal_weights_are_one_file_and_the_same_bytes(tmp_path: Path) -> None:
+    for _ in range(2):
+        save_model(_model(1.0), tmp_path / "m.onnx")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_two_that_save_at_once_leave_one_whole_model(tmp_path: Path) -> None:
+    path, stop = tmp_path / "m.onnx", time.monotonic() + 1.0
+
+    def saves(fill: float) -> None:
+        while time.monotonic() < stop:
+            save_model(_model(fill), path)
+
+    threads = [threading.Thread(target=saves, args=(fill,)) for fill in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert _content(path) in ({1.0}, {2.0})
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+_SAVES = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.test_files import _model, save, save_model
+from pathlib import Path
+save.INLINE_LIMIT = {limit}
+print("ready", flush=True)
+fill = 1.0
+while True:
+    fill = 3.0 - fill
+    save_model(_model(fill, 100_000), Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("limit", [100, 10**9], ids=["two files", "one file"])
+def test_a_kill_leaves_the_old_or_the_new_model(tmp_path: Path, limit: int) -> None:
+    path, rng = tmp_path / "m.onnx", np.random.default_rng(0)
+    script = _SAVES.format(root=str(ROOT), limit=limit)
+    save_model(_model(1.0, 100_000), path)
+    for _ in range(5):
+        with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(float(rng.uniform(0, 0.05)))
+            process.send_signal(signal.SIGKILL)
+        assert _content(path) in ({1.0}, {2.0})
+    for left in tmp_path.glob(".memonger-tmp-*"):
+        _aged(left)
+    save_model(_model(1.0, 100_000), path)
+    assert not list(tmp_path.glob(".memonger-tmp-*"))
