@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memonger.errors import SessionError
+from memonger.errors import MemongerError, SessionError
 from memonger.plan import Plan
 from memonger.runtime.session import Session
 
@@ -36,36 +36,62 @@ class PlannedModel:
         """
         return self.session.run(inputs)
 
-    def run_together(self, requests: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
-        """Run several requests, as many in one run as the largest plan takes; the batch is filled up with zeros.
-
-        For models that compute each row of a batch alone.
+    def answer(self, requests: Sequence[Arrays], *, together: bool) -> list[dict[str, np.ndarray] | MemongerError]:
+        """Answer each request on its own: a bad one gets its error, and the others their outputs.
 
         Args:
-            requests: The inputs of each; their first dimension is the batch.
+            requests: The inputs of each.
+            together: Whether as many requests as the largest plan takes share a run, its batch filled up with zeros:
+                for models that compute each row of a batch alone. The inputs' first dimension is then the batch.
 
-        Returns: the outputs of each.
-
-        Raises:
-            SessionError: a request without an input, or of rows of different numbers; or as `memonger.Session.run`.
+        Returns: the outputs of each request by name, or why there are none.
         """
-        sizes = [self._rows(request) for request in requests]
+        answers: dict[int, dict[str, np.ndarray] | MemongerError] = {}
+        groups: dict[object, list[int]] = {}
+        for number, request in enumerate(requests):
+            try:
+                groups.setdefault(self._rows(request)[1] if together else number, []).append(number)
+            except SessionError as error:
+                answers[number] = error
+        for numbers in groups.values():
+            answers.update(zip(numbers, self._answer_group([requests[n] for n in numbers], together), strict=True))
+        return [answers[number] for number in range(len(requests))]
+
+    def _answer_group(
+        self, requests: Sequence[Arrays], together: bool
+    ) -> Sequence[dict[str, np.ndarray] | MemongerError]:
+        """Answers of requests that fit together; where they fail together, of each alone."""
+        try:
+            return self._run_together(requests) if together else [self.run(requests[0])]
+        except MemongerError as error:
+            if len(requests) == 1:
+                return [error]
+        return [self._answer_group([request], together)[0] for request in requests]
+
+    def _run_together(self, requests: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+        sizes = [self._rows(request)[0] for request in requests]
         joined = {name: np.concatenate([request[name] for request in requests]) for name in self.input_names}
-        found = self._run_rows(joined, sum(sizes))
+        outputs = self._run_rows(joined, sum(sizes))
         ends = np.cumsum(sizes)
         return [
-            {name: array[end - size : end] for name, array in found.items()}
+            {name: array[end - size : end] for name, array in outputs.items()}
             for size, end in zip(sizes, ends, strict=True)
         ]
 
-    def _rows(self, request: Arrays) -> int:
+    def _rows(self, request: Arrays) -> tuple[int, object]:
+        """How many rows a request has, and what it has in common with requests it can share a run with.
+
+        Raises:
+            SessionError: an input is missing, or its first dimension isn't the batch of the others.
+        """
         missing = [name for name in self.input_names if name not in request]
         if missing:
             raise SessionError(f"input '{missing[0]}' is missing; the model takes {', '.join(self.input_names)}.")
-        rows = {request[name].shape[0] if request[name].ndim else 0 for name in self.input_names}
+        arrays = {name: np.asarray(request[name]) for name in self.input_names}
+        rows = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
         if len(rows) != 1 or 0 in rows:
-            raise SessionError("the inputs of a request have to have one batch as their first dimension.")
-        return rows.pop()
+            raise SessionError("the inputs of a request need one batch size, at least 1, as their first dimension.")
+        return rows.pop(), tuple((array.dtype, array.shape[1:]) for array in arrays.values())
 
     def _run_rows(self, joined: Arrays, rows: int) -> dict[str, np.ndarray]:
         parts, start = [], 0

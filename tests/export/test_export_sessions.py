@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import memonger
@@ -223,8 +224,46 @@ def test_a_plan_without_batch_is_run_as_requests_come(tmp_path: Path, backend: M
 
 def test_requests_together_need_one_batch_in_all_inputs(tmp_path: Path) -> None:
     model = PlannedModel(planned(tmp_path, (4,)))
-    with pytest.raises(SessionError, match="one batch"):
-        model.run_together([{"x": np.zeros((0, 3, 16, 16), np.float32)}])
+    (answer,) = model.answer([{"x": np.zeros((0, 3, 16, 16), np.float32)}], together=True)
+    assert isinstance(answer, SessionError)
+    assert "one batch" in str(answer)
+
+
+def test_a_bad_request_gets_its_error_and_the_others_of_its_batch_their_answers(
+    tmp_path: Path, backend: ModuleType
+) -> None:
+    export(planned(tmp_path, (1, 4)), "triton-python", tmp_path / "out", name="branched")
+    model = triton_model(tmp_path / "out" / "branched" / "1" / "model.py")
+    bad = [
+        {"z": np.zeros((1, 3), np.float32)},
+        {"x": np.zeros((1, 3, 8, 8), np.float32)},
+        {"x": np.zeros((1, 3, 16), np.float32)},
+        {"x": np.zeros((2, 3, 16, 16), np.float64)},
+        {"x": np.array(["text"], object)},
+        {"x": np.zeros((), np.float32)},
+    ]
+    feeds = [one for seed, wrong in enumerate(bad) for one in (images(seed, 1), wrong)]
+    answers = model.execute(requests_of(backend, *feeds))
+    for feed, answer in zip(feeds[::2], answers[::2], strict=True):
+        assert answer.error is None
+        np.testing.assert_allclose(answer.outputs["y"], stock(feed)["y"], rtol=1e-5, atol=1e-5)
+    assert all(isinstance(answer.error, RuntimeError) and str(answer.error) for answer in answers[1::2])
+
+
+def test_one_request_that_the_runtime_refuses_leaves_the_others(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    g (int64[N] x) => (float[N] y) <float[3] table = {1.0, 2.0, 3.0}> { y = Gather(table, x) }"""
+    memonger.search_plan(onnx.parser.parse_model(text), batch=4, mode="inference", device="none").save(
+        tmp_path / "gather.onnx"
+    )
+    model = PlannedModel([tmp_path / "gather.onnx"])
+    good, bad = {"x": np.array([0, 2])}, {"x": np.array([1, 99])}
+    model.run({"x": np.zeros(4, np.int64)})
+    answers = model.answer([good, bad, good], together=True)
+    assert isinstance(answers[1], SessionError)
+    for answer in (answers[0], answers[2]):
+        assert not isinstance(answer, SessionError)
+        assert answer["y"].tolist() == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("kind", ["bool", "int8", "uint64", "int64", "float16", "float32", "float64"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from memonger.errors import MemongerError
 from memonger.export.serving import PlannedModel
 
 HERE = Path(__file__).resolve().parent
@@ -21,14 +22,12 @@ class TritonPythonModel:
         self.batched = settings["batched"]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer requests; where batches are formed, all in as few runs as the plans allow."""
-        try:
-            feeds = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
-            found = self.model.run_together(feeds) if self.batched else [self.model.run(one) for one in feeds]
-        except Exception as error:
-            message = pb_utils.TritonError(str(error))
-            return [pb_utils.InferenceResponse(output_tensors=[], error=message) for _ in requests]
-        return [
-            pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(*item) for item in outputs.items()])
-            for outputs in found
-        ]
+        """Answer requests, in as few runs as the plans allow where batches are formed. A bad one gets its error."""
+        feeds = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
+        return [_response(answer) for answer in self.model.answer(feeds, together=self.batched)]
+
+
+def _response(answer: Any) -> Any:
+    if isinstance(answer, MemongerError):
+        return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(answer)))
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(*item) for item in answer.items()])
