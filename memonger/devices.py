@@ -64,26 +64,74 @@ class Stamp:
     cuda: Cuda | None = None
 
 
-_DEVICE = re.compile(r"^(none|cpu|cuda)(?::(\d+))?$")
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """What has to be known of a kind of device before onnxruntime is loaded.
+
+    Attributes:
+        name: onnxruntime's name of the execution provider.
+        is_host: Whether it computes in the process's own memory, while the caller waits: arrays are read where they
+            lie, and the profiler's times are those of kernels, not of launches.
+        is_portable: Whether no runtime is meant: such plans run on any machine.
+        is_numbered: Whether a machine may have several.
+        has_graphs: Whether runs can be captured as CUDA graphs.
+        has_settings: Whether `Cuda` says how it is set up.
+        dlpack: The number of its memory in DLPack's ``DLDeviceType``.
+    """
+
+    name: str = "CPUExecutionProvider"
+    is_host: bool = True
+    is_portable: bool = False
+    is_numbered: bool = False
+    has_graphs: bool = False
+    has_settings: bool = False
+    dlpack: int = 1
+
+
+PROVIDERS = {
+    "none": Provider(is_portable=True),
+    "cpu": Provider(),
+    "cuda": Provider(
+        "CUDAExecutionProvider", is_host=False, is_numbered=True, has_graphs=True, has_settings=True, dlpack=2
+    ),
+}
+"""By the kind of device. How onnxruntime is driven on each is in `memonger.runtime.backend`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``kind`` is none (no runtime, portable plans), cpu or cuda; ``index`` counts devices of a kind."""
+    """``kind`` is one of `PROVIDERS`; ``index`` counts devices of a kind."""
 
     kind: str
     index: int = 0
 
     @property
+    def facts(self) -> Provider:
+        """What is known of its kind."""
+        return PROVIDERS[self.kind]
+
+    @property
     def provider(self) -> str:
         """onnxruntime's name for what runs there."""
-        return {"cuda": "CUDAExecutionProvider"}.get(self.kind, "CPUExecutionProvider")
+        return self.facts.name
+
+    @property
+    def is_host(self) -> bool:
+        """Whether its memory is the process's own: see `Provider`."""
+        return self.facts.is_host
+
+    def owns(self, memory: str) -> bool:
+        """Whether a name of onnxruntime's for a kind of memory (``Cpu``, ``CudaPinned``) means the device's own."""
+        name = memory.lower()
+        return name == self.kind or (self.is_host and "cpu" in name)
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
+        return f"{self.kind}:{self.index}" if self.facts.is_numbered else self.kind
 
 
 CPU = Device("cpu")
+
+_DEVICE = re.compile(rf"({'|'.join(PROVIDERS)})(?::(\d+))?")
 
 
 def parse_device(text: "str | Device") -> Device:
@@ -94,7 +142,9 @@ def parse_device(text: "str | Device") -> Device:
     """
     if isinstance(text, Device):
         return text
-    match = _DEVICE.match(text)
-    if match is None or (match.group(2) and match.group(1) != "cuda"):
-        raise PlanError(f"{text!r} is not a device: write none, cpu, cuda or cuda:N.")
+    match = _DEVICE.fullmatch(text)
+    if match is None or (match.group(2) and not PROVIDERS[match.group(1)].is_numbered):
+        forms = ", ".join(PROVIDERS)
+        numbered = " or ".join(f"{kind}:N" for kind, facts in PROVIDERS.items() if facts.is_numbered)
+        raise PlanError(f"{text!r} is not a device: write {forms} or {numbered}.")
     return Device(match.group(1), int(match.group(2) or 0))

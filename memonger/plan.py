@@ -156,7 +156,7 @@ class Plan(Arrangement):
         """
         if self.workspace_bytes is None:
             return None
-        copied = self.input_bytes if parse_device(self.device).kind == "cuda" else 0
+        copied = 0 if parse_device(self.device).is_host else self.input_bytes
         return self.arena_bytes + self.workspace_bytes + copied
 
     @property

@@ -12,8 +12,8 @@ from memonger.model.model import Model
 from memonger.model.save import save_model
 from memonger.model.values import static_shape
 from memonger.planning.search_plan import search_plan
-from memonger.runtime.arena import make_arena
-from memonger.runtime.bound import BoundPlan
+from memonger.runtime.backend import backend
+from memonger.runtime.binding import Binding, bind_plan
 from memonger.runtime.feeds import Feeds
 from memonger.runtime.trainer import Trainer
 
@@ -61,17 +61,17 @@ class TrainingSession(Trainer):
         evaluation.run(inputs)
         return {name: evaluation.result(name).copy() for name in evaluation.program.outputs}
 
-    def _plan_evaluation(self) -> BoundPlan:
+    def _plan_evaluation(self) -> Binding:
         if self._forward is None:
             raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
         model = Model(self._forward, self._name)
         plan = search_plan(model, mode="inference", device=self.device, threads=self._threads, cuda=self._cuda)
         fits = plan.arena_bytes <= self._arena.size and self._arena.address
-        arena = self._arena if fits else make_arena(plan.arena_bytes, self.device)
+        arena = self._arena if fits else backend(self.device).arena(plan.arena_bytes)
         inputs = {str(value.name) for value in plan.model.graph.inputs}
-        fixed = {name: self._weights for name in self._weights.slots if name in inputs}
+        fixed = {name: self._weights for name in self._weights.tensors if name in inputs}
         graphs = "off" if self._graphs == "off" else "auto"
-        return BoundPlan(plan, self.device, arena, fixed, {}, {}, self._threads, True, graphs)
+        return bind_plan(plan, arena, self._threads, fixed=fixed, cuda_graph=graphs)
 
     def export(self, path: str | Path, model: Source | Model | None = None) -> None:
         """Write the trained weights into a forward model, for any ONNX runtime.
@@ -84,7 +84,7 @@ class TrainingSession(Trainer):
         Raises:
             SessionError: the model has none of the trained weights, or other shapes; the file can't be written.
         """
-        weights = {name: self._weights.array(name) for name in self._weights.slots}
+        weights = {name: self._weights.array(name) for name in self._weights.tensors}
         _export(Path(path), weights, model if model is not None else self._forward, self._name)
 
 

@@ -68,7 +68,7 @@ def run_alone(planned: Path, feeds: feeding.Feeds | None, settings: Settings) ->
         "model": str(planned), "device": str(session.device), "arena_bytes": plan.arena_bytes,
         "workspace_bytes": plan.workspace_bytes, "outputs": {name: _described(v) for name, v in outputs.items()},
     }  # fmt: skip
-    if session.device.kind == "cuda":
+    if session.device.facts.has_graphs:
         record.update(cuda_graph=session.cuda_graph, why_no_cuda_graph=session.why_no_cuda_graph or None)
     return Result(outputs, record, verdict=_graph_verdict(session))
 
@@ -78,7 +78,7 @@ def _session(plan: Plan, settings: Settings) -> Session:
 
 
 def _graph_verdict(session: Session) -> str:
-    if session.device.kind != "cuda":
+    if not session.device.facts.has_graphs:
         return ""
     return (
         "Runs are replayed as a CUDA graph." if session.cuda_graph else f"No CUDA graph: {session.why_no_cuda_graph}."

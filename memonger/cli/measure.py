@@ -17,9 +17,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from memonger.cli import cuda_probe
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import MemongerError, SessionError
 from memonger.runtime import ort, process_memory
+from memonger.runtime.backend import backend
 from memonger.runtime.session import Session
 
 
@@ -73,7 +75,7 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
         planned = Session(
             job.model, device=device, intra_op_threads=job.threads, check_order=False, cuda_graph=job.cuda_graph
         )
-        copy = device.kind == "cuda"  # there a stock session copies its outputs to the host
+        copy = not device.is_host  # there a stock session copies its outputs to the host
         return lambda: planned.run(feeds, copy=copy)  # stock sessions hold their outputs once, too
     options = ort.Options(
         job.level,
@@ -115,14 +117,16 @@ def _peak(run: Callable[[], object]) -> int | None:
 
 
 def _in_use(device: Device) -> int | None:
-    """Bytes of a CUDA device in use, by the driver, once onnxruntime has its libraries there; None on the CPU."""
-    if device.kind != "cuda":
+    """Bytes of a device in use, by its driver, once onnxruntime has its libraries there; None on the CPU."""
+    if device.is_host:
         return None
-    from memonger.cli import cuda_probe
-    from memonger.runtime.cuda import driver
-
     cuda_probe.run(device)
-    room = driver.room(device)
+    return _used(device)
+
+
+def _used(device: Device) -> int:
+    room = backend(device).room()
+    assert room is not None
     return room.total - room.free
 
 
@@ -132,13 +136,10 @@ def _device_peak(run: Callable[[], object], device: Device, baseline: int) -> in
     Neither a plan's memory nor onnxruntime's arena shrinks. What an exhaustive search for algorithms took and gave back
     isn't counted.
     """
-    from memonger.runtime.cuda import driver
-
     for _ in range(3):
         run()
-    driver.synchronize(device.index)
-    room = driver.room(device)
-    return max(0, room.total - room.free - baseline)
+    backend(device).synchronize()
+    return max(0, _used(device) - baseline)
 
 
 def _timed(run: Callable[[], object]) -> float:

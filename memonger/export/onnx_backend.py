@@ -72,7 +72,7 @@ class MemongerBackend(Backend):
             ort.check_device(chosen)
         except (PlanError, RuntimeUnavailableError):
             return False
-        return chosen.kind != "none"
+        return not chosen.facts.is_portable
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PlannedModel:

@@ -15,6 +15,7 @@ from memonger.model.names import inner_names
 from memonger.model.values import dense
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
+from memonger.runtime.backend import backend
 from memonger.runtime.profile import scratch
 
 
@@ -30,7 +31,7 @@ class Run:
         executed: Names of the main graph's nodes in the order they ran.
         foreign: Names of those the device's provider didn't run: they run beside the others, in no order with them.
         tensors: Type and shape of each value.
-        seconds: Of each node; None on a CUDA device, where only launches are timed.
+        seconds: Of each node; None on a device that isn't the host, where only launches are timed.
         workspace: Bytes of scratch each node's kernel took, where above zero.
     """
 
@@ -44,17 +45,13 @@ class Run:
 @contextmanager
 def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[tuple[Any, Any]]:
     """A session for a short while, and the pool its device memory comes from (None on the CPU)."""
-    if device.kind != "cuda":
-        yield ort.make_session(model, device, options), None
-        return
-    from memonger.runtime.cuda.pool import Pool
-
     ort.check_device(device)
-    pool = Pool(device)
+    pool = backend(device).pool()
     try:
         yield ort.make_session(model, device, options, pool=pool), pool
     finally:
-        pool.close()
+        if pool is not None:
+            pool.close()
 
 
 def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None) -> Run:
@@ -123,7 +120,7 @@ def _seen(model: ir.Model, device: Device, runs: tuple[profile.NodeRun, ...], wo
         executed=profile.executed_order(runs, inner),
         foreign=frozenset(run.name for run in outer if run.provider not in ("", device.provider)),
         tensors={k: v for run in outer if run.name in names for k, v in _outputs_of(names[run.name], run).items()},
-        seconds=None if device.kind == "cuda" else {run.name: run.seconds for run in outer},
+        seconds={run.name: run.seconds for run in outer} if device.is_host else None,
         workspace=workspace,
     )
 
@@ -153,7 +150,7 @@ def _outputs_of(node: ir.Node, run: profile.NodeRun) -> dict[str, tuple[str, tup
 
 def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
     """Names of the values that lie in the host's memory although the model runs on another device."""
-    if device.kind == "cpu":
+    if device.is_host:
         return frozenset()
     copy = model.clone()
     outputs = {value.name for value in copy.graph.outputs}
@@ -161,7 +158,7 @@ def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
     copy.graph.outputs.extend(v for v in values if v.type is None or dense(v))
     with session(copy, device, ort.Options(in_order=True, lend_weights=True, cuda=cuda)) as (made, _):
         found = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
-        return frozenset(value.name for value, where in found if not ort.is_on(where, device))
+        return frozenset(value.name for value, where in found if not device.owns(where.name))
 
 
 def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:

@@ -6,6 +6,7 @@ file order: only then may its values be given addresses.
 
 import heapq
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from memonger.model.shape_inference import forget_symbolic, infer_once
 from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
+from memonger.runtime.backend import backend
 
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -33,6 +35,9 @@ LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+
+FORMS: Mapping[str, Callable[[Model], Model]] = {"CUDAExecutionProvider": cuda_form.write_out}
+"""By provider: what writes a model in operators that the provider has kernels for, before the optimizer sees it."""
 
 ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen
 
@@ -70,16 +75,19 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
     folder = ScratchFolder()
     try:
-        if device.kind == "cuda":
-            model = cuda_form.write_out(model)
-        lowered, calibration = _lower(model, device, settings, folder.path)
+        written = FORMS.get(device.provider, _unchanged)(model)
+        lowered, calibration = _lower(written, device, settings, folder.path)
     except SessionError as error:
         raise PlanError(f"{model.name}: {error}") from error
     except OSError as error:
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
-    cuda = settings.cuda if device.kind == "cuda" else None
-    stamp = Stamp(ort.runtime_name(), device.provider, ort.machine_name(device), settings.level, cuda)
+    cuda = settings.cuda if device.facts.has_settings else None
+    stamp = Stamp(ort.runtime_name(), device.provider, backend(device).machine_name(), settings.level, cuda)
     return Lowered(lowered, stamp, calibration, files=folder)
+
+
+def _unchanged(model: Model) -> Model:
+    return model
 
 
 def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tuple[ir.Model, Calibration]:

@@ -415,7 +415,7 @@ def _differentiate(model: Model, options: Choices) -> Model:
 
 
 def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered:
-    if device.kind == "none":
+    if device.facts.is_portable:
         return portable(model)
     from memonger.lowering.device_form import Settings, device_form
 

@@ -1,14 +1,46 @@
-"""The arena: one stretch of memory that every planned value lies in."""
+"""Arenas: stretches of memory, and tensors at offsets in them."""
 
 import ctypes
 import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import onnx_ir as ir
 
 from memonger.devices import CPU, Device
 from memonger.errors import SessionError
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaTensor:
+    """A tensor at an offset of an arena, in bytes."""
+
+    name: str
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its content; elements of less than a byte are packed."""
+        return -(-self.dtype.bitwidth * int(np.prod(self.shape, dtype=np.int64)) // 8)
+
+
+def one_after_another(tensors: Iterable[ArenaTensor], alignment: int) -> tuple[dict[str, ArenaTensor], int]:
+    """Tensors at offsets of their own, in the order given; and the bytes of all.
+
+    Args:
+        tensors: Their own offsets don't count.
+        alignment: In bytes: each offset is a multiple of it.
+    """
+    laid, end = {}, 0
+    for tensor in tensors:
+        laid[tensor.name] = replace(tensor, offset=end)
+        end += -(-tensor.nbytes // alignment) * alignment
+    return laid, end
 
 
 class Arena(Protocol):
@@ -36,6 +68,10 @@ class Arena(Protocol):
         """Copy bytes from another address of the same device."""
         ...
 
+    def copy_out(self, offset: int, target: int, size: int) -> None:
+        """Copy bytes to another address of the same device."""
+        ...
+
     def fill(self, byte: int) -> None:
         """Set every byte; ``0xFF`` makes every float a NaN."""
         ...
@@ -55,19 +91,6 @@ class Arena(Protocol):
     def take_again(self) -> None:
         """Have memory again after `discard`; its content is zero."""
         ...
-
-
-def make_arena(size: int, device: Device) -> Arena:
-    """An arena on a device.
-
-    Raises:
-        SessionError: there isn't as much memory.
-    """
-    if device.kind == "cuda":
-        from memonger.runtime.cuda.arena import DeviceArena
-
-        return DeviceArena(size, device)
-    return HostArena(size)
 
 
 class HostArena:
@@ -97,6 +120,10 @@ class HostArena:
     def copy_in(self, offset: int, source: int, size: int) -> None:
         """Copy bytes from another address of the process."""
         ctypes.memmove(self.address + offset, source, size)
+
+    def copy_out(self, offset: int, target: int, size: int) -> None:
+        """Copy bytes to another address of the process."""
+        ctypes.memmove(target, self.address + offset, size)
 
     def fill(self, byte: int) -> None:
         """Set every byte; ``0xFF`` makes every float a NaN."""

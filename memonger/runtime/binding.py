@@ -1,229 +1,338 @@
-"""The values of one plan bound into an arena, for runs whose inputs and outputs the caller holds."""
+"""A plan bound to addresses: inputs are fed, outputs read, what persists stays, runs are captured as CUDA graphs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from memonger.devices import Device
 from memonger.errors import SessionError
+from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
-from memonger.runtime.arena import Arena, make_arena
+from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
+from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Place, Program
-from memonger.runtime.slots import Slots
+from memonger.runtime.program import Group, Program, exposed, program_of
+from memonger.runtime.store import Store
+
+INPUT_ALIGNMENT = 256  # bytes; what CUDA aligns allocations to
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Binding:
-    """A plan bound into an arena of the host.
+    """A plan ready to run: every planned value at its address, inputs and outputs the caller's.
+
+    On the host inputs are read, and outputs written, where the caller has them. On another device arrays of the host
+    are copied into memory that is kept for inputs. Tensors of that device are read where they lie; where runs are
+    captured they are copied as well, since a graph replays addresses.
 
     Args:
         program: The plan's program.
         engine: What runs it.
-        arena: Where its values lie.
+        arena: Where planned values lie: at least as large as the plan's.
+        fixed: Inputs that persist between runs, by name, and the store each lies in.
+        scalars: Scalar inputs by name: arrays of the caller, read at each run.
+        updates: Persistent input → the output that is its new content.
+        inputs_at: Where inputs are copied to, on a device that isn't the host (see `input_memory`); None for memory of
+            this binding's own.
+
+    Attributes:
+        inputs: What the caller feeds.
+
+    Raises:
+        SessionError: an input is to persist on the device, and kernels read it on the host.
     """
 
-    def __init__(self, program: Program, engine: Engine, arena: Arena) -> None:
-        self.program, self.engine, self.arena = program, engine, arena
-        self.binding = engine.session.io_binding()
-        self.kinds = {value.name: value.kind for value in program.inputs}
-        self.required = {value.name for value in program.inputs if value.required}
-        self.places = {place.name: place for place in program.places}
-        self.held = [name for name in program.outputs if name not in self.places]
-        self.elsewhere: set[str] = set()
-        self.fed: set[str] | None = None
-        # Held outputs first: their place among the bound ones is where the results are read from.
-        for name in self.held:
+    def __init__(
+        self,
+        program: Program,
+        engine: Engine,
+        arena: Arena,
+        *,
+        fixed: Mapping[str, Store] = _NONE,
+        scalars: Mapping[str, np.ndarray] = _NONE,
+        updates: Mapping[str, str] = _NONE,
+        inputs_at: Arena | None = None,
+    ) -> None:
+        self.program, self.engine, self.arena, self.device = program, engine, arena, arena.device
+        self.fixed, self.scalars, self.updates = fixed, scalars, updates
+        hosted = next((name for name in fixed if name in engine.hosted), None)
+        if hosted is not None:
+            raise SessionError(f"'{hosted}' can't persist on {self.device}: kernels read it in the host's memory.")
+        self.inputs = tuple(i for i in program.inputs if i.name not in fixed and i.name not in scalars)
+        self._kinds = {value.name: value.kind for value in self.inputs}
+        self._required = {value.name for value in self.inputs if value.required}
+        self._planned = {tensor.name: tensor for tensor in program.planned}
+        self._late = {old: new for old, new in updates.items() if new in self._planned}
+        self._replaced = {new: old for old, new in updates.items() if new not in self._planned}
+        self._unplanned = [n for n in program.outputs if n not in self._planned and n not in self._replaced]
+        bound = [*self._unplanned, *self._planned, *self._replaced]
+        self._position = {name: number for number, name in enumerate(bound)}
+        self._own = {**program.constants, **scalars}
+        self._own_store = self._store(_tensors_of(self._own))
+        self._input_store = self._store(_input_tensors(self.inputs), inputs_at)
+        self.bind()
+
+    def _store(self, tensors: Iterable[ArenaTensor], arena: Arena | None = None) -> Store:
+        """Memory on the device for what the caller has on the host; for nothing, where the device is the host."""
+        if self.device.is_host:
+            return Store((), self.device, arena=self.arena)
+        wanted = (tensor for tensor in tensors if tensor.name not in self.engine.hosted)
+        return Store(wanted, self.device, INPUT_ALIGNMENT, arena)
+
+    def bind(self) -> None:
+        """Bind everything to where it lies now: again after memory was given back and taken anew."""
+        self.binding = self.engine.session.io_binding()
+        self._graphs: dict[frozenset[str], int] = {}
+        self._number = 0  # of the CUDA graph for the inputs that are fed
+        self._captured: set[int] = set()
+        self._fed: set[str] | None = None
+        self._foreign: set[str] = set()  # inputs that aren't read from the memory kept for them
+        self._redirected: set[str] = set()  # outputs that are written to the caller's memory
+        for name in self._unplanned:
             self.binding.bind_output(name)
-        for place in program.places:
-            self._bind_output(place, arena.address + place.offset)
+        for tensor in self.program.planned:
+            self._bind_output(tensor)
+        for new, old in self._replaced.items():
+            store = self.fixed[old]
+            tensor = store.tensors[old]
+            ort.bind_output(self.binding, new, tensor.dtype, tensor.shape, store.address(old), self.device)
+        self._copy_own()
 
-    def run(self, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        """See `memonger.Session.run`; everything is checked."""
-        if self.fed != set(inputs):
-            self.binding.clear_binding_inputs()
-            self._bind_constants()
-            self.fed = set(inputs)
-        self._bind_inputs(inputs)
-        for name in self.held:
+    def move(self, arena: Arena) -> None:
+        """Run in another arena from now on."""
+        self.arena = arena
+        self.bind()
+
+    def run(self, inputs: feeding.Feeds) -> None:
+        """Run once; `result` gives what came out.
+
+        Raises:
+            SessionError: wrong inputs; the runtime failed, or didn't follow the planned order.
+        """
+        inputs = feeding.taken(inputs, self.device)
+        feeding.check_feeds(self.inputs, inputs, "the model")
+        if self.engine.refused is not None:
+            raise SessionError(self.engine.refused)
+        self.run_checked(inputs)
+
+    def run_checked(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
+        """Run once on inputs that were checked; outputs named in ``targets`` are written to these tensors."""
+        if self._fed != set(inputs):
+            self._begin_feeding(set(inputs))
+        self._feed(inputs)
+        for name in self._unplanned:
             self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
-        self._bind_targets(outputs)
+        if targets or self._redirected:
+            self._redirect(targets)
         self._execute()
-        return self._results(outputs, copy)
+        for name in sorted(targets.keys() - self._redirected):
+            self._copy_out(name, targets[name])
 
-    def _execute(self) -> None:
-        self.engine.run(self.binding)
+    def _begin_feeding(self, names: set[str]) -> None:
+        """Bind inputs anew: what isn't fed now has its default again. Each set of inputs has its own CUDA graph."""
+        self.binding.clear_binding_inputs()
+        for name, array in self._own.items():
+            if name in self._own_store:
+                self._bind_input(name, self._own_store)
+            else:
+                self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
+        for name, store in self.fixed.items():
+            self._bind_input(name, store)
+        self._fed, self._foreign = names, set(self._input_store.tensors)
+        fed = frozenset(names)
+        if fed not in self._graphs:
+            self._graphs[fed] = self.engine.next_graph()
+        self._number = self._graphs[fed]
 
-    def _bind_output(self, place: Place, address: int) -> None:
-        ort.bind_output(self.binding, place.name, place.dtype, place.shape, address, self.arena.device)
-
-    def _bind_constants(self) -> None:
-        for name, array in self.program.constants.items():
-            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
-
-    def _bind_inputs(self, inputs: feeding.Feeds) -> None:
+    def _feed(self, inputs: feeding.Feeds) -> None:
+        if self.scalars:
+            self._copy_own()
+        copied = self._input_store.tensors
+        if copied and any(map(feeding.is_on_device, inputs.values())):
+            backend(self.device).synchronize()  # whoever computes them may not be done
         for name, feed in inputs.items():
-            self._bind_on_host(name, feed)
+            if name not in copied:
+                self._bind_on_host(name, feed)
+            elif feeding.is_on_device(feed) and not self.engine.captures:
+                self.binding.bind_ortvalue_input(name, feed)
+                self._foreign.add(name)
+            else:
+                self._copy_in(name, feed)
+
+    def _copy_own(self) -> None:
+        """Copy constants and scalars to the device, all at once."""
+        store = self._own_store
+        if not store.tensors:
+            return
+        content = np.zeros(store.nbytes, np.uint8)
+        for tensor in store.tensors.values():
+            content[tensor.offset : tensor.offset + tensor.nbytes] = feeding.as_bytes(self._own[tensor.name])
+        store.arena.write(0, content)
 
     def _bind_on_host(self, name: str, feed: feeding.Feed) -> None:
         plain = isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 1 and feed.dtype.kind in "biuf"
-        if plain and feed.flags.c_contiguous and name in self.required:  # this call knows no inputs with a default
+        if plain and feed.flags.c_contiguous and name in self._required:  # this call knows no inputs with a default
             self.binding.bind_cpu_input(name, feed)
         else:
-            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self.kinds[name]))
+            self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
 
-    def _bind_targets(self, outputs: Mapping[str, Any]) -> None:
-        """Let outputs be written to the caller's arrays, and back to the arena where the last run's weren't."""
-        for name in sorted(self.elsewhere - set(outputs)):
-            self._bind_output(self.places[name], self.arena.address + self.places[name].offset)
-        for name, target in outputs.items():
-            self._bind_output(self.places[name], feeding.address_of(target))
-        self.elsewhere = set(outputs)
+    def _copy_in(self, name: str, feed: feeding.Feed) -> None:
+        store = self._input_store
+        if feeding.is_on_device(feed):
+            store.copy_in(name, feeding.address_of(feed))
+        else:
+            store.arena.write(store.tensors[name].offset, feeding.as_bytes(feed))
+        if name in self._foreign:
+            self._bind_input(name, store)
+            self._foreign.discard(name)
 
-    def _results(self, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        values = self.binding.get_outputs_as_ortvaluevector() if self.held else ()
-        found: dict[str, Any] = {
-            name: feeding.to_python(ort.wrap(values[index]), self.program.kinds.get(name))
-            for index, name in enumerate(self.held)
-        }
-        for name in self.program.outputs:
-            if name in outputs:
-                found[name] = outputs[name]
-            elif name not in found:
-                found[name] = self._read(self.places[name], copy)
-        return {name: found[name] for name in self.program.outputs}
+    def _bind_input(self, name: str, store: Store) -> None:
+        tensor = store.tensors[name]
+        ort.bind_input(self.binding, name, tensor.dtype, tensor.shape, store.address(name), self.device)
 
-    def _read(self, place: Place, copy: bool) -> Any:
-        if place.dtype.bitwidth < 8:
-            raise SessionError(f"output '{place.name}' of type {place.dtype.name} can't be read as an array.")
-        return self.arena.read(place.offset, place.dtype.numpy(), place.shape, copy=copy)
+    def _bind_output(self, tensor: ArenaTensor, address: int | None = None) -> None:
+        """Let runs write a planned output to an address; its own in the arena if None."""
+        where = self.arena.address + tensor.offset if address is None else address
+        ort.bind_output(self.binding, tensor.name, tensor.dtype, tensor.shape, where, self.device)
 
+    def _redirect(self, targets: Mapping[str, Any]) -> None:
+        """Let runs write outputs to the caller's memory if they can, and to the arena again what isn't asked for."""
+        direct = {name for name, target in targets.items() if self._is_writable(target)}
+        if direct:
+            backend(self.device).synchronize()
+        for name in sorted(self._redirected - direct):
+            self._bind_output(self._planned[name])
+        for name in sorted(direct):
+            self._bind_output(self._planned[name], feeding.address_of(targets[name]))
+        self._redirected = direct
 
-class DeviceBinding(Binding):
-    """A plan bound into an arena of a CUDA device.
+    def _is_writable(self, target: Any) -> bool:
+        """Whether a run can write to the caller's tensor."""
+        return self.device.is_host or (feeding.is_on_device(target) and not self.engine.captures)
 
-    Arrays of the host are copied into memory that is kept for inputs; tensors on the device are read where they lie,
-    or where runs are captured, since a graph replays addresses, copied there as well.
-
-    Args:
-        program: The plan's program.
-        engine: What runs it.
-        arena: Where its values lie.
-        inputs: Where its inputs are copied to, at least as large as ``slots`` says.
-        slots: Where each input lies in that.
-    """
-
-    def __init__(self, program: Program, engine: Engine, arena: Arena, inputs: Arena, slots: Slots) -> None:
-        self.inputs, self.slots, self.number = inputs, slots, 0
-        self.graphs: dict[frozenset[str], int] = {}
-        self.constants = Slots.of_arrays(program.constants)
-        self.constant_memory = make_arena(self.constants.nbytes, arena.device)
-        for name, array in program.constants.items():
-            self.constant_memory.write(self.constants.offsets[name], array)
-        self.foreign: set[str] = set()
-        super().__init__(program, engine, arena)
+    def _copy_out(self, name: str, target: Any) -> None:
+        tensor = self._planned[name]
+        if feeding.is_on_device(target):
+            self.arena.copy_out(tensor.offset, feeding.address_of(target), tensor.nbytes)
+        else:
+            target[...] = self._read(tensor, copy=True)
 
     def _execute(self) -> None:
-        self.engine.run(self.binding, self.number)
+        captures = self.engine.captures and not self.engine.unchecked
+        if captures and self.updates and self._number not in self._captured:
+            self._capture()
+        self.engine.run(self.binding, self._number)
+        for old, new in self._late.items():
+            self.fixed[old].copy_in(old, self.arena.address + self._planned[new].offset)
 
-    def _bind_constants(self) -> None:
-        """Bind what the caller doesn't feed."""
-        self.foreign = set(self.slots.offsets)
-        for name, array in self.program.constants.items():
-            if name in self.engine.hosted:
-                self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
+    def _capture(self) -> None:
+        """Have the run captured for replays.
+
+        onnxruntime executes the model several times for that, updates and all: what persists is put back.
+        """
+        stores = list(dict.fromkeys(self.fixed.values()))
+        before = [store.arena.read(0, np.dtype(np.uint8), (store.nbytes,)) for store in stores]
+        self.engine.run(self.binding, self._number)
+        for store, content in zip(stores, before, strict=True):
+            store.arena.write(0, content)
+        self._captured.add(self._number)
+
+    def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
+        """The outputs of the last run by name, as `memonger.Session.run` returns them."""
+        as_arrays = copy or self.device.is_host
+        bound = () if as_arrays and not self._unplanned else self.binding.get_outputs_as_ortvaluevector()
+        results = {}
+        for name in self.program.outputs:
+            if name in targets:
+                results[name] = targets[name]
+            elif name not in self._planned:
+                results[name] = self._unbound(bound, name)
+            elif as_arrays:
+                results[name] = self._read(self._planned[name], copy)
             else:
-                address = self.constant_memory.address + self.constants.offsets[name]
-                self.binding.bind_input(name, "cuda", self.arena.device.index, array.dtype, list(array.shape), address)
+                results[name] = ort.wrap(bound[self._position[name]])
+        return results
 
-    def _bind_inputs(self, inputs: feeding.Feeds) -> None:
-        self.number = self.graphs.get(frozenset(inputs)) or self.engine.next_graph()
-        self.graphs[frozenset(inputs)] = self.number  # another where other inputs are fed
-        values = {value.name: value for value in self.program.inputs}
-        wait = False
-        for name, feed in inputs.items():
-            if name in self.engine.hosted or name not in self.slots.offsets:
-                self._bind_on_host(name, feed)
-            elif feeding.is_on_cuda(feed) and not self.engine.captures:
-                self.binding.bind_ortvalue_input(name, feed)
-                self.foreign.add(name)
-                wait = True
-            else:
-                self._copy_in(values[name], feed)
-        if wait:
-            synchronize(self.arena.device)  # whoever computes them may not be done
+    def result(self, name: str) -> np.ndarray:
+        """An output of the last run, where it lies if that is the host: valid until the next run."""
+        if name in self._planned:
+            return self._read(self._planned[name], copy=False)
+        if name in self._replaced:
+            old = self._replaced[name]
+            return self.fixed[old].array(old)
+        return np.asarray(self._unbound(self.binding.get_outputs_as_ortvaluevector(), name))
 
-    def _copy_in(self, value: feeding.Input, feed: feeding.Feed) -> None:
-        offset = self.slots.offsets[value.name]
-        if feeding.is_on_cuda(feed):
-            synchronize(self.arena.device)
-        copy_feed(self.inputs, offset, feed)
-        if value.name in self.foreign:
-            bind_at(self.binding, value, self.inputs, offset)
-            self.foreign.discard(value.name)
+    def _unbound(self, bound: Sequence[Any], name: str) -> Any:
+        """An output that onnxruntime allocated."""
+        return feeding.to_python(ort.wrap(bound[self._position[name]]), self.program.kinds.get(name))
 
-    def _bind_targets(self, outputs: Mapping[str, Any]) -> None:
-        direct = {
-            name: target for name, target in outputs.items() if feeding.is_on_cuda(target) and not self.engine.captures
-        }
-        if direct:
-            synchronize(self.arena.device)
-        super()._bind_targets(direct)
-
-    def _results(self, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        for name, target in outputs.items():
-            place = self.places[name]
-            if not feeding.is_on_cuda(target):
-                target[...] = self._read(place, copy=True)
-            elif name not in self.elsewhere:
-                copy_out(self.arena, place.offset, feeding.address_of(target), target.tensor_size_in_bytes())
-        if copy:
-            return super()._results(outputs, copy)
-        values = self.binding.get_outputs_as_ortvaluevector()
-        order = [*self.held, *(place.name for place in self.program.places)]
-        inside = {n: ort.wrap(values[order.index(n)]) for n in self.program.outputs if n in self.places}
-        return {**super()._results({**inside, **outputs}, copy), **outputs}
+    def _read(self, tensor: ArenaTensor, copy: bool) -> np.ndarray:
+        if tensor.dtype.bitwidth < 8:
+            raise SessionError(f"output '{tensor.name}' of type {tensor.dtype.name} can't be read as an array.")
+        return self.arena.read(tensor.offset, tensor.dtype.numpy(), tensor.shape, copy=copy)
 
 
-def copy_feed(memory: Arena, offset: int, feed: feeding.Feed) -> None:
-    """Copy a tensor, of the host or of the memory's own device, to an offset."""
-    if feeding.is_on_cuda(feed):
-        memory.copy_in(offset, feeding.address_of(feed), feed.tensor_size_in_bytes())
-    else:
-        memory.write(offset, feeding.as_bytes(feed))
+def bind_plan(
+    plan: Plan,
+    arena: Arena,
+    threads: int,
+    *,
+    fixed: Mapping[str, Store],
+    scalars: Mapping[str, np.ndarray] = _NONE,
+    updates: Mapping[str, str] = _NONE,
+    check_order: bool = True,
+    cuda_graph: str = "auto",
+) -> Binding:
+    """A plan bound in an onnxruntime session of its own.
 
-
-def bind_at(binding: Any, value: feeding.Input, memory: Arena, offset: int) -> None:
-    """Let a run read an input of a known size from an offset."""
-    assert value.dtype is not None
-    assert value.shape is not None
-    ort.bind_input(binding, value.name, value.dtype, value.shape, memory.address + offset, memory.device)
-
-
-def copy_out(arena: Arena, offset: int, target: int, size: int) -> None:
-    """Copy bytes of a device's arena to another address of that device."""
-    from memonger.runtime.cuda import driver
-
-    driver.within(arena.device.index, target, arena.address + offset, size)
-
-
-def synchronize(device: Device) -> None:
-    """Wait for all work on a CUDA device."""
-    from memonger.runtime.cuda import driver
-
-    driver.synchronize(device.index)
-
-
-def bind(program: Program, engine: Engine, arena: Arena, inputs: Arena | None) -> Binding:
-    """The binding for the arena's device; ``inputs`` is where inputs are copied to, on a device that isn't the host."""
-    if inputs is None:
-        return Binding(program, engine, arena)
-    return DeviceBinding(program, engine, arena, inputs, Slots.of_inputs(program.inputs))
+    Args:
+        plan: Verified by the caller.
+        arena: Where to run; its device is where.
+        threads: Threads within a node.
+        fixed: See `Binding`; of these and ``scalars`` the model's own defaults are left out.
+        scalars: See `Binding`.
+        updates: See `Binding`.
+        check_order: Compare the order of the first run with the plan.
+        cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
+    """
+    program = program_of(plan)
+    model = exposed(_without_defaults(plan.model, {*fixed, *scalars}), program.planned, (), False)
+    settings = plan.stamp.cuda if plan.stamp is not None else None
+    engine = Engine(Group(model, (0,), (program,)), arena.device, threads, check_order, settings, cuda_graph)
+    return Binding(program, engine, arena, fixed=fixed, scalars=scalars, updates=updates)
 
 
 def input_memory(programs: Sequence[Program], device: Device) -> Arena | None:
     """Memory for the inputs of any of the programs; None where they are read where the caller has them."""
-    if device.kind != "cuda":
+    if device.is_host:
         return None
-    return make_arena(max(Slots.of_inputs(program.inputs).nbytes for program in programs), device)
+    sizes = (one_after_another(_input_tensors(program.inputs), INPUT_ALIGNMENT)[1] for program in programs)
+    return backend(device).arena(max(sizes))
+
+
+def _tensors_of(arrays: Mapping[str, np.ndarray]) -> Iterable[ArenaTensor]:
+    return (ArenaTensor(name, ir.DataType.from_numpy(a.dtype), a.shape) for name, a in arrays.items())
+
+
+def _input_tensors(inputs: Iterable[feeding.Input]) -> Iterable[ArenaTensor]:
+    """The inputs that are tensors of a known size; text and sequences aren't copied."""
+    return (
+        ArenaTensor(value.name, value.dtype, value.shape)
+        for value in inputs
+        if value.shape is not None and value.dtype is not None and value.dtype != ir.DataType.STRING
+    )
+
+
+def _without_defaults(model: ir.Model, names: set[str]) -> ir.Model:
+    """The model with inputs that have no defaults: those would be a second copy of what is bound."""
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        if value.name in names and value.name in copy.graph.initializers:
+            del copy.graph.initializers[str(value.name)]
+            value.const_value = None
+    return copy

@@ -8,6 +8,7 @@ from memonger.devices import Cuda, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.runtime import ort, profile
+from memonger.runtime.backend import backend
 from memonger.runtime.profile import scratch
 from memonger.runtime.program import Group
 
@@ -53,13 +54,13 @@ class Engine:
         self._folder = ScratchFolder() if check_order else None
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda())
-        self.captures, self.why_not = False, "CUDA graphs are for CUDA devices" if device.kind != "cuda" else ""
+        self.captures, self.why_not = False, "" if device.facts.has_graphs else "CUDA graphs are for CUDA devices"
         if graphs == "off":
             self.why_not = "they were turned off"
         elif not self.why_not:
             self.why_not = self._unfit()
         self._make(group, graphs)
-        self.hosted = self._hosted_inputs() if device.kind == "cuda" else frozenset()
+        self.hosted = frozenset() if device.is_host else self._hosted_inputs()
         self._check_locations()
         if self.captures and self.hosted:
             self._give_up(group, f"input '{min(self.hosted)}' lies in the host's memory")
@@ -82,10 +83,8 @@ class Engine:
 
     def _session(self, group: Group, captures: bool) -> Any:
         self.close()
-        if self.device.kind == "cuda" and not captures:
-            from memonger.runtime.cuda.pool import Pool
-
-            self.pool = Pool(self.device)
+        if not captures:
+            self.pool = backend(self.device).pool()
         session = ort.make_session(group.model, self.device, self._options, pool=self.pool, captures=captures)
         if self.pool is not None:
             self.pool.loaded()
@@ -102,24 +101,24 @@ class Engine:
                 return f"its scratch wasn't measured: plan the model for this device (--device {self.device})"
             if program.copies_from_host:
                 return f"{program.copies_from_host} reads memory of the host that is gone when a run is replayed"
-            placed = {place.name for place in program.places} | program.replacing
-            held = next((name for name in program.outputs if name not in placed), None)
-            if held is not None:
-                return f"output '{held}' has no planned address"
+            planned = {tensor.name for tensor in program.planned} | program.replacing
+            unplanned = next((name for name in program.outputs if name not in planned), None)
+            if unplanned is not None:
+                return f"output '{unplanned}' has no planned address"
         return ""
 
     def _hosted_inputs(self) -> frozenset[str]:
         inputs = zip(self.session.get_inputs(), self.session.get_input_memory_infos(), strict=True)
-        return frozenset(value.name for value, where in inputs if not ort.is_on(where, self.device))
+        return frozenset(value.name for value, where in inputs if not self.device.owns(where.name))
 
     def _check_locations(self) -> None:
         """Every planned value is written where the arena lies: a copy at the run's end would overwrite others."""
-        if self.device.kind != "cuda":
+        if self.device.is_host:
             return
-        placed = {place.name for program in self.programs for place in program.places}
+        planned = {tensor.name for program in self.programs for tensor in program.planned}
         outputs = zip(self.session.get_outputs(), self.session.get_output_memory_infos(), strict=True)
         for value, where in outputs:
-            if value.name in placed and not ort.is_on(where, self.device):
+            if value.name in planned and not self.device.owns(where.name):
                 raise SessionError(
                     f"'{value.name}' is computed on the host, and the plan has it in the arena of {self.device}. Plan "
                     f"the model for this device (--device {self.device})."
@@ -130,7 +129,7 @@ class Engine:
         if self.pool is not None:
             self.pool.reserve(need)
         else:
-            ort.reserve_scratch(self.session, need, self.device)
+            backend(self.device).reserve(self.session, need)
 
     def _cap(self) -> None:
         """Scratch was measured for these plans, and all else is bound: more isn't to be had.

@@ -18,8 +18,6 @@ from memonger.runtime.onnxruntime import onnxruntime
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
 
-_DLPACK_CPU, _DLPACK_CUDA = 1, 2  # what __dlpack_device__ says of where a tensor lies
-
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -117,17 +115,18 @@ def _taken(name: str, feed: Feed, device: Device) -> Feed:
         if not hasattr(feed, "__dlpack_device__"):
             return feed
         feed = _from_dlpack(name, feed, device)
-    if is_on_cuda(feed) and device.kind != "cuda":
-        raise SessionError(f"'{name}' lies on a CUDA device, and the session runs on {device}: copy it to the host.")
+    if device.is_host and is_on_device(feed):
+        where = feed.device_name().upper()
+        raise SessionError(f"'{name}' lies on a {where} device, and the session runs on {device}: copy it to the host.")
     return feed
 
 
 def _from_dlpack(name: str, feed: Any, device: Device) -> Feed:
     kind, index = map(int, feed.__dlpack_device__())
-    if kind == _DLPACK_CUDA and device.kind == "cuda" and index != device.index:
-        raise SessionError(f"'{name}' lies on cuda:{index}, and the session runs on {device}: copy it there.")
+    if kind == device.facts.dlpack and not device.is_host and index != device.index:
+        raise SessionError(f"'{name}' lies on {device.kind}:{index}, and the session runs on {device}: copy it there.")
     detached = feed.detach() if getattr(feed, "requires_grad", False) else feed
-    if kind == _DLPACK_CPU:
+    if kind == CPU.facts.dlpack:
         try:
             return np.from_dlpack(detached)
         except (BufferError, TypeError, RuntimeError):
@@ -141,11 +140,11 @@ def _from_dlpack(name: str, feed: Any, device: Device) -> Feed:
         ) from error
 
 
-def is_on_cuda(feed: Feed) -> bool:
-    """Whether it is a tensor in the memory of a CUDA device."""
+def is_on_device(feed: Feed) -> bool:
+    """Whether it is a tensor in memory that isn't the host's."""
     if not isinstance(feed, onnxruntime().OrtValue) or not feed.has_value() or not feed.is_tensor():
         return False
-    return bool(feed.device_name().lower() == "cuda")
+    return bool(feed.device_name().lower() != CPU.kind)
 
 
 def address_of(feed: Feed) -> int:

@@ -1,24 +1,19 @@
 """What onnxruntime is asked to do with a model."""
 
-import hashlib
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
 from memonger.model.load import external_tensors
-from memonger.runtime import process_memory, weights
+from memonger.runtime import weights
+from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
-
-SCRATCH_MARGIN = 1 << 16  # bytes, for what the runtime rounds up
 
 _NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
@@ -29,37 +24,13 @@ def runtime_name() -> str:
     return f"onnxruntime {onnxruntime().__version__}"
 
 
-@cache
-def machine_digest() -> str:
-    """A digest of the processor's architecture and feature flags: kernels and blocked layouts are chosen by them."""
-    features = ""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        lines = (line for line in info.read_text().splitlines() if line.startswith(("flags", "Features")))
-        features = next(lines, "").partition(":")[2].strip()
-    text = f"{platform.system()} {platform.machine()} {features or platform.processor()}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def check_device(device: Device) -> None:
-    """The device is there, and all that onnxruntime needs for it.
+    """Check that the device is there, and all that onnxruntime needs for it.
 
     Raises:
         RuntimeUnavailableError: with what is missing and the command that fixes it.
     """
-    if device.kind == "cuda":
-        from memonger.runtime.cuda import missing
-
-        missing.check(device)
-
-
-def machine_name(device: Device) -> str:
-    """What a device-form plan is bound to: a digest of the processor, or a CUDA device's name and cuDNN's version."""
-    if device.kind != "cuda":
-        return machine_digest()
-    from memonger.runtime.cuda import driver, missing
-
-    return f"{driver.name(device)}, CUDA {missing.built_for()}, cuDNN {missing.cudnn_version()}"
+    backend(device).check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +83,8 @@ def make_session(
     """
     check_device(device)
     settings = session_options(options)
-    if device.kind == "cuda" and options.cuda is not None:
-        settings.use_deterministic_compute = options.cuda.deterministic
-    if captures:  # weights as large as they are, not in regions of the arena that runs take their scratch from
-        settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    providers = _providers(device, options.cuda, pool, captures)
+    backend(device).configure(settings, options.cuda, captures)
+    providers = backend(device).providers(options.cuda, pool, captures)
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
     folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
@@ -137,26 +105,13 @@ def make_session(
     return session
 
 
-def _providers(device: Device, cuda: Cuda | None, pool: Any, captures: bool) -> list[Any]:
-    if device.kind != "cuda":
-        return ["CPUExecutionProvider"]
-    own = {"arena_extend_strategy": "kSameAsRequested", **cuda.options()} if cuda is not None else {}
-    if device.index:
-        own["device_id"] = str(device.index)
-    if captures:
-        own["enable_cuda_graph"] = "1"
-    return [(device.provider, {**own, **(pool.options() if pool is not None else {})}), "CPUExecutionProvider"]
-
-
 def _create(model: str | bytes, settings: Any, device: Device, providers: list[Any]) -> Any:
     try:
         session = onnxruntime().InferenceSession(model, settings, providers=providers)
     except Exception as error:  # pybind exceptions share no base class
         raise SessionError(f"onnxruntime refuses the model: {str(error).strip()}") from error
     if device.provider not in session.get_providers():
-        from memonger.runtime.cuda import missing
-
-        raise missing.unloaded(device)
+        raise backend(device).unloaded()
     return session
 
 
@@ -184,24 +139,6 @@ def session_options(options: Options) -> Any:
     return settings
 
 
-def reserve_scratch(session: Any, size: int, device: Device = CPU) -> None:
-    """Let the session's own arena take one region that all scratch of a run fits into, whichever step needs it.
-
-    Left alone the arena takes a region for the first step that needs scratch and keeps it; a later step that needs more
-    takes another, and both stay. A region of twice the largest need is always split, never used up by one allocation,
-    and so serves all; what of it is never written costs nothing. What loading left free goes back to the system first,
-    or the region would lie in it, and stay resident, used or not.
-
-    On a CUDA device all that is taken costs: there the region is the largest need. A step that asks for most of it, and
-    then for more, takes another one of what doesn't fit.
-    """
-    if size and device.kind == "cuda":
-        session.create_ortvalue_from_shape_and_type([size], np.uint8, "cuda", device.index)
-    elif size and hasattr(session, "create_ortvalue_from_shape_and_type"):
-        process_memory.give_back()
-        session.create_ortvalue_from_shape_and_type([2 * size + SCRATCH_MARGIN], np.uint8, "cpu")
-
-
 def enum_of(dtype: ir.DataType) -> int:
     """The ONNX element type number that onnxruntime binds tensors by."""
     return int(dtype)
@@ -227,11 +164,6 @@ def run_options(entries: Mapping[str, str]) -> Any:
     for key, value in entries.items():
         options.add_run_config_entry(key, value)
     return options
-
-
-def is_on(where: Any, device: Device) -> bool:
-    """Whether a session's memory info (of an input or output) means the device's own memory."""
-    return str(where.name).lower() == device.kind or (device.kind == "cpu" and "cpu" in str(where.name).lower())
 
 
 def wrap(value: Any) -> Any:

@@ -18,18 +18,9 @@ from memonger.model.names import inner_names
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
+from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.cuda.replay import copies_from_host
 from memonger.runtime.weights import LARGE
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A value bound into the arena: where, and as what."""
-
-    name: str
-    dtype: ir.DataType
-    shape: tuple[int, ...]
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +31,7 @@ class Program:
         inputs: The model's inputs with the shapes planned for.
         outputs: Names of the model's outputs, each once.
         kinds: Types of the outputs.
-        places: The planned values.
+        planned: Values bound into the arena, and where.
         constants: Small constants fed at each run, because plans that share a session differ in them.
         order: Names of the nodes as planned.
         unordered: Names of nodes whose order the runtime decides.
@@ -55,7 +46,7 @@ class Program:
     inputs: tuple[feeding.Input, ...]
     outputs: tuple[str, ...]
     kinds: Mapping[str, ir.TypeProtocol | None]
-    places: tuple[Place, ...]
+    planned: tuple[ArenaTensor, ...]
     constants: Mapping[str, np.ndarray]
     order: tuple[str, ...]
     unordered: frozenset[str]
@@ -78,7 +69,7 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         inputs=feeding.inputs_of(graph),
         outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs)),
         kinds={str(value.name): value.type for value in graph.outputs},
-        places=_places(plan),
+        planned=_planned(plan),
         constants=constants,
         order=plan.graph.nodes,
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
@@ -110,16 +101,16 @@ def _held_by_runtime(plan: Plan) -> bool:
     return False
 
 
-def _places(plan: Plan) -> tuple[Place, ...]:
+def _planned(plan: Plan) -> tuple[ArenaTensor, ...]:
     by_name = {str(v.name): v for node in plan.model.graph for v in node.outputs}
-    found = []
+    planned = []
     for number, offset in plan.offsets.items():
         value = by_name[plan.graph.values[number]]
         dims = static_shape(value)
         assert dims is not None
         assert value.dtype is not None
-        found.append(Place(str(value.name), value.dtype, dims, offset))
-    return tuple(found)
+        planned.append(ArenaTensor(str(value.name), value.dtype, dims, offset))
+    return tuple(planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +137,7 @@ def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
 def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> Group:
     varying = _varying(plans)
     programs = tuple(program_of(plan, varying) for plan in plans)
-    return Group(exposed(plans[0].model, programs[0].places, varying, len(plans) > 1), members, programs)
+    return Group(exposed(plans[0].model, programs[0].planned, varying, len(plans) > 1), members, programs)
 
 
 def check_family(plans: Sequence[Plan]) -> None:
@@ -195,9 +186,9 @@ def _structure(plan: Plan) -> list[object]:
         )
         for node in graph
     ]
-    places = tuple(sorted(plan.graph.values[value] for value in plan.offsets))
+    planned = tuple(sorted(plan.graph.values[value] for value in plan.offsets))
     constants = tuple(sorted((name, value.dtype) for name, value in graph.initializers.items()))
-    return [*nodes, places, constants, _large(plan)]
+    return [*nodes, planned, constants, _large(plan)]
 
 
 def _large(plan: Plan) -> list[str]:
@@ -222,13 +213,13 @@ def _varying(plans: Sequence[Plan]) -> tuple[str, ...]:
     )
 
 
-def exposed(model: ir.Model, places: Sequence[Place], varying: Sequence[str], any_shape: bool) -> ir.Model:
+def exposed(model: ir.Model, planned: Sequence[ArenaTensor], varying: Sequence[str], any_shape: bool) -> ir.Model:
     """The model with every planned value among its outputs, for all shapes if several plans share it."""
     copy = model.clone()
     graph = copy.graph
     outputs = {value.name for value in graph.outputs}
     by_name = {value.name: value for node in graph for value in node.outputs}
-    graph.outputs.extend(by_name[place.name] for place in places if place.name not in outputs)
+    graph.outputs.extend(by_name[tensor.name] for tensor in planned if tensor.name not in outputs)
     copy.metadata_props.clear()
     for name in varying:
         value = graph.initializers.pop(name)

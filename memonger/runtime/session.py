@@ -7,14 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memonger.devices import GRAPHS, Device, parse_device
+from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
-from memonger.runtime.arena import Arena, make_arena
-from memonger.runtime.binding import bind, input_memory
+from memonger.runtime.arena import Arena
+from memonger.runtime.backend import backend
+from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program, check_family, group_plans
 from memonger.units import format_size
@@ -68,23 +69,23 @@ class Session:
         self.device = device_of(plans[0], device)
         for one in plans:
             check_stamp(one, self.device)
-        if threads == "arena" and self.device.kind == "cuda":
+        if threads == "arena" and not self.device.is_host:
             raise SessionError("threads='arena' is for the CPU: on a CUDA device make a session for each thread.")
         threads_within = intra_op_threads or plans[0].threads
         groups = group_plans(plans)
         check_room(plans, [program for group in groups for program in group.programs], self.device)
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
         engines = [Engine(group, self.device, threads_within, check_order, settings, cuda_graph) for group in groups]
-        placed = {
+        of_plan = {
             index: (engine, program)
             for engine in engines
             for index, program in zip(engine.members, engine.programs, strict=True)
         }
-        self._engines = tuple(placed[index][0] for index in range(len(plans)))
-        self._programs = tuple(placed[index][1] for index in range(len(plans)))
+        self._engines = tuple(of_plan[index][0] for index in range(len(plans)))
+        self._programs = tuple(of_plan[index][1] for index in range(len(plans)))
         self._lock = threading.Lock()
-        self._lanes = threading.local()
-        self._shared = _Lane(self._programs, self._engines, self.device) if threads == "lock" else None
+        self._of_thread = threading.local()
+        self._shared = self._bind() if threads == "lock" else None
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ class Session:
     @property
     def arena(self) -> Arena:
         """The arena this thread runs in."""
-        return self._lane().arena
+        return self._bindings()[0].arena
 
     @property
     def cuda_graph(self) -> bool:
@@ -143,8 +144,13 @@ class Session:
             raise SessionError(engine.refused)
         if engine.unchecked or self._shared is not None:
             with self._lock:
-                return {**self._lane().run(index, inputs, outputs, copy), **given}
-        return {**self._lane().run(index, inputs, outputs, copy), **given}
+                return {**self._run(index, inputs, outputs, copy), **given}
+        return {**self._run(index, inputs, outputs, copy), **given}
+
+    def _run(self, index: int, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
+        binding = self._bindings()[index]
+        binding.run_checked(inputs, outputs)
+        return binding.results(outputs, copy)
 
     def _pick(self, inputs: feeding.Feeds) -> int:
         if len(self._programs) == 1:
@@ -158,26 +164,21 @@ class Session:
         planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self._programs]
         raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
 
-    def _lane(self) -> "_Lane":
+    def _bindings(self) -> Sequence[Binding]:
+        """The bindings of every plan into the arena this thread runs in."""
         if self._shared is not None:
             return self._shared
-        lane: _Lane | None = getattr(self._lanes, "lane", None)
-        if lane is None:
-            lane = self._lanes.lane = _Lane(self._programs, self._engines, self.device)
-        return lane
+        bindings: Sequence[Binding] | None = getattr(self._of_thread, "bindings", None)
+        if bindings is None:
+            bindings = self._of_thread.bindings = self._bind()
+        return bindings
 
-
-class _Lane:
-    """One arena and the bindings of every plan into it: what one run at a time needs."""
-
-    def __init__(self, programs: Sequence[Program], engines: Sequence[Engine], device: Device) -> None:
-        self.arena = make_arena(max(program.arena_bytes for program in programs), device)
-        inputs = input_memory(programs, device)
-        self.bindings = [bind(p, e, self.arena, inputs) for p, e in zip(programs, engines, strict=True)]
-
-    def run(self, index: int, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        """See `Session.run`."""
-        return self.bindings[index].run(inputs, outputs, copy)
+    def _bind(self) -> Sequence[Binding]:
+        """Every plan bound into one new arena: what one run at a time needs."""
+        arena = backend(self.device).arena(max(program.arena_bytes for program in self._programs))
+        memory = input_memory(self._programs, self.device)
+        pairs = zip(self._programs, self._engines, strict=True)
+        return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
 
 
 def _fits(program: Program, inputs: feeding.Feeds) -> bool:
@@ -189,19 +190,18 @@ def _fits(program: Program, inputs: feeding.Feeds) -> bool:
 
 
 def _check_targets(program: Program, outputs: Mapping[str, Any]) -> None:
-    places = {place.name: place for place in program.places}
+    planned = {tensor.name: tensor for tensor in program.planned}
     for name, target in outputs.items():
         if name not in program.outputs:
             raise SessionError(f"the model has no output '{name}'; it has {', '.join(program.outputs)}.")
-        place = places.get(name)
-        if place is None:
+        tensor = planned.get(name)
+        if tensor is None:
             raise SessionError(f"output '{name}' has no planned size, so it can't be written to a given array.")
-        found = feeding.described(target)
-        if found != (place.dtype, place.shape):
-            kind, shape = found
-            given = kind.numpy() if kind is not None else type(target).__name__
+        dtype, shape = feeding.described(target)
+        if (dtype, shape) != (tensor.dtype, tensor.shape):
+            given = dtype.numpy() if dtype is not None else type(target).__name__
             raise SessionError(
-                f"output '{name}' is {place.dtype.numpy()}{list(place.shape)}, what was given for it is "
+                f"output '{name}' is {tensor.dtype.numpy()}{list(tensor.shape)}, what was given for it is "
                 f"{given}{list(shape or ())}."
             )
         if isinstance(target, np.ndarray) and not (target.flags.c_contiguous and target.flags.writeable):
@@ -215,22 +215,20 @@ def check_graphs(choice: str) -> None:
 
 
 def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Device) -> None:
-    """A CUDA device has room for what the plans need, before anything is allocated.
+    """Check that a device has room for what the plans need, before anything is allocated.
 
     Raises:
         SessionError: it says what is needed and for what, and what is free.
     """
-    if device.kind != "cuda":
+    room = backend(device).room()
+    if room is None:
         return
-    from memonger.runtime.cuda import driver
-
     parts = {
         "the arena": max(program.arena_bytes for program in programs),
         "scratch": max(program.workspace_bytes for program in programs),
         "parameters": max(plan.parameter_bytes for plan in plans),
         "inputs": max(plan.input_bytes for plan in plans),
     }
-    room = driver.room(device)
     if sum(parts.values()) > room.free:
         listed = ", ".join(f"{format_size(size)} for {name}" for name, size in parts.items() if size)
         raise SessionError(
@@ -250,7 +248,7 @@ def verified(plan: Plan | str | Path) -> Plan:
 
 def device_of(plan: Plan, device: str | Device | None) -> Device:
     chosen = parse_device(device if device is not None else plan.device)
-    return parse_device("cpu") if chosen.kind == "none" else chosen
+    return CPU if chosen.facts.is_portable else chosen
 
 
 def check_stamp(plan: Plan, device: Device) -> None:
@@ -265,7 +263,7 @@ def check_stamp(plan: Plan, device: Device) -> None:
     if stamp is None:
         _check_portable(plan, device)
         return
-    here = {"provider": device.provider, "runtime": ort.runtime_name(), "machine": ort.machine_name(device)}
+    here = {"provider": device.provider, "runtime": ort.runtime_name(), "machine": backend(device).machine_name()}
     for key, found in here.items():
         planned = getattr(stamp, key)
         if planned != found:
@@ -277,7 +275,7 @@ def check_stamp(plan: Plan, device: Device) -> None:
 
 def _check_portable(plan: Plan, device: Device) -> None:
     """A portable plan shares addresses as CPU kernels allow it; those of a CUDA device allow less."""
-    if device.kind != "cuda":
+    if device.provider == CPU.provider:
         return
     graph = graph_of(plan.model, None, plan.workspace, plan.host, device)
     try:

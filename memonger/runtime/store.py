@@ -1,75 +1,58 @@
-"""Tensors that persist from one training step to the next, each at an address of its own."""
+"""Tensors that keep their addresses, one after the other in memory of a device."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.devices import CPU, Device
-from memonger.errors import SessionError
 from memonger.graph.liveness import ALIGNMENT
-from memonger.model.values import nbytes as bytes_of
-from memonger.model.values import static_shape
-from memonger.runtime.arena import make_arena
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a tensor lies: ``offset`` in bytes from the store's beginning."""
-
-    dtype: ir.DataType
-    shape: tuple[int, ...]
-    offset: int
+from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
+from memonger.runtime.backend import backend
 
 
 class Store:
-    """Tensors one after the other in one stretch of memory, zero at first.
+    """Tensors one after the other, zero at first.
 
     Args:
-        values: What is stored, by name.
+        tensors: What is stored; their offsets don't count.
         device: Where.
+        alignment: What each begins at a multiple of, in bytes.
+        arena: Memory to use, at least as large as all together; None to allocate as much as they need.
 
     Attributes:
-        slots: By name, in the order given.
+        tensors: By name, in the order given.
+        nbytes: Bytes of all.
     """
 
-    def __init__(self, values: Mapping[str, ir.Value], device: Device = CPU) -> None:
-        self.slots: dict[str, Slot] = {}
-        end = 0
-        for name, value in values.items():
-            dims, size = static_shape(value), bytes_of(value)
-            if dims is None or size is None or value.dtype is None:
-                raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
-            self.slots[name] = Slot(value.dtype, dims, end)
-            end += -(-size // ALIGNMENT) * ALIGNMENT
-        self.arena = make_arena(end, device)
+    def __init__(
+        self,
+        tensors: Iterable[ArenaTensor],
+        device: Device = CPU,
+        alignment: int = ALIGNMENT,
+        arena: Arena | None = None,
+    ) -> None:
+        self.tensors, self.nbytes = one_after_another(tensors, alignment)
+        self.arena = arena if arena is not None else backend(device).arena(self.nbytes)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.slots
+        return name in self.tensors
 
     def address(self, name: str) -> int:
         """Where the tensor lies in memory; it stays there."""
-        return self.arena.address + self.slots[name].offset
+        return self.arena.address + self.tensors[name].offset
 
     def array(self, name: str) -> np.ndarray:
         """The tensor itself where it lies on the host, else a copy. Not to be written to."""
-        slot = self.slots[name]
-        return self.arena.read(slot.offset, slot.dtype.numpy(), slot.shape, copy=False)
+        tensor = self.tensors[name]
+        return self.arena.read(tensor.offset, tensor.dtype.numpy(), tensor.shape, copy=False)
 
     def fill(self, name: str, content: Any) -> None:
         """Write a tensor's content: an array of its shape, or one number."""
-        slot = self.slots[name]
-        self.arena.write(slot.offset, np.broadcast_to(np.asarray(content, slot.dtype.numpy()), slot.shape))
+        tensor = self.tensors[name]
+        self.arena.write(tensor.offset, np.broadcast_to(np.asarray(content, tensor.dtype.numpy()), tensor.shape))
 
     def copy_in(self, name: str, source: int) -> None:
         """Copy a tensor's content from an address of the same device."""
-        slot = self.slots[name]
-        bits = slot.dtype.bitwidth * int(np.prod(slot.shape, dtype=np.int64))
-        self.arena.copy_in(slot.offset, source, -(-bits // 8))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole store."""
-        return self.arena.size
+        tensor = self.tensors[name]
+        self.arena.copy_in(tensor.offset, source, tensor.nbytes)

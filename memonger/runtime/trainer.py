@@ -13,12 +13,14 @@ from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.model import forward_model
 from memonger.model.training_roles import Training
+from memonger.model.values import dense, static_shape
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime import state as states
-from memonger.runtime.arena import make_arena
-from memonger.runtime.bound import BoundPlan
+from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.backend import backend
+from memonger.runtime.binding import Binding, bind_plan
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import program_of
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
@@ -58,26 +60,26 @@ class Trainer:
         stamp = plans[0].stamp
         self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
         self._name = str(plans[0].model.graph.name)
-        values = _persistent(plans, self._roles)
-        self._names = tuple(values)
+        tensors = _persistent(plans, self._roles)
+        self._names = tuple(tensors)
         known = self._roles[0]
         kept = (*known.parameters, *known.statistics)
         check_room(plans, [program_of(one) for one in plans], self.device)
-        self._weights = Store({name: values[name] for name in kept}, self.device)
-        self._state = Store({name: value for name, value in values.items() if name not in kept}, self.device)
+        self._weights = Store((tensors[name] for name in kept), self.device)
+        self._state = Store((tensor for name, tensor in tensors.items() if name not in kept), self.device)
         self._fill(plans[0].model)
         scalars = {role for roles in self._roles for role in roles.scalars}
         self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
         self.learning_rate = _default_rate(plans[0].model, known)
         self.random_key, self.steps, self.skipped_steps = random_key, 0, 0
-        self._arena = make_arena(max(one.arena_bytes for one in plans), self.device)
+        self._arena = backend(self.device).arena(max(one.arena_bytes for one in plans))
         self._forward = forward_model.extract(plans[0].model, self._name)
-        self._guests: list[BoundPlan] = []  # of other plans, run in the same arena between steps
+        self._guests: list[Binding] = []  # of other plans, run in the same arena between steps
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
         self._threads, self._graphs = intra_op_threads or plans[0].threads, cuda_graph
         self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
-        del plan, accumulation, plans, one, values  # with the models, whose weights would be there twice
+        del plan, accumulation, plans, one  # with the models, whose weights would be there twice
         process_memory.settle()
 
     def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
@@ -181,11 +183,11 @@ class Trainer:
         for name in wanted:
             if name not in tensors:
                 raise SessionError(f"'{name}' is missing: give all that state_dict() gives.")
-            slot, given = self._store(name).slots[name], np.asarray(tensors[name])
-            dtype = slot.dtype.numpy()
-            if given.shape != slot.shape or given.dtype != dtype:
+            tensor, given = self._store(name).tensors[name], np.asarray(tensors[name])
+            dtype = tensor.dtype.numpy()
+            if given.shape != tensor.shape or given.dtype != dtype:
                 raise SessionError(
-                    f"'{name}' is {dtype}{list(slot.shape)}, what was given is {given.dtype}{list(given.shape)}."
+                    f"'{name}' is {dtype}{list(tensor.shape)}, what was given is {given.dtype}{list(given.shape)}."
                 )
         for name in wanted:
             self._write(name, np.asarray(tensors[name]))
@@ -228,7 +230,7 @@ class Trainer:
         self._arena.discard()
         for guest in self._guests:
             if not guest.arena.address:  # a CUDA device's memory is gone
-                guest.move(make_arena(guest.program.arena_bytes, self.device))
+                guest.move(backend(self.device).arena(guest.program.arena_bytes))
         try:
             yield self
         finally:
@@ -239,8 +241,8 @@ class Trainer:
             folder.remove()
 
     def _rebind(self) -> None:
-        """Bind to where memory lies that was given back and taken again: elsewhere, on a CUDA device."""
-        if self.device.kind != "cuda":
+        """Bind to where memory lies that was given back and taken again: elsewhere, on a device that isn't the host."""
+        if self.device.is_host:
             return
         for bound in self._bound:
             bound.bind()
@@ -290,12 +292,13 @@ class Trainer:
             if tensor is not None:
                 self._write(name, tensor.numpy())
 
-    def _bind(self, plan: Plan, roles: Training, check_order: bool) -> BoundPlan:
+    def _bind(self, plan: Plan, roles: Training, check_order: bool) -> Binding:
         fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
-        return BoundPlan(
-            plan, self.device, self._arena, fixed, scalars, roles.updates, self._threads, check_order, self._graphs
-        )
+        return bind_plan(
+            plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
+            check_order=check_order, cuda_graph=self._graphs,
+        )  # fmt: skip
 
 
 def _roles(plan: Plan) -> Training:
@@ -308,20 +311,27 @@ def _roles(plan: Plan) -> Training:
     return known
 
 
-def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ir.Value]:
+def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
     """Every persistent input of the plans, by name."""
-    found: dict[str, ir.Value] = {}
+    persistent: dict[str, ir.Value] = {}
     for plan, known in zip(plans, roles, strict=True):
         inputs = {str(value.name): value for value in plan.model.graph.inputs}
         for name in known.persistent:
-            other = found.setdefault(name, inputs[name])
+            other = persistent.setdefault(name, inputs[name])
             if other.dtype != inputs[name].dtype or other.shape != inputs[name].shape:
                 raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
     if any(known.parameters != roles[0].parameters for known in roles):
         raise SessionError("the plans are of different models: their parameters differ.")
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
-    return found
+    return {name: _tensor(name, value) for name, value in persistent.items()}
+
+
+def _tensor(name: str, value: ir.Value) -> ArenaTensor:
+    shape = static_shape(value)
+    if shape is None or value.dtype is None or not dense(value):
+        raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
+    return ArenaTensor(name, value.dtype, shape)
 
 
 def _default_rate(model: ir.Model, known: Training) -> float | None:

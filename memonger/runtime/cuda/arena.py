@@ -44,6 +44,10 @@ class DeviceArena:
         """Copy bytes from another address of the same device."""
         driver.within(self.device.index, self.address + offset, source, size)
 
+    def copy_out(self, offset: int, target: int, size: int) -> None:
+        """Copy bytes to another address of the same device."""
+        driver.within(self.device.index, target, self.address + offset, size)
+
     def fill(self, byte: int) -> None:
         """Set every byte."""
         if self.size:
