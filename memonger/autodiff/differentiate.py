@@ -97,10 +97,10 @@ def _differentiate(
         _warn_of_inference_norms(copy, model.name)
     if keep_random:
         random.fix_seeds(copy)
-    work = _Work(copy, model.name, Emitter(copy), keep=random.OPERATORS if keep_random else ())
+    work = _Work(copy, model.name, Emitter(copy), keep_random)
     work.known = training_mode.described(copy, model.name)
     work.list_inputs([*chosen, *work.known.statistics])
-    expand(copy, work.op, work.keep)
+    expand(copy, work.op, keep_random=keep_random)
     _start(work, loss)
     _write_bodies(work, chosen)
     _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
@@ -117,7 +117,7 @@ class _Work:
         model: It.
         name: For messages.
         op: Where nodes go.
-        keep: Operators whose expansion isn't wanted.
+        keep_random: Random operators stay as they are.
         known: The roles of its inputs and outputs.
         loss_name: The output that is differentiated, if any.
         begin: Name of each value the backward pass begins at → its gradient.
@@ -126,7 +126,7 @@ class _Work:
     model: ir.Model
     name: str
     op: Emitter
-    keep: Sequence[str]
+    keep_random: bool
     known: Training = field(default_factory=Training)
     loss_name: str | None = None
     begin: dict[str, ir.Value] = field(default_factory=dict)
@@ -216,7 +216,7 @@ def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
 
     write_out_bodies(work.model, work.name, needed)
     work.op.learn_names(work.model)
-    expand(work.model, work.op, work.keep)
+    expand(work.model, work.op, keep_random=work.keep_random)
     wrt = work.values(chosen)
     backward.check_rules(needed(), wrt, work.name)
     active = backward.active_values(list(work.model.graph), wrt)

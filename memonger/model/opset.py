@@ -7,14 +7,12 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model import checks, load
+from memonger.model.operators import facts
 from memonger.model.shape_inference import infer
 from memonger.model.values import all_values
 
 OPSET = 20
 """The newest operator set for whose every operator used here onnxruntime 1.23 and later has a CPU kernel."""
-
-CONVERTED_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
-"""Inputs that were attributes before."""
 
 
 def raise_opset(model: ir.Model, name: str) -> ir.Model:
@@ -77,7 +75,7 @@ def _converted(model: ir.Model, name: str, opset: int) -> ir.Model:
 def _match_settings(model: ir.Model, types: Mapping[str | None, ir.DataType | None]) -> None:
     """onnx's converter writes what was an attribute in float32, whatever the type of the first input."""
     for node in model.graph:
-        for index in CONVERTED_SETTINGS.get(node.op_type, ()):
+        for index in facts(node).once_attributes:
             value, first = (node.inputs[k] if k < len(node.inputs) else None for k in (index, 0))
             wanted = None if first is None else types.get(first.name)
             if value is None or value.const_value is None or wanted is None or value.dtype == wanted:

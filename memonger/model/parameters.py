@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.model.operators import facts
 from memonger.model.values import is_floating
 
 KEY = "memonger.parameters"
@@ -14,14 +15,6 @@ KEY = "memonger.parameters"
 
 EXPORTED_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata PyTorch's exporter writes on initializers: PARAMETER, BUFFER or CONSTANT_TENSOR."""
-
-SETTINGS: dict[str, tuple[int, ...]] = {
-    "BatchNormalization": (3, 4), "Clip": (1, 2), "DequantizeLinear": (1, 2), "Dropout": (1,),
-    "MelWeightMatrix": (3, 4), "NegativeLogLikelihoodLoss": (2,), "NonMaxSuppression": (3, 4), "OneHot": (1, 2),
-    "Pad": (2,), "QuantizeLinear": (1, 2), "Range": (0, 1, 2), "Resize": (1, 2), "RotaryEmbedding": (1, 2),
-    "SoftmaxCrossEntropyLoss": (2,), "Upsample": (1,),
-}  # fmt: skip
-"""Inputs that are settings or running statistics: a float initializer read there alone isn't a parameter."""
 
 
 def trainable(model: ir.Model, name: str) -> tuple[str, ...]:
@@ -52,8 +45,9 @@ def _listed(model: ir.Model, text: str, name: str) -> tuple[str, ...]:
 
 
 def _is_setting(value: ir.Value) -> bool:
+    """Whether every node that reads it reads it as a setting, or as a running statistic."""
     uses = value.uses()
-    return bool(uses) and all(index in SETTINGS.get(node.op_type, ()) for node, index in uses)
+    return bool(uses) and all(index in facts(node).settings for node, index in uses)
 
 
 def choose(model: ir.Model, name: str, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tuple[ir.Value, ...]:
