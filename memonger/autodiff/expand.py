@@ -12,6 +12,7 @@ from memonger.autodiff import function_bodies
 from memonger.autodiff.registry import EXPANSIONS, RULES
 from memonger.model.emitter import Emitter
 from memonger.model.marks import spread
+from memonger.model.model import Model
 from memonger.model.operators import facts, operator_name
 
 ROUNDS = 16  # bodies within bodies; the standard's are three deep
@@ -57,15 +58,15 @@ def made_values(nodes: list[ir.Node]) -> set[ir.Value]:
     return {value for node in nodes for value in node.outputs}
 
 
-def write_out_bodies(model: ir.Model, name: str, needed: Callable[[], list[ir.Node]]) -> None:
+def write_out_bodies(model: Model, needed: Callable[[], list[ir.Node]]) -> None:
     """Write out the function bodies of needed nodes that have no rule, as often as bodies hold such nodes."""
-    opset = int(model.opset_imports[""])
+    opset = int(model.ir.opset_imports[""])
     for _ in range(ROUNDS):
         without = [node for node in needed() if not _has_rule(node)]
         known = [node for node in without if function_bodies.body_of(node, opset) is not None]
         if not known:
             return
-        function_bodies.write_out(model, known, name)
+        function_bodies.write_out(model, known)
 
 
 def _has_rule(node: ir.Node) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from memonger.autodiff.registry import RULES
 from memonger.graph import costs
 from memonger.model import parameters
+from memonger.model.model import Model
 from memonger.model.operators import OPERATORS, Operator, facts, facts_of, operator_name
 from memonger.model.shape_folding import input_independent, run_time_sized
 
@@ -56,7 +57,7 @@ def test_a_weight_read_by_another_domains_operator_is_trained() -> None:
     w = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]), const_value=weight)
     node = _other("Clip", x, w)
     graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[w], opset_imports={"": 20, "com.example": 1})
-    assert parameters.trainable(ir.Model(graph, ir_version=10), "model") == ("w",)
+    assert parameters.trainable(Model(ir.Model(graph, ir_version=10), "model")) == ("w",)
 
 
 def test_sizes_of_another_domains_operators_are_not_taken_for_onnxs() -> None:
