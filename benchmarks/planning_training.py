@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 def strategy_seconds(training: memonger.Model, name: str, budget: int | None) -> float:
     """Seconds of a strategy alone."""
-    graph = graph_of(training.ir, None, None)
+    graph = graph_of(training.ir, training.training, None, None)
     begin = time.perf_counter()
     remat.STRATEGIES[name](remat.Request(graph, budget=budget))
     return time.perf_counter() - begin
@@ -64,7 +64,7 @@ def main() -> None:
 
 def problem_nodes(training: memonger.Model) -> int:
     """Nodes of the problem that is searched."""
-    return reduce(graph_of(training.ir, None, None)).problem.nodes
+    return reduce(graph_of(training.ir, training.training, None, None)).problem.nodes
 
 
 if __name__ == "__main__":

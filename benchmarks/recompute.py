@@ -123,7 +123,7 @@ def prepare(name: str, effort: int) -> Request:
         model = portable(source).model
         placed, known = place(source.ir, model, name), training_roles.read(model, name)
         return Request(
-            graph=graph_of(model, None, None),
+            graph=graph_of(model, known, None, None),
             base=parameter_bytes(model, known) + input_bytes(model, known),
             stages=placed.stages,
             forced=placed.forced,

@@ -203,7 +203,14 @@ class Plan(Arrangement):
             VerificationError: its layout is wrong.
         """
         model, header = plan_file.load(Path(path))
-        graph = graph_of(model, None, header.workspace, header.host, _device(header.device, path))
+        graph = graph_of(
+            model,
+            training_roles.read(model, str(model.graph.name)),
+            None,
+            header.workspace,
+            header.host,
+            _device(header.device, path),
+        )
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in header.offsets if name not in number]
         if unknown:
@@ -294,13 +301,13 @@ def input_bytes(model: ir.Model, known: Training | None) -> int:
 
 def graph_of(
     model: ir.Model,
+    known: Training | None,
     seconds: Mapping[str, float] | None,
     workspace: Mapping[str, int] | None,
     host: Collection[str] = (),
     device: Device = CPU,
 ) -> Graph:
     """The graph of a lowered model, with the roles a training model gives its inputs and outputs."""
-    known = training_roles.read(model, str(model.graph.name))
     results = {*known.outputs, *([known.loss] if known.loss else [])} if known else None
     updates = known.updates if known else None
     return from_model(

@@ -106,7 +106,8 @@ def load(path: Path) -> tuple[ir.Model, Header]:
         PlanFileError: no plan in it, a malformed one, a newer format, or a model that isn't the one planned.
     """
     try:
-        model, name = load_as_is(path)
+        read = load_as_is(path)
+        model, name = read.ir, read.name
     except LoadError as error:
         raise PlanFileError(str(error)) from error
     text = model.metadata_props.get(KEY)

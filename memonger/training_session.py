@@ -97,7 +97,8 @@ def _export(path: Path, weights: Mapping[str, np.ndarray], model: Source | Model
     """
     if model is None:
         raise SessionError(f"{name} holds no forward model to export: name yours (model=...).")
-    copy, source = load_as_is(model.ir if isinstance(model, Model) else model)
+    read = load_as_is(model.ir if isinstance(model, Model) else model)
+    copy, source = read.ir, read.name
     named = {str(v.name): v for v in (*copy.graph.inputs, *copy.graph.initializers.values())}
     missing = [known for known in weights if known not in named]
     if missing:

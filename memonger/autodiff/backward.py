@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from memonger.autodiff.registry import RULES, WITHOUT_GRADIENT
+from memonger.autodiff.registry import RULES
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
 from memonger.model.emitter import Emitter
+from memonger.model.operators import facts
 from memonger.model.values import is_floating
 
 Finished = Callable[[ir.Value, ir.Value], None]
@@ -20,7 +21,7 @@ def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.V
     """Floating-point values that change with one of ``wrt``, jumps left out. ``nodes`` are in topological order."""
     active = set(wrt)
     for node in nodes:
-        if node.domain == "" and node.op_type in WITHOUT_GRADIENT:
+        if facts(node).without_gradient:
             continue
         if any(v in active for v in read_values(node)):
             active.update(v for v in node.outputs if v.name and is_floating(v))

@@ -89,22 +89,23 @@ def _differentiate(
     accumulate: Accumulate,
     keep_random: bool,
 ) -> Model:
-    chosen = [str(v.name) for v in parameters.choose(model.ir, model.name, wrt, frozen)]
+    chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
     _check_patterns(model.name, optimizer, chosen)
-    copy = raise_opset(model.ir.clone(), model.name)
-    name_nodes(copy)
+    copy = raise_opset(model.clone())
+    name_nodes(copy.ir)
     if loss is not None:
-        _warn_of_inference_norms(copy, model.name)
+        _warn_of_inference_norms(copy)
     if keep_random:
-        random.fix_seeds(copy)
-    work = _Work(copy, model.name, Emitter(copy), keep=random.OPERATORS if keep_random else ())
-    work.known = training_mode.described(copy, model.name)
+        random.fix_seeds(copy.ir)
+    work = _Work(copy, Emitter(copy.ir), keep_random)
+    work.known = model.training or training_mode.roles_of_statistics(copy.ir)
     work.list_inputs([*chosen, *work.known.statistics])
-    expand(copy, work.op, work.keep)
+    expand(copy.ir, work.op, keep_random=keep_random)
     _start(work, loss)
     _write_bodies(work, chosen)
     _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
-    return Model(_finish(work, model.ir), model.name, model.batch)
+    _finish(work, model.ir)
+    return copy
 
 
 @dataclass(slots=True)
@@ -114,19 +115,17 @@ class _Work:
     Values are looked up by name, as writing out function bodies puts others in their place.
 
     Attributes:
-        model: It.
-        name: For messages.
+        model: The copy that is changed.
         op: Where nodes go.
-        keep: Operators whose expansion isn't wanted.
+        keep_random: Random operators stay as they are.
         known: The roles of its inputs and outputs.
         loss_name: The output that is differentiated, if any.
         begin: Name of each value the backward pass begins at → its gradient.
     """
 
-    model: ir.Model
-    name: str
+    model: Model
     op: Emitter
-    keep: Sequence[str]
+    keep_random: bool
     known: Training = field(default_factory=Training)
     loss_name: str | None = None
     begin: dict[str, ir.Value] = field(default_factory=dict)
@@ -158,9 +157,7 @@ class _Work:
 
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
-    known = training_roles.read(model.ir, model.name)
-    before = known is not None and known.is_differentiated
-    if before or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
+    if model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
         raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate={accumulate!r} can't be: 'no', 'add' or 'apply'.")
@@ -174,12 +171,12 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         raise PlanError(f"clip_norm={clip_norm} can't be: a finite norm above 0.")
 
 
-def _warn_of_inference_norms(model: ir.Model, name: str) -> None:
-    norms = training_mode.inference_norms(model)
+def _warn_of_inference_norms(model: Model) -> None:
+    norms = training_mode.inference_norms(model.ir)
     if norms:
         logger.warning(
             "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
-            "memonger.to_training_mode turns them into training form.", name, len(norms), norms[0],
+            "memonger.to_training_mode turns them into training form.", model.name, len(norms), norms[0],
         )  # fmt: skip
 
 
@@ -195,14 +192,14 @@ def _start(work: _Work, loss: str | losses.Loss | None) -> None:
     op = work.op
     outputs = [v for v in work.model.graph.outputs if v.name in work.known.outputs]
     if loss is not None:
-        built = losses.attach(op, work.model, work.name, loss, work.known.outputs)
+        built = losses.attach(op, work.model, loss, work.known.outputs)
         work.take()
         work.loss_name = str(built.loss.name)
         work.begin = {str(built.start.name): built.gradient}
         return
     floats = [v for v in outputs if is_floating(v)]
     if not floats:
-        raise PlanError(f"{work.name} has no floating-point output to differentiate.")
+        raise PlanError(f"{work.model.name} has no floating-point output to differentiate.")
     for v in floats:
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
 
@@ -214,16 +211,16 @@ def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
         nodes = list(work.model.graph)
         return backward.needed_nodes(nodes, backward.active_values(nodes, work.values(chosen)), work.seeds())
 
-    write_out_bodies(work.model, work.name, needed)
-    work.op.learn_names(work.model)
-    expand(work.model, work.op, work.keep)
+    write_out_bodies(work.model, needed)
+    work.op.learn_names(work.model.ir)
+    expand(work.model.ir, work.op, keep_random=work.keep_random)
     wrt = work.values(chosen)
-    backward.check_rules(needed(), wrt, work.name)
+    backward.check_rules(needed(), wrt, work.model.name)
     active = backward.active_values(list(work.model.graph), wrt)
     if not any(seed in active for seed in work.seeds()):
         begin, names = (", ".join(f"'{n}'" for n in list(found)[:5]) for found in (work.begin, chosen))
         raise PlanError(
-            f"{work.name}: there is no differentiable way from {begin} to any parameter ({names}). "
+            f"{work.model.name}: there is no differentiable way from {begin} to any parameter ({names}). "
             "Name what to differentiate by (wrt=[...]), or another loss."
         )
 
@@ -233,7 +230,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     op, graph, nodes = work.op, work.model.graph, list(work.model.graph)
     updates = dict(work.known.updates)
     if updater.updating:
-        updater.statistics(work.model, updates)
+        updater.statistics(work.model.ir, updates)
     found = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
     updater.close()
     keep_booleans(op, nodes)
@@ -273,7 +270,7 @@ def _log_left_out(work: _Work, chosen: Sequence[str], found: Mapping[ir.Value, i
     reached = {str(v.name) for v in found}
     left_out = [name for name in chosen if name not in reached]
     if left_out:
-        logger.info("%s: nothing hangs on %s: no gradient, no update.", work.name, ", ".join(left_out))
+        logger.info("%s: nothing hangs on %s: no gradient, no update.", work.model.name, ", ".join(left_out))
 
 
 @dataclass(slots=True)
@@ -295,11 +292,10 @@ class _Namer:
         return value
 
 
-def _finish(work: _Work, source: ir.Model) -> ir.Model:
-    model = work.model
+def _finish(work: _Work, source: ir.Model) -> None:
+    model = work.model.ir
     training_roles.write(model, work.known)
     passes.RemoveUnusedNodesPass()(model)
     if forward_model.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
-        forward_model.embed(model, source)
+        forward_model.embed(model, source, work.known)
     model.metadata_props.pop(parameters.KEY, None)
-    return model

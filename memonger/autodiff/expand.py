@@ -4,25 +4,27 @@ Rules are written for one version of the operators. What has an expansion is wri
 nor expansion but a function body in the standard is written out as its body.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import onnx_ir as ir
 
 from memonger.autodiff import function_bodies
-from memonger.autodiff.registry import EXPANSIONS, RULES, WITHOUT_GRADIENT
+from memonger.autodiff.registry import EXPANSIONS, RULES
 from memonger.model.emitter import Emitter
 from memonger.model.marks import spread
+from memonger.model.model import Model
+from memonger.model.operators import facts, operator_name
 
 ROUNDS = 16  # bodies within bodies; the standard's are three deep
 
 
-def expand(model: ir.Model, op: Emitter, keep: Collection[str] = ()) -> None:
-    """Write every operator that has an expansion as that, those in ``keep`` left out."""
+def expand(model: ir.Model, op: Emitter, *, keep_random: bool = False) -> None:
+    """Write every operator that has an expansion as that; with ``keep_random`` all but random ones."""
     replaced: dict[ir.Value, ir.Value] = {}
     gone = []
     for node in list(model.graph):
-        rule = EXPANSIONS.get(node.op_type) if node.domain == "" and node.op_type not in keep else None
-        if rule is None:
+        rule = EXPANSIONS.get(operator_name(node))
+        if rule is None or (keep_random and facts(node).random):
             continue
         with op.at(str(node.name)):
             results = rule(op, node)
@@ -56,16 +58,16 @@ def made_values(nodes: list[ir.Node]) -> set[ir.Value]:
     return {value for node in nodes for value in node.outputs}
 
 
-def write_out_bodies(model: ir.Model, name: str, needed: Callable[[], list[ir.Node]]) -> None:
+def write_out_bodies(model: Model, needed: Callable[[], list[ir.Node]]) -> None:
     """Write out the function bodies of needed nodes that have no rule, as often as bodies hold such nodes."""
-    opset = int(model.opset_imports[""])
+    opset = int(model.ir.opset_imports[""])
     for _ in range(ROUNDS):
         without = [node for node in needed() if not _has_rule(node)]
         known = [node for node in without if function_bodies.body_of(node, opset) is not None]
         if not known:
             return
-        function_bodies.write_out(model, known, name)
+        function_bodies.write_out(model, known)
 
 
 def _has_rule(node: ir.Node) -> bool:
-    return node.domain == "" and (node.op_type in RULES or node.op_type in WITHOUT_GRADIENT)
+    return facts(node).without_gradient or (node.domain == "" and node.op_type in RULES)

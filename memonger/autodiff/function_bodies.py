@@ -9,6 +9,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.model import load
 from memonger.model.marks import inline
+from memonger.model.model import Model
 from memonger.model.shape_inference import infer
 from memonger.model.values import static_shape
 
@@ -39,19 +40,19 @@ def _type_bytes(value: ir.Value | None) -> bytes:
     return onnx.helper.make_tensor_type_proto(int(value.dtype), static_shape(value)).SerializeToString()
 
 
-def write_out(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> None:
+def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
     """Replace nodes of the model's graph by their bodies; types and shapes are inferred anew.
 
     Raises:
         PlanError: a body needs another operator set than the model's.
     """
-    opset = int(model.opset_imports[""])
+    opset = int(model.ir.opset_imports[""])
     for number, node in enumerate(nodes):
         proto = body_of(node, opset)
         if proto is None:
-            raise PlanError(f"{name}: operator {node.op_type} (node '{node.name}') has no function body.")
+            raise PlanError(f"{model.name}: operator {node.op_type} (node '{node.name}') has no function body.")
         function = _as_function(proto, f"{node.op_type}_{number}", opset)
-        model.functions[function.identifier()] = function
+        model.ir.functions[function.identifier()] = function
         call = ir.Node(
             _DOMAIN, function.name, node.inputs, _attributes(node, opset), outputs=None, num_outputs=len(node.outputs),
             name=node.name, metadata_props=dict(node.metadata_props),
@@ -59,11 +60,11 @@ def write_out(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> None:
         for old, new in zip(node.outputs, call.outputs, strict=True):
             new.name, new.type, new.shape = old.name, old.type, old.shape
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], [call], node.outputs, call.outputs)
-    model.opset_imports.setdefault(_DOMAIN, 1)
-    inline(model)
-    model.opset_imports.pop(_DOMAIN, None)
-    load.lift_constants(model, name)
-    infer(model, name)
+    model.ir.opset_imports.setdefault(_DOMAIN, 1)
+    inline(model.ir)
+    model.ir.opset_imports.pop(_DOMAIN, None)
+    load.lift_constants(model)
+    infer(model)
 
 
 def _attributes(node: ir.Node, opset: int) -> list[ir.Attr]:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
+from memonger.model.model import Model
 from memonger.model.values import all_values, is_floating
 
 logger = logging.getLogger(__name__)
@@ -212,13 +213,12 @@ class Built:
     gradient: ir.Value
 
 
-def attach(op: Emitter, model: ir.Model, name: str, loss: str | Loss, outputs: Sequence[str]) -> Built:
+def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) -> Built:
     """The loss to differentiate: an output of the model, or one emitted behind the model, made the output ``loss``.
 
     Args:
         op: Where it goes.
         model: The forward model.
-        name: For messages.
         loss: See `memonger.differentiate`.
         outputs: The model's outputs that a loss may take.
 
@@ -226,6 +226,7 @@ def attach(op: Emitter, model: ir.Model, name: str, loss: str | Loss, outputs: S
         PlanError: no such loss or output; the output isn't a floating-point scalar, or isn't what the loss takes; the
             name of the loss's input is taken.
     """
+    name = model.name
     known = {str(v.name): v for v in model.graph.outputs if v.name in outputs}
     if isinstance(loss, str) and loss in known:
         value = _own(op, known[loss], name)
@@ -239,7 +240,7 @@ def attach(op: Emitter, model: ir.Model, name: str, loss: str | Loss, outputs: S
         raise PlanError(
             f"{name}: loss={loss!r} is no loss: it can be {', '.join(NAMES)}, or one of memonger's classes."
         )
-    _check_free(model, name, chosen)
+    _check_free(model, chosen)
     with op.at("loss"):
         built = chosen.build(op, _output(known, chosen, name), name)
     built.loss.name = op.fresh("loss")
@@ -270,13 +271,13 @@ def _output(known: dict[str, ir.Value], loss: Loss, name: str) -> ir.Value:
     return next(iter(floats.values()))
 
 
-def _check_free(model: ir.Model, name: str, loss: Loss) -> None:
+def _check_free(model: Model, loss: Loss) -> None:
     role = "labels" if isinstance(loss, SoftmaxCrossEntropy) else "target"
     wanted = loss.labels if isinstance(loss, SoftmaxCrossEntropy) else loss.target
     if not wanted or any(value.name == wanted for value in all_values(model.graph)):
         raise PlanError(
-            f"{name}: the loss's input can't be called '{wanted}': the model has a value of that name. Choose another, "
-            f"memonger.{type(loss).__name__}({role}=...)."
+            f"{model.name}: the loss's input can't be called '{wanted}': the model has a value of that name. Choose "
+            f"another, memonger.{type(loss).__name__}({role}=...)."
         )
 
 

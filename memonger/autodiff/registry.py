@@ -1,4 +1,4 @@
-"""The registry of gradient rules: one rule an operator, and the list of operators that have no gradient.
+"""The registry of gradient rules: one rule an operator.
 
 A rule is given the forward node and the gradients of its outputs, and returns the gradient of each input:
 
@@ -10,22 +10,21 @@ A rule is given the forward node and the gradients of its outputs, and returns t
 One positional argument follows for each output the node has, None where nothing depends on that output. One gradient is
 returned for each input; None says there is none, and inputs beyond those returned have none. A gradient may have the
 shape that broadcasting gave: the driver sums it back. It also accumulates, and drops what nobody reads.
+Operators that have no gradient say so in `memonger.model.operators`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import onnx_ir as ir
 
 from memonger.model.emitter import Emitter
+from memonger.model.operators import facts_of
 
 Gradient = ir.Value | None
 Rule = Callable[..., Gradient | tuple[Gradient, ...]]
 
 RULES: dict[str, Rule] = {}
 """The rule of each operator of the default domain."""
-
-WITHOUT_GRADIENT: set[str] = set()
-"""Operators whose outputs don't change, or change in jumps only: nothing flows back through them."""
 
 Expansion = Callable[[Emitter, ir.Node], tuple[ir.Value | None, ...] | None]
 
@@ -61,13 +60,8 @@ def expansion(*op_types: str) -> Callable[[Expansion], Expansion]:
     return register
 
 
-def without_gradient(op_types: Iterable[str]) -> None:
-    """Say of operators that nothing flows back through them."""
-    for op_type in op_types:
-        _check_new(op_type)
-        WITHOUT_GRADIENT.add(op_type)
-
-
 def _check_new(op_type: str) -> None:
-    if op_type in RULES or op_type in WITHOUT_GRADIENT:
+    if op_type in RULES:
         raise ValueError(f"operator {op_type} has a gradient rule already")
+    if facts_of(op_type).without_gradient:
+        raise ValueError(f"operator {op_type} is without a gradient in memonger.model.operators")

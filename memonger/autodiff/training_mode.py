@@ -60,11 +60,11 @@ def to_training_mode(
     model = load(source, batch=batch, dims=dims)
     if training_roles.KEY in model.ir.metadata_props:
         raise PlanError(f"{model.name} is in training form already.")
-    trained = parameters.trainable(model.ir, model.name)
-    copy = raise_opset(model.ir.clone(), model.name)
-    name_nodes(copy)
-    work = _Work(copy, model.name, Emitter(copy), momentum)
-    work.updates.update(statistics_of(copy))
+    trained = parameters.trainable(model)
+    copy = raise_opset(model.clone())
+    name_nodes(copy.ir)
+    work = _Work(copy, Emitter(copy.ir), momentum)
+    work.updates.update(statistics_of(copy.ir))
     turned = [node for node in copy.graph if _is_inference_norm(node)]
     held = [[_statistic(work, node, slot) for slot in _SLOTS] for node in turned]
     for node, statistics in zip(turned, held, strict=True):
@@ -78,7 +78,7 @@ def to_training_mode(
         )
     logger.info("%s: %d BatchNormalization and %d Dropout turned into training form.", model.name, len(turned), dropped)
     _finish(work, trained, model.ir)
-    return Model(copy, model.name, model.batch)
+    return copy
 
 
 @dataclass(slots=True)
@@ -86,8 +86,7 @@ class _Work:
     """A model being turned.
 
     Attributes:
-        model: It.
-        name: For messages.
+        model: The copy that is changed.
         op: Where nodes go.
         momentum: See `to_training_mode`.
         updates: Running statistic → the output that is its new content.
@@ -95,8 +94,7 @@ class _Work:
         owners: Layer and place → its running statistic.
     """
 
-    model: ir.Model
-    name: str
+    model: Model
     op: Emitter
     momentum: float | None
     updates: dict[str, str] = field(default_factory=dict)
@@ -133,11 +131,8 @@ def statistics_of(model: ir.Model) -> dict[str, str]:
     return found
 
 
-def described(model: ir.Model, name: str) -> Training:
-    """What a forward model says of itself, or what its BatchNormalization nodes in training form show."""
-    known = training_roles.read(model, name)
-    if known is not None:
-        return known
+def roles_of_statistics(model: ir.Model) -> Training:
+    """The roles in a forward model that says nothing of itself, by its BatchNormalization nodes in training form."""
     updates = statistics_of(model)
     outputs = [str(value.name) for value in model.graph.outputs if value.name not in updates.values()]
     return Training(outputs=tuple(outputs), updates=updates, statistics=tuple(updates))
@@ -150,8 +145,8 @@ def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
     count = dims[0] * math.prod(dims[2:])
     if count < 2:
         raise PlanError(
-            f"{work.name}: BatchNormalization '{name}' has one value for each channel ({list(dims)}): a variance needs "
-            "more. Load the model with a larger batch (batch=...)."
+            f"{work.model.name}: BatchNormalization '{name}' has one value for each channel ({list(dims)}): a variance "
+            "needs more. Load the model with a larger batch (batch=...)."
         )
     kept = work.momentum if work.momentum is not None else node.attributes.get_float("momentum", 0.9)
     with op.at(name):
@@ -201,8 +196,8 @@ def _statistic(work: _Work, node: ir.Node, slot: int) -> ir.Value:
     value = node.inputs[slot]
     if value is None or value.producer() is not None:
         raise PlanError(
-            f"{work.name}: the {_SLOTS[slot].replace('_', ' ')} of BatchNormalization '{node.name}' is computed: a "
-            "step can't write over it. Make it an initializer."
+            f"{work.model.name}: the {_SLOTS[slot].replace('_', ' ')} of BatchNormalization '{node.name}' is computed: "
+            "a step can't write over it. Make it an initializer."
         )
     layer = (slot, *node.inputs[1:5])
     if layer in work.owners:
@@ -221,8 +216,8 @@ def _is_read_elsewhere(value: ir.Value, slot: int) -> bool:
 def _own_copy(work: _Work, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
     if value.const_value is None:
         raise PlanError(
-            f"{work.name}: the input '{value.name}' is a running statistic of BatchNormalization '{node.name}', and is "
-            "read for something else too: a step can't write over it."
+            f"{work.model.name}: the input '{value.name}' is a running statistic of BatchNormalization '{node.name}', "
+            "and is read for something else too: a step can't write over it."
         )
     name = work.op.fresh(f"{node.name}.{_SLOTS[slot]}")
     own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
@@ -240,7 +235,8 @@ def _turn_dropouts(work: _Work) -> int:
             if known is not None:
                 continue  # it drops already
             raise PlanError(
-                f"{work.name}: whether Dropout '{node.name}' drops is the input '{mode.name}': make it a constant."
+                f"{work.model.name}: whether Dropout '{node.name}' drops is the input '{mode.name}': make it a "
+                "constant."
             )
         if _drops_nothing(op, node):
             _bypass(work, node)
@@ -269,7 +265,7 @@ def _is_output(node: ir.Node, index: int) -> bool:
 
 
 def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
-    model, graph = work.model, work.model.graph
+    model, graph = work.model.ir, work.model.graph
     outputs = [str(value.name) for value in graph.outputs if value.name not in work.updates.values()]
     for old, new in work.current.items():
         new.name = work.op.fresh(f"{old.name}.next")
@@ -279,4 +275,4 @@ def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
     known = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates))
     training_roles.write(model, known)
     model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
-    forward_model.embed(model, source)
+    forward_model.embed(model, source, known)

@@ -298,7 +298,8 @@ def differentiate_command(model: Path, output: Path, **flags: Any) -> None:
 @AS_JSON
 def inspect(model: Path, as_json: bool) -> None:
     """Show what a MODEL holds, and its plan if it has one."""
-    loaded, name = load_as_is(model)
+    read = load_as_is(model)
+    loaded, name = read.ir, read.name
     planned = Plan.load(model) if KEY in loaded.metadata_props else None
     if as_json:
         record: dict[str, Any] = text.model_record(loaded, name)
@@ -376,7 +377,7 @@ def run(
     """
     from memonger.cli import compare as comparing
 
-    loaded, _ = load_as_is(model)
+    loaded = load_as_is(model).ir
     feeds = _read_inputs(flags["inputs"])
     with tempfile.TemporaryDirectory(prefix="memonger-") as scratch:
         planned = model

@@ -168,7 +168,7 @@ def symbolic_sizes(model: Path, feeds: feeding.Feeds) -> dict[str, int]:
     Told them, onnxruntime's optimizer sees the shapes that were planned for, and may fuse more: only then are the last
     bits of two runs to be compared.
     """
-    loaded, _ = load_as_is(model)
+    loaded = load_as_is(model).ir
     sizes = {}
     for value in loaded.graph.inputs:
         feed = feeds.get(str(value.name))
@@ -182,7 +182,7 @@ def symbolic_sizes(model: Path, feeds: feeding.Feeds) -> dict[str, int]:
 
 def _level(plan: Plan, stock: Path) -> str:
     """The level at which stock onnxruntime runs the same kernels: a planned file is lowered already."""
-    loaded, _ = load_as_is(stock)
+    loaded = load_as_is(stock).ir
     if plan.stamp is None or any(key.startswith("memonger") for key in loaded.metadata_props):
         return LEVELS["disable"]
     return LEVELS[plan.stamp.level]

@@ -190,7 +190,7 @@ def _with_scratch(plan: Plan) -> Plan:
     workspace = calibrate.measured(plan.model, plan.threads)
     if workspace is None:
         return plan
-    return dataclasses.replace(plan, workspace=workspace, graph=graph_of(plan.model, None, workspace))
+    return dataclasses.replace(plan, workspace=workspace, graph=graph_of(plan.model, plan.training, None, workspace))
 
 
 def _name_of(plan: Plan | str | Path) -> str:

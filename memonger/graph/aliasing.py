@@ -33,6 +33,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from memonger.model.operators import facts
+
 CPU = "CPUExecutionProvider"
 
 CUDA = "CUDAExecutionProvider"
@@ -74,10 +76,6 @@ class Refusal:
 
 def _present(values: Sequence[ir.Value | None]) -> list[int]:
     return [i for i, value in enumerate(values) if value is not None and value.name != ""]
-
-
-def _domain(node: ir.Node) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
 
 
 def _opset(node: ir.Node) -> int | None:
@@ -287,9 +285,6 @@ NEVER_IN_PLACE: tuple[Refusal, ...] = (
 """Operators that look as if they could, and why not: wholly, or in the case the reason names. For the reader; an
 operator that stands in no list is never in place either."""
 
-HELD_BY_RUNTIME: frozenset[tuple[str, str]] = frozenset({("", "Shape"), ("", "Size")})
-"""Operators the runtime runs as soon as it can, on the host: their outputs are never planned."""
-
 _RUNTIME_ALIASES: frozenset[tuple[str, str]] = frozenset(
     [(rule.domain, rule.op) for rule in VIEWS]
     + [("", op) for op in ("BatchNormalization", "Optional", "OptionalGetElement")]
@@ -321,7 +316,7 @@ def inplace_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], 
 def _pairs(
     rules: dict[tuple[str, str], tuple[AliasRule, ...]], node: ir.Node, provider: str
 ) -> tuple[tuple[int, int], ...]:
-    known = rules.get((_domain(node), node.op_type))
+    known = rules.get((node.domain, node.op_type))
     if known is None:
         return ()
     outputs = _present(node.outputs)
@@ -337,11 +332,6 @@ def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
     return [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
 
 
-def held_by_runtime(node: ir.Node) -> bool:
-    """Whether onnxruntime keeps the node's outputs on the host and in its own memory: they are never planned."""
-    return (_domain(node), node.op_type) in HELD_BY_RUNTIME
-
-
 def may_alias_unbound(node: ir.Node) -> bool:
     """Whether onnxruntime may put an output that the caller leaves unbound into an input's memory.
 
@@ -349,7 +339,7 @@ def may_alias_unbound(node: ir.Node) -> bool:
     Said of views, of anything with subgraphs or with an input or output that isn't a dense tensor, and of operators
     whose kernels onnxruntime doesn't define.
     """
-    domain = _domain(node)
+    domain = node.domain
     if domain not in ("", _MS, _NCHWC, _ML) or (domain, node.op_type) in _RUNTIME_ALIASES:
         return True
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -361,4 +351,4 @@ def may_alias_unbound(node: ir.Node) -> bool:
 
 def floating_names(model: ir.Model) -> set[str]:
     """Names of the nodes that the runtime runs as soon as it can, wherever they stand."""
-    return {str(node.name) for node in model.graph if held_by_runtime(node)}
+    return {str(node.name) for node in model.graph if facts(node).shape_only}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from memonger.graph import aliasing
+from memonger.model.operators import facts, operator_name
 from memonger.model.values import nbytes, static_shape, subgraphs
 
 INTENSITY = 10
@@ -93,7 +94,7 @@ def _recurrent(of: _Operands) -> int:
 def _attention(of: _Operands) -> int:
     """Scores, and values weighted with them; 3-D or 4-D, the axis before the last is the sequence."""
     keys = of[1][-2]
-    if len(of.node.inputs) > 4 and of.node.inputs[4] is not None and of.node.domain != _MS:  # past keys
+    if len(of.node.inputs) > 4 and of.node.inputs[4] is not None and not of.node.domain:  # past keys
         keys += of[4][-2]
     return 2 * keys * (math.prod(of[0]) + math.prod(of.result))
 
@@ -121,43 +122,33 @@ def _einsum(of: _Operands) -> int:
     return 2 * math.prod(sizes.values())
 
 
-_MS = "com.microsoft"
 _CONVOLUTION = _convolution(1)
-_RULES: Mapping[tuple[str, str], _Rule] = {
-    ("", "Conv"): _CONVOLUTION,
-    ("", "ConvInteger"): _CONVOLUTION,
-    ("", "DeformConv"): _CONVOLUTION,
-    ("", "QLinearConv"): _convolution(3),
-    ("", "ConvTranspose"): _transposed_convolution,
-    ("", "MatMul"): _product,
-    ("", "MatMulInteger"): _product,
-    ("", "QLinearMatMul"): _product,
-    ("", "Gemm"): _product,
-    ("", "Einsum"): _einsum,
-    ("", "LSTM"): _recurrent,
-    ("", "GRU"): _recurrent,
-    ("", "RNN"): _recurrent,
-    ("", "Attention"): _attention,
-    (_MS, "FusedConv"): _CONVOLUTION,
-    (_MS, "FusedMatMul"): _product,
-    (_MS, "FusedGemm"): _product,
-    (_MS, "QGemm"): _product,
-    (_MS, "MatMulIntegerToFloat"): _product,
-    (_MS, "DynamicQuantizeMatMul"): _product,
-    (_MS, "MatMulNBits"): _packed_product,
-    (_MS, "MultiHeadAttention"): _attention,
-    (_MS, "Attention"): _projected_attention,
-    ("com.microsoft.nchwc", "Conv"): _CONVOLUTION,  # channels filled up to whole blocks count: they are computed
+_RULES: Mapping[str, _Rule] = {
+    "Conv": _CONVOLUTION,
+    "ConvInteger": _CONVOLUTION,
+    "DeformConv": _CONVOLUTION,
+    "QLinearConv": _convolution(3),
+    "ConvTranspose": _transposed_convolution,
+    "MatMul": _product,
+    "MatMulInteger": _product,
+    "QLinearMatMul": _product,
+    "Gemm": _product,
+    "Einsum": _einsum,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "Attention": _attention,
+    "com.microsoft::FusedConv": _CONVOLUTION,
+    "com.microsoft::FusedMatMul": _product,
+    "com.microsoft::FusedGemm": _product,
+    "com.microsoft::QGemm": _product,
+    "com.microsoft::MatMulIntegerToFloat": _product,
+    "com.microsoft::DynamicQuantizeMatMul": _product,
+    "com.microsoft::MatMulNBits": _packed_product,
+    "com.microsoft::MultiHeadAttention": _attention,
+    "com.microsoft::Attention": _projected_attention,
+    "com.microsoft.nchwc::Conv": _CONVOLUTION,  # channels filled up to whole blocks count: they are computed
 }
-
-_READ_IN_PART = {"Gather", "GatherElements", "GatherND", "Slice"}
-"""Operators that read as much of their first input as they write."""
-_READ_NOTHING = {op for _, op in aliasing.HELD_BY_RUNTIME}
-"""Operators that only look at a shape."""
-
-
-def _operator(node: ir.Node) -> tuple[str, str]:
-    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
 
 
 def flops(node: ir.Node) -> int:
@@ -170,7 +161,7 @@ def flops(node: ir.Node) -> int:
 
 
 def _own_flops(node: ir.Node) -> int:
-    rule = _RULES.get(_operator(node))
+    rule = _RULES.get(operator_name(node))
     return 0 if rule is None else _counted(rule, node)
 
 
@@ -201,7 +192,7 @@ def estimate(node: ir.Node, read: Sequence[int], written: Sequence[int]) -> floa
         written: Bytes of each value it writes.
     """
     moved = float(_moved(node, read, written))
-    rule = _RULES.get(_operator(node))
+    rule = _RULES.get(operator_name(node))
     if rule is not None:
         return max(moved, _counted(rule, node) / INTENSITY)
     inner = _inner_nodes(node)
@@ -210,9 +201,10 @@ def estimate(node: ir.Node, read: Sequence[int], written: Sequence[int]) -> floa
 
 def _moved(node: ir.Node, read: Sequence[int], written: Sequence[int]) -> int:
     total = sum(written)
-    if node.op_type in _READ_IN_PART:
+    operator = facts(node)
+    if operator.reads_part:
         return total + min(read[0], total) + sum(read[1:]) if read else total
-    if node.op_type in _READ_NOTHING and aliasing.held_by_runtime(node):
+    if operator.shape_only:
         return total
     return total + sum(read)
 

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import aliasing, costs
+from memonger.model.operators import facts, operator_name
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.values import all_values, dense, nbytes, subgraphs
 
@@ -101,7 +102,7 @@ def from_model(
     views = tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
-        ops=tuple(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes),
+        ops=tuple(map(operator_name, nodes)),
         values=tuple(str(v.name) for v in values),
         sizes=sizes,
         planned=planned,
@@ -184,7 +185,7 @@ def _planned(
     result = []
     for value, size in zip(values, sizes, strict=True):
         node = value.producer()
-        held = node is None or not dense(value) or aliasing.held_by_runtime(node)
+        held = node is None or not dense(value) or facts(node).shape_only
         if node is None or held or value in dynamic or value.name in host:
             result.append(False)
         else:

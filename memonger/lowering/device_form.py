@@ -116,7 +116,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
 def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Settings) -> tuple[ir.Model, Calibration]:
     """A model that doesn't fit its device unplanned: sizes by inference, scratch from a run under its plan."""
     try:
-        infer_once(lowered, "the optimized model")
+        infer_once(Model(lowered, "the optimized model"))
     except LoadError as error:
         raise PlanError(
             f"{model.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes need: "
@@ -189,7 +189,7 @@ def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
 def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
     """The model with the sizes the run showed, left out where another run could show others."""
     try:
-        infer_once(model, "the optimized model")
+        infer_once(Model(model, "the optimized model"))
     except LoadError:
         forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
     dynamic = run_time_sized(model)

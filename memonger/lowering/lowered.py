@@ -59,18 +59,19 @@ def portable(model: Model) -> Lowered:
     Raises:
         PlanError: the type of a value is unknown; it names the value.
     """
-    copy = model.ir.clone()
-    passes.RemoveUnusedNodesPass()(copy)
-    name_nodes(copy)
-    _check_types(copy, model.name)
-    return Lowered(copy)
+    copy = model.clone()
+    passes.RemoveUnusedNodesPass()(copy.ir)
+    name_nodes(copy.ir)
+    _check_types(copy)
+    return Lowered(copy.ir)
 
 
-def _check_types(model: ir.Model, name: str) -> None:
+def _check_types(model: Model) -> None:
     for node in model.graph:
         unknown = next((value for value in node.outputs if value.name and value.type is None), None)
         if unknown is not None:
             raise PlanError(
-                f"{name}: the type of value '{unknown.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's "
-                "inference can't tell it. Plan for a device (--device cpu), or write it into the model's value_info."
+                f"{model.name}: the type of value '{unknown.name}' (node '{node.name}', {node.op_type}) is unknown: "
+                "ONNX's inference can't tell it. Plan for a device (--device cpu), or write it into the model's "
+                "value_info."
             )

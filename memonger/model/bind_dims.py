@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from memonger.errors import LoadError
+from memonger.model.model import Model
 from memonger.model.values import tensor_shape
 
 Dim = int | ir.SymbolicDim
 
 
 def bind(
-    model: ir.Model,
-    name: str,
+    model: Model,
     batch: int | None,
     dims: Mapping[str, int],
     input_shapes: Mapping[str, Sequence[int]],
@@ -22,6 +22,7 @@ def bind(
     Raises:
         LoadError: a dimension without a size, a size for a dimension that isn't there or is fixed already.
     """
+    name = model.name
     for key, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
         if size < 0:
             raise LoadError(f"dimension '{key}' can't be {size}.")

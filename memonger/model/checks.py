@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError
+from memonger.model.model import Model
 from memonger.model.values import subgraphs
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
@@ -32,18 +33,18 @@ def tensor_attributes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Attr]]:
                 yield node, attribute
 
 
-def check_external_data(model: ir.Model, name: str) -> None:
+def check_external_data(model: Model) -> None:
     """Every external tensor lies whole in a file inside the model's own folder."""
-    for tensor in external_tensors(model):
+    for tensor in external_tensors(model.ir):
         folder, path = Path(tensor.base_dir).resolve(), Path(tensor.path).resolve()
         if Path(tensor.location).is_absolute() or not path.is_relative_to(folder):
             raise LoadError(
-                f"{name}: tensor '{tensor.name}' points to {tensor.location}, outside the model's folder {folder}. "
-                "Files elsewhere are not read; move the data beside the model."
+                f"{model.name}: tensor '{tensor.name}' points to {tensor.location}, outside the model's folder "
+                f"{folder}. Files elsewhere are not read; move the data beside the model."
             )
         if not path.is_file():
-            raise LoadError(f"{name}: the external data of tensor '{tensor.name}' is missing: no file {path}.")
-        _check_length(tensor, path, name)
+            raise LoadError(f"{model.name}: the external data of tensor '{tensor.name}' is missing: no file {path}.")
+        _check_length(tensor, path, model.name)
 
 
 def _check_length(tensor: ir.ExternalTensor, path: Path, name: str) -> None:
@@ -56,47 +57,47 @@ def _check_length(tensor: ir.ExternalTensor, path: Path, name: str) -> None:
         )
 
 
-def check_versions(model: ir.Model, name: str) -> None:
+def check_versions(model: Model) -> None:
     """Neither the file format nor an operator set is newer than what the installed onnx knows."""
-    if (model.ir_version or 0) > onnx.IR_VERSION:
+    if (model.ir.ir_version or 0) > onnx.IR_VERSION:
         raise LoadError(
-            f"{name} has IR version {model.ir_version}; the installed onnx {onnx.__version__} knows up to "
+            f"{model.name} has IR version {model.ir.ir_version}; the installed onnx {onnx.__version__} knows up to "
             f"{onnx.IR_VERSION}. Upgrade onnx: pip install -U onnx."
         )
-    opset, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
+    opset, newest = model.ir.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if opset > newest:
         raise LoadError(
-            f"{name} is in opset {opset}; the installed onnx {onnx.__version__} knows up to {newest}. Upgrade onnx "
-            "(pip install -U onnx), or export the model with an older opset."
+            f"{model.name} is in opset {opset}; the installed onnx {onnx.__version__} knows up to {newest}. Upgrade "
+            "onnx (pip install -U onnx), or export the model with an older opset."
         )
 
 
-def check_structure(model: ir.Model, name: str) -> None:
+def check_structure(model: Model) -> None:
     """There is something to compute, and every value that is read or returned is there."""
     if not model.graph.outputs:
         nothing = "" if model.graph.num_nodes() else "an empty graph: no nodes and "
-        raise LoadError(f"{name} has {nothing}no outputs, so there is nothing to plan.")
-    for graph in model.graphs():
+        raise LoadError(f"{model.name} has {nothing}no outputs, so there is nothing to plan.")
+    for graph in model.ir.graphs():
         counts = Counter(value.name for value in graph.inputs)
         twice = next((each for each, count in counts.items() if count > 1), None)
         if twice is not None:
-            raise LoadError(f"{name} is not a valid ONNX model: it has two inputs named '{twice}'.")
+            raise LoadError(f"{model.name} is not a valid ONNX model: it has two inputs named '{twice}'.")
         for node in graph:
             for value in node.inputs:
                 if value is not None and _is_nowhere(value):
                     raise LoadError(
-                        f"{name} is not a valid ONNX model: {described(node)} reads '{value.name}', which no node "
-                        "writes and which is neither an input nor an initializer."
+                        f"{model.name} is not a valid ONNX model: {described(node)} reads '{value.name}', which no "
+                        "node writes and which is neither an input nor an initializer."
                     )
         for value in graph.outputs:
             if _is_nowhere(value):
                 raise LoadError(
-                    f"{name} is not a valid ONNX model: no node writes the output '{value.name}' of graph "
+                    f"{model.name} is not a valid ONNX model: no node writes the output '{value.name}' of graph "
                     f"'{graph.name}', and it is neither an input nor an initializer."
                 )
     for value in model.graph.inputs:
         if value.type is None:
-            raise LoadError(f"{name} is not a valid ONNX model: input '{value.name}' has no type.")
+            raise LoadError(f"{model.name} is not a valid ONNX model: input '{value.name}' has no type.")
 
 
 def _is_nowhere(value: ir.Value) -> bool:
@@ -111,7 +112,7 @@ def described(node: ir.Node) -> str:
     return f"the {node.op_type} node that writes '{written}'" if written else f"a {node.op_type} node"
 
 
-def check_operators(model: ir.Model, name: str) -> None:
+def check_operators(model: Model) -> None:
     """Every operator is one that ONNX defines, or lies in a domain of onnxruntime's own."""
     known = {schema.domain for schema in onnx.defs.get_all_schemas()}
     for node in model.graph.all_nodes():
@@ -120,31 +121,32 @@ def check_operators(model: ir.Model, name: str) -> None:
         where = described(node)
         if node.domain not in known:
             raise LoadError(
-                f"{name}: {where} is in the domain '{node.domain}', which neither ONNX nor onnxruntime defines. "
+                f"{model.name}: {where} is in the domain '{node.domain}', which neither ONNX nor onnxruntime defines. "
                 "Give the operator a function body in the model, or cut it out."
             )
-        opset = model.opset_imports.get(node.domain)
+        opset = model.ir.opset_imports.get(node.domain)
         domain = node.domain or "ai.onnx"
         if opset is None:
             raise LoadError(
-                f"{name} is not a valid ONNX model: {where} is in the domain '{domain}', of which the model imports "
-                "no version (opset_import)."
+                f"{model.name} is not a valid ONNX model: {where} is in the domain '{domain}', of which the model "
+                "imports no version (opset_import)."
             )
         if not onnx.defs.has(node.op_type, opset, node.domain):
             raise LoadError(
-                f"{name}: {where} is an unknown operator: domain '{domain}' has no '{node.op_type}' in opset {opset}."
+                f"{model.name}: {where} is an unknown operator: domain '{domain}' has no '{node.op_type}' in "
+                f"opset {opset}."
             )
 
 
-def sort(model: ir.Model, name: str) -> None:
+def sort(model: Model) -> None:
     """Put every node after the nodes it reads from, where that isn't so yet."""
-    if all(is_sorted(graph) for graph in model.graphs()):
+    if all(is_sorted(graph) for graph in model.ir.graphs()):
         return
     try:
         model.graph.sort()
     except ValueError as error:
         raise LoadError(
-            f"{name}: its graph has a cycle, so no order can run it: {', '.join(_cycle(model.graph))}."
+            f"{model.name}: its graph has a cycle, so no order can run it: {', '.join(_cycle(model.graph))}."
         ) from error
 
 

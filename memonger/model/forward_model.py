@@ -12,7 +12,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from memonger.errors import PlanError
-from memonger.model import training_roles
+from memonger.model.training_roles import Training
 from memonger.model.values import tensor_shape
 
 KEY = "memonger.forward"
@@ -20,12 +20,17 @@ SMALL = 64  # elements; up to that many stay with the forward model
 LARGEST = 1 << 30  # bytes of a forward model without its weights: what is larger when unpacked is refused
 
 
-def embed(model: ir.Model, forward: ir.Model) -> None:
-    """Put ``forward`` into the metadata of ``model``, which is made from it. Weights both have are left out."""
+def embed(model: ir.Model, forward: ir.Model, roles: Training) -> None:
+    """Put ``forward`` into the metadata of ``model``, which is made from it. Weights both have are left out.
+
+    Args:
+        model: A training model.
+        forward: Not changed.
+        roles: Those of the training model's inputs and outputs.
+    """
     copy = forward.clone()
     copy.metadata_props.pop(KEY, None)
-    known = training_roles.read(model, "the training model")
-    persistent = set(known.persistent) if known else set()
+    persistent = set(roles.persistent)
     theirs = {str(v.name): v for v in model.graph.initializers.values()}
     for name, value in list(copy.graph.initializers.items()):
         tensor, other = value.const_value, theirs.get(name)

@@ -3,6 +3,7 @@
 Tensors stay where they are: external data is memory-mapped and never read here.
 """
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,7 @@ from onnx_ir import external_data
 from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
-from memonger.model import bind_dims as dimensions
-from memonger.model import checks
-from memonger.model.checks import check_external_data
+from memonger.model import bind_dims, checks
 from memonger.model.checks import external_tensors as external_tensors
 from memonger.model.marks import inline
 from memonger.model.model import Model
@@ -60,39 +59,47 @@ def load(
         if batch is None and not dims and not input_shapes and is_bound:
             return source
         source = source.ir
-    model, name = _read(source)
-    _inline(model, name)
-    checks.check_versions(model, name)
-    _drop_listed_initializers(model)
-    dimensions.bind(model, name, batch, dims or {}, input_shapes or {})
-    model = _raise_versions(model, name)
-    checks.check_operators(model, name)
-    checks.sort(model, name)
-    lift_constants(model, name)
-    infer(model, name)
-    return Model(model, name, batch)
+    model = dataclasses.replace(load_as_is(source), batch=batch)
+    _inline(model)
+    checks.check_versions(model)
+    _drop_listed_initializers(model.ir)
+    bind_dims.bind(model, batch, dims or {}, input_shapes or {})
+    model = _raise_versions(model)
+    checks.check_operators(model)
+    checks.sort(model)
+    lift_constants(model)
+    infer(model)
+    return model
 
 
-def _read(source: Source) -> tuple[ir.Model, str]:
-    """A model of our own, checked for form, and where it came from."""
-    model, name = _copy(source)
-    checks.check_structure(model, name)
-    check_external_data(model, name)
-    return model, name
+def load_as_is(source: Source) -> Model:
+    """Read a model: nothing is inlined, raised, sorted, bound or inferred.
+
+    Raises:
+        LoadError: not an ONNX model, or its external data isn't there.
+    """
+    model = _copy(source)
+    checks.check_structure(model)
+    checks.check_external_data(model)
+    return model
 
 
-def _copy(source: Source) -> tuple[ir.Model, str]:
+def _copy(source: Source) -> Model:
     match source:
         case ir.Model():
-            name = source.graph.name or "<onnx_ir.Model>"
-            checks.check_structure(source, name)  # what nothing writes can't be cloned
+            model = Model(source, source.graph.name or "<onnx_ir.Model>")
+            checks.check_structure(model)  # what nothing writes can't be cloned
             in_order = all(checks.is_sorted(graph) for graph in source.graphs())
-            return source.clone() if in_order else _from_proto_of(source, ir.to_proto(source)), name
+            copy = source.clone() if in_order else _from_proto_of(source, ir.to_proto(source))
+            return dataclasses.replace(model, ir=copy)
         case onnx.ModelProto():
-            return _from_proto(source, "<onnx.ModelProto>", None), "<onnx.ModelProto>"
+            return _from_proto(source, "<onnx.ModelProto>", None)
         case bytes():
-            return _from_proto(_parse(source, "<bytes>"), "<bytes>", None), "<bytes>"
-    path = Path(source)
+            return _from_proto(_parse(source, "<bytes>"), "<bytes>", None)
+    return _from_file(Path(source))
+
+
+def _from_file(path: Path) -> Model:
     if path.is_dir():
         raise LoadError(f"{path} is a folder: name the .onnx file in it.")
     try:
@@ -103,7 +110,7 @@ def _copy(source: Source) -> tuple[ir.Model, str]:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
     except NOT_A_MODEL as error:
         raise LoadError(f"{path} is not an ONNX model, or is cut short: {_root_cause(error)}.") from error
-    return _from_proto(proto, str(path), path.parent), str(path)
+    return _from_proto(proto, str(path), path.parent)
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:
@@ -113,7 +120,7 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
         raise LoadError(f"{name} are not an ONNX model, or are cut short: {_root_cause(error)}.") from error
 
 
-def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
+def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
         raise LoadError(f"{name} is not an ONNX model: it has no graph or no IR version.")
     if not proto.graph.node and not proto.graph.output:
@@ -130,7 +137,7 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Mo
         external_data.set_base_dir(model.graph, folder)
     elif any(external_tensors(model)):
         raise LoadError(f"{name} refers to external data files, but not where they lie: give the model's path instead.")
-    return model
+    return Model(model, name)
 
 
 def _root_cause(error: BaseException) -> str:
@@ -139,13 +146,13 @@ def _root_cause(error: BaseException) -> str:
     return str(error).strip().rstrip(".")
 
 
-def _inline(model: ir.Model, name: str) -> None:
-    if not model.functions:
+def _inline(model: Model) -> None:
+    if not model.ir.functions:
         return
     try:
-        inline(model)
+        inline(model.ir)
     except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
-        raise LoadError(f"{name}: its functions can't be inlined: {_root_cause(error)}.") from error
+        raise LoadError(f"{model.name}: its functions can't be inlined: {_root_cause(error)}.") from error
 
 
 def _drop_listed_initializers(model: ir.Model) -> None:
@@ -156,22 +163,22 @@ def _drop_listed_initializers(model: ir.Model) -> None:
         model.ir_version = 4
 
 
-def _raise_versions(model: ir.Model, name: str) -> ir.Model:
+def _raise_versions(model: Model) -> Model:
     """Raise what onnxruntime has no kernels for. onnx's converter needs static shapes."""
-    opset = model.opset_imports.get("")
+    opset = model.ir.opset_imports.get("")
     if opset is not None and opset < MIN_OPSET:
-        logger.info("%s: opset %d raised to %d", name, opset, MIN_OPSET)
-        model = _convert(model, name, opset)
-    model.ir_version = max(model.ir_version or 0, MIN_IR_VERSION)
+        logger.info("%s: opset %d raised to %d", model.name, opset, MIN_OPSET)
+        model = _convert(model, opset)
+    model.ir.ir_version = max(model.ir.ir_version or 0, MIN_IR_VERSION)
     return model
 
 
-def _convert(model: ir.Model, name: str, opset: int) -> ir.Model:
+def _convert(model: Model, opset: int) -> Model:
     try:
-        return convert(model, MIN_OPSET)
+        return dataclasses.replace(model, ir=convert(model.ir, MIN_OPSET))
     except (RuntimeError, ValueError) as error:
         raise LoadError(
-            f"{name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
+            f"{model.name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
             f"{_root_cause(error)}. Export it again with a newer opset."
         ) from error
 
@@ -193,15 +200,15 @@ def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
     return made
 
 
-def lift_constants(model: ir.Model, name: str) -> None:
+def lift_constants(model: Model) -> None:
     """Turn Constant nodes into initializers, which is what a runtime does with them. They are marked in ``meta``."""
     before = set(model.graph.initializers)
     for node in [n for n in model.graph if n.op_type == "Constant" and n.outputs[0].is_graph_output()]:
         _lift_output_constant(model.graph, node)
     try:
-        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model.ir)
     except ValueError as error:
-        raise LoadError(f"{name}: {error}. Write it as a dense constant.") from error
+        raise LoadError(f"{model.name}: {error}. Write it as a dense constant.") from error
     for key, value in model.graph.initializers.items():
         if key not in before:
             value.meta["constant"] = True  # no parameter, whatever its type
@@ -218,12 +225,3 @@ def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:
     old.replace_all_uses_with(new)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
-
-
-def load_as_is(source: Source) -> tuple[ir.Model, str]:
-    """Read a model, and where it came from: nothing is inlined, raised, sorted, bound or inferred.
-
-    Raises:
-        LoadError: not an ONNX model, or its external data isn't there.
-    """
-    return _read(source)

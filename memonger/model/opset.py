@@ -1,5 +1,6 @@
 """One operator set: gradients, and what is written for a device, are for one version of the operators."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import onnx
@@ -7,33 +8,32 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model import checks, load
+from memonger.model.model import Model
+from memonger.model.operators import facts
 from memonger.model.shape_inference import infer
 from memonger.model.values import all_values
 
 OPSET = 20
 """The newest operator set for whose every operator used here onnxruntime 1.23 and later has a CPU kernel."""
 
-CONVERTED_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
-"""Inputs that were attributes before."""
 
-
-def raise_opset(model: ir.Model, name: str) -> ir.Model:
+def raise_opset(model: Model) -> Model:
     """The model in operator set `OPSET`, or in its own where that is newer. Names, marks and weights stay.
 
     Raises:
         PlanError: onnx's converter can't raise it.
     """
-    opset = model.opset_imports.get("")
+    opset = model.ir.opset_imports.get("")
     if opset is None or opset >= OPSET:
-        model.opset_imports[""] = max(opset or OPSET, OPSET)
+        model.ir.opset_imports[""] = max(opset or OPSET, OPSET)
         return model
-    if all(_is_same(node, opset) for graph in model.graphs() for node in graph):
-        model.opset_imports[""] = OPSET
-        for graph in model.graphs():
+    if all(_is_same(node, opset) for graph in model.ir.graphs() for node in graph):
+        model.ir.opset_imports[""] = OPSET
+        for graph in model.ir.graphs():
             for node in graph:
                 node.version = None
         return model
-    return _converted(model, name, opset)
+    return _converted(model, opset)
 
 
 def _is_same(node: ir.Node, opset: int) -> bool:
@@ -48,15 +48,15 @@ def _is_same(node: ir.Node, opset: int) -> bool:
     return len(versions) == 2 and versions[0] == versions[1]
 
 
-def _converted(model: ir.Model, name: str, opset: int) -> ir.Model:
+def _converted(model: Model, opset: int) -> Model:
     metadata_of = {v.name: node.metadata_props for node in model.graph for v in node.outputs if node.metadata_props}
-    metadata, graph_name = dict(model.metadata_props), model.graph.name
+    metadata, graph_name = dict(model.ir.metadata_props), model.graph.name
     constants = {v.name for v in model.graph.initializers.values() if v.meta.get("constant")}
     try:
-        made = load.convert(model, OPSET)
+        made = load.convert(model.ir, OPSET)
     except (RuntimeError, ValueError) as error:
         raise PlanError(
-            f"{name} is in opset {opset}, and gradients need {OPSET}: onnx's converter can't raise it: "
+            f"{model.name} is in opset {opset}, and gradients need {OPSET}: onnx's converter can't raise it: "
             f"{str(error).strip()}. Export it again with a newer opset."
         ) from error
     made.ir_version = max(made.ir_version or 0, load.MIN_IR_VERSION)
@@ -67,17 +67,18 @@ def _converted(model: ir.Model, name: str, opset: int) -> ir.Model:
     for value in made.graph.initializers.values():
         if value.name in constants:
             value.meta["constant"] = True
-    load.lift_constants(made, name)
+    converted = dataclasses.replace(model, ir=made)
+    load.lift_constants(converted)
     _match_settings(made, {v.name: v.dtype for v in all_values(model.graph)})
-    checks.sort(made, name)
-    infer(made, name)
-    return made
+    checks.sort(converted)
+    infer(converted)
+    return converted
 
 
 def _match_settings(model: ir.Model, types: Mapping[str | None, ir.DataType | None]) -> None:
     """onnx's converter writes what was an attribute in float32, whatever the type of the first input."""
     for node in model.graph:
-        for index in CONVERTED_SETTINGS.get(node.op_type, ()):
+        for index in facts(node).once_attributes:
             value, first = (node.inputs[k] if k < len(node.inputs) else None for k in (index, 0))
             wanted = None if first is None else types.get(first.name)
             if value is None or value.const_value is None or wanted is None or value.dtype == wanted:

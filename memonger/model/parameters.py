@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.model.model import Model
+from memonger.model.operators import facts
 from memonger.model.values import is_floating
 
 KEY = "memonger.parameters"
@@ -15,24 +17,16 @@ KEY = "memonger.parameters"
 EXPORTED_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata PyTorch's exporter writes on initializers: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 
-SETTINGS: dict[str, tuple[int, ...]] = {
-    "BatchNormalization": (3, 4), "Clip": (1, 2), "DequantizeLinear": (1, 2), "Dropout": (1,),
-    "MelWeightMatrix": (3, 4), "NegativeLogLikelihoodLoss": (2,), "NonMaxSuppression": (3, 4), "OneHot": (1, 2),
-    "Pad": (2,), "QuantizeLinear": (1, 2), "Range": (0, 1, 2), "Resize": (1, 2), "RotaryEmbedding": (1, 2),
-    "SoftmaxCrossEntropyLoss": (2,), "Upsample": (1,),
-}  # fmt: skip
-"""Inputs that are settings or running statistics: a float initializer read there alone isn't a parameter."""
 
-
-def trainable(model: ir.Model, name: str) -> tuple[str, ...]:
+def trainable(model: Model) -> tuple[str, ...]:
     """Names of the parameters: what the file says they are, else every float initializer that isn't something else.
 
     What the file says: the list memonger wrote (`memonger.from_torch`), or what PyTorch's exporter wrote on each
     initializer. Else running statistics, settings such as the bounds of Clip, and constants are left out.
     """
-    listed = model.metadata_props.get(KEY)
+    listed = model.ir.metadata_props.get(KEY)
     if listed is not None:
-        return _listed(model, listed, name)
+        return _listed(model, listed)
     values = [v for v in model.graph.initializers.values() if is_floating(v) and not v.meta.get("constant")]
     kinds = {str(v.name): v.metadata_props[EXPORTED_KIND] for v in values if EXPORTED_KIND in v.metadata_props}
     if kinds:
@@ -40,36 +34,37 @@ def trainable(model: ir.Model, name: str) -> tuple[str, ...]:
     return tuple(str(v.name) for v in values if not _is_setting(v))
 
 
-def _listed(model: ir.Model, text: str, name: str) -> tuple[str, ...]:
+def _listed(model: Model, text: str) -> tuple[str, ...]:
     try:
         names = json.loads(text)
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise PlanError(f"{name}: its metadata '{KEY}' is not a JSON list of names.")
+        raise PlanError(f"{model.name}: its metadata '{KEY}' is not a JSON list of names.")
     known = {str(v.name) for v in (*model.graph.initializers.values(), *model.graph.inputs)}
     return tuple(n for n in names if n in known)
 
 
 def _is_setting(value: ir.Value) -> bool:
+    """Whether every node that reads it reads it as a setting, or as a running statistic."""
     uses = value.uses()
-    return bool(uses) and all(index in SETTINGS.get(node.op_type, ()) for node, index in uses)
+    return bool(uses) and all(index in facts(node).settings for node, index in uses)
 
 
-def choose(model: ir.Model, name: str, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tuple[ir.Value, ...]:
+def choose(model: Model, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tuple[ir.Value, ...]:
     """What to differentiate by, in the model's order.
 
     Args:
         model: A loaded forward model.
-        name: For messages.
         wrt: Names or glob patterns of initializers and inputs; None: the parameters.
         frozen: Names or glob patterns of what is left out.
 
     Raises:
         PlanError: a pattern matches nothing; integers are asked for; nothing is left.
     """
+    name = model.name
     values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
-    chosen = dict.fromkeys(trainable(model, name) if wrt is None else _matching(values, wrt, name, "wrt"))
+    chosen = dict.fromkeys(trainable(model) if wrt is None else _matching(values, wrt, name, "wrt"))
     for left_out in _matching(values, frozen, name, "frozen"):
         chosen.pop(left_out, None)
     for known in chosen:

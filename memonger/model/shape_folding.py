@@ -9,30 +9,12 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from memonger.model.operators import facts
 from memonger.model.values import all_values, dense, static_shape, subgraphs, tensor_shape
 
 logger = logging.getLogger(__name__)
 
 SMALL = 1024  # elements; larger tensors are never part of shape arithmetic
-
-# The size of the output depends on the values of every input, whatever is done.
-ALWAYS_DYNAMIC = {
-    "NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit", "Loop", "Scan", "If", "SequenceAt",
-    "ConcatFromSequence", "SplitToSequence", "OptionalGetElement", "ImageDecoder", "SequenceMap", "Optional",
-}  # fmt: skip
-
-# Inputs whose values (not only shapes) decide the size of an output.
-SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
-    "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,),
-    "DFT": (1, 2), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,),
-    "Resize": (1, 2, 3), "STFT": (1, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
-    "TopK": (1,), "Unsqueeze": (1,), "Upsample": (1,),
-    "ReduceL1": (1,), "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceMax": (1,),
-    "ReduceMean": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceSum": (1,), "ReduceSumSquare": (1,),
-}  # fmt: skip
-
-RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 
 
 def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
@@ -51,19 +33,21 @@ def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Val
     """
     known = {v for v in model.graph.initializers.values() if not (overridden and v.is_graph_input())}
     for node in model.graph:
-        if node.op_type in RANDOM or subgraphs(node):
+        if facts(node).random or subgraphs(node):
             continue
-        first = node.inputs[0] if node.op_type in ("Shape", "Size") else None
+        first = node.inputs[0] if facts(node).shape_only else None
         if (first is not None and static_shape(first) is not None) or all(v is None or v in known for v in node.inputs):
             known.update(node.outputs)
     return known
 
 
 def fold_shape_arithmetic(model: ir.Model) -> bool:
-    """Hand operators whose sizes hang on values the values that constants and static shapes give, as initializers.
+    """Where the content of an input decides the size of an output, make that content an initializer.
 
-    Only integers and booleans are computed: their arithmetic is exact. Nothing else that reads the same values is
-    touched: onnxruntime takes less of a model whose conditions have become constants.
+    This is done where constants and static shapes decide the content.
+
+    Only integers and booleans are computed: their arithmetic is exact. Other readers of the same values are left as
+    they are: onnxruntime accepts fewer models whose conditions have become constants.
 
     Returns: whether anything was folded.
     """
@@ -77,7 +61,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
     made: dict[ir.Value, ir.Value] = {}
     taken = {str(value.name) for value in all_values(model.graph)}
     for node in list(model.graph.all_nodes()):
-        for place in SHAPE_INPUTS.get(node.op_type, ()):
+        for place in facts(node).sized_by:
             value = node.inputs[place] if place < len(node.inputs) and node.domain == "" else None
             if value is None or value in known or value not in values:
                 continue
@@ -110,7 +94,7 @@ def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]
     if node.op_type == "Size" and node.domain == "" and node.inputs[0] is not None:
         dims = static_shape(node.inputs[0])
         return None if dims is None else [np.array(math.prod(dims), np.int64)]
-    if node.domain != "" or node.op_type in RANDOM or subgraphs(node) or not node.inputs:
+    if node.domain != "" or facts(node).random or subgraphs(node) or not node.inputs:
         return None
     if any(v is not None and v not in values for v in node.inputs):
         return None
@@ -146,7 +130,7 @@ def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]
 
 
 def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:
-    """Values whose size only a run can tell: it hangs on what the inputs hold, or on an operator nobody knows.
+    """Values whose size only a run can tell: it depends on what the inputs hold, or on another such value.
 
     ``overridden``: as for `input_independent`.
     """
@@ -160,9 +144,9 @@ def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]
 
 
 def _decides_at_run_time(node: ir.Node, independent: set[ir.Value]) -> bool:
-    if node.op_type in ALWAYS_DYNAMIC or subgraphs(node):
+    if facts(node).sized_at_run_time or subgraphs(node):
         return True
     if any(v is not None and not dense(v) and v.type is not None for v in (*node.inputs, *node.outputs)):
         return True
-    deciding = (node.inputs[i] for i in SHAPE_INPUTS.get(node.op_type, ()) if i < len(node.inputs))
+    deciding = (node.inputs[i] for i in facts(node).sized_by if i < len(node.inputs))
     return any(v is not None and v not in independent for v in deciding)

@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError
+from memonger.model.model import Model
 from memonger.model.shape_folding import SMALL, fold_shape_arithmetic, run_time_sized
 from memonger.model.values import all_values, dense, static_shape, tensor_shape
 
@@ -22,7 +23,7 @@ def forget_symbolic(model: ir.Model) -> None:
                     value.shape = None
 
 
-def infer(model: ir.Model, name: str) -> None:
+def infer(model: Model) -> None:
     """Infer every type and shape ONNX's own inference can, and fold shape arithmetic.
 
     What a file declares of values in between is often stale: the shapes of the batch it was exported with. It counts
@@ -31,26 +32,26 @@ def infer(model: ir.Model, name: str) -> None:
     Raises:
         LoadError: shapes or types that contradict each other, with the node that shows it.
     """
-    forget_symbolic(model)
-    declared = _forget_declared(model)
-    complaint = _infer_and_fold(model, name)
-    if _has_unknown(model) and _restore(model, declared):
-        complaint = _infer_and_fold(model, name)
-    if complaint is not None and _has_unknown(model):
-        raise LoadError(_contradiction(name, complaint)) from complaint
+    forget_symbolic(model.ir)
+    declared = _forget_declared(model.graph)
+    complaint = _infer_and_fold(model)
+    if _has_unknown(model.graph) and _restore(model.ir, declared):
+        complaint = _infer_and_fold(model)
+    if complaint is not None and _has_unknown(model.graph):
+        raise LoadError(_contradiction(model.name, complaint)) from complaint
 
 
-def _infer_and_fold(model: ir.Model, name: str) -> Exception | None:
-    complaint = infer_once(model, name)
-    while fold_shape_arithmetic(model):
-        if _has_unknown(model):
-            complaint = infer_once(model, name)
+def _infer_and_fold(model: Model) -> Exception | None:
+    complaint = infer_once(model)
+    while fold_shape_arithmetic(model.ir):
+        if _has_unknown(model.graph):
+            complaint = infer_once(model)
     return complaint
 
 
-def _forget_declared(model: ir.Model) -> dict[ir.Value, ir.Shape]:
+def _forget_declared(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
     declared = {}
-    for value in (v for node in model.graph for v in node.outputs):
+    for value in (v for node in graph for v in node.outputs):
         if value.shape is not None and dense(value):
             declared[value], value.shape = value.shape, None
     return declared
@@ -76,13 +77,13 @@ def _fits(declared: ir.Shape, inferred: ir.Shape | None) -> bool:
     return len(declared) == len(inferred) and all(not isinstance(known, int) or known == dim for dim, known in pairs)
 
 
-def _has_unknown(model: ir.Model) -> bool:
-    return any(dense(v) and static_shape(v) is None for v in all_values(model.graph)) or any(
-        v.type is None for v in all_values(model.graph) if v.name
+def _has_unknown(graph: ir.Graph) -> bool:
+    return any(dense(v) and static_shape(v) is None for v in all_values(graph)) or any(
+        v.type is None for v in all_values(graph) if v.name
     )
 
 
-def infer_once(model: ir.Model, name: str) -> Exception | None:
+def infer_once(model: Model) -> Exception | None:
     """ONNX's own inference alone: types and shapes are filled in, nodes stay as they are.
 
     Returns: what its strict mode says of anything but the model's nodes, if it does: it can't read the bodies of some
@@ -91,16 +92,16 @@ def infer_once(model: ir.Model, name: str) -> Exception | None:
     Raises:
         LoadError: shapes or types that contradict each other.
     """
-    skeleton = _skeleton(model)
+    skeleton = _skeleton(model.ir)
     complaint: Exception | None = None
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
     except INFERENCE_ERRORS:
         complaint = _complaint(skeleton)
         if complaint is not None and _COMPLAINT.search(str(complaint)):
-            raise LoadError(_contradiction(name, complaint)) from complaint
+            raise LoadError(_contradiction(model.name, complaint)) from complaint
         inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
-    _merge_all(model, inferred)
+    _merge_all(model.ir, inferred)
     return complaint
 
 

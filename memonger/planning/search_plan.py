@@ -221,22 +221,23 @@ def _prepare(
     mode = _mode(own, options)
     strategy = strategy_for(options, mode)
     model = selected = select(own, options.mirror, options.keep)
-    if mode == "training" and not _is_differentiated(model):
+    if mode == "training" and not model.is_differentiated:
         tell("differentiate")
         model = _differentiate(model, options)
     tell("lower")
     lowered = _lower(model, device, options, mode)
     calibration = lowered.calibration
     tell("graph")
+    known = training_roles.read(lowered.model, model.name)
     graph = graph_of(
         lowered.model,
+        known,
         calibration.seconds if calibration else None,
         calibration.workspace if calibration else None,
         calibration.host if calibration else (),
         device,
     )
     placed = place(model.ir, lowered.model, model.name)
-    known = training_roles.read(lowered.model, model.name)
     base = parameter_bytes(lowered.model, known) + input_bytes(lowered.model, known)
     request = dataclasses.replace(
         _request(options, graph, base),
@@ -395,14 +396,9 @@ def _mode(model: Model, options: Choices) -> str:
     mode = options.mode or "training"
     if wanted and mode == "inference":
         raise PlanError("a loss or an optimizer is for training: leave mode out, or say mode='training'.")
-    if wanted and _is_differentiated(model):
+    if wanted and model.is_differentiated:
         raise PlanError(f"{model.name} is differentiated already: a loss or an optimizer can't be added to it.")
     return mode
-
-
-def _is_differentiated(model: Model) -> bool:
-    known = training_roles.read(model.ir, model.name)
-    return known is not None and known.is_differentiated
 
 
 def _differentiate(model: Model, options: Choices) -> Model:

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing
+from memonger.model.operators import facts_of
 from memonger.remat.on_demand import forward_pass
 from memonger.remat.problem import Problem
 
 SMALL = 1 / 64
 """Nodes are folded that write less than this part of the largest value of the forward pass."""
-STATEFUL = frozenset({
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ def fixed_nodes(graph: Graph, keep: Collection[int] = ()) -> list[bool]:
     once = set(keep)
     held = {value for ties in graph.ties for pair in ties for value in pair} | set(graph.outputs)
     return [
-        node in once or op in STATEFUL or any(v in held or not graph.planned[v] for v in writes)
+        node in once or facts_of(op).random or any(v in held or not graph.planned[v] for v in writes)
         for node, (op, writes) in enumerate(zip(graph.ops, graph.writes, strict=True))
     ]
 

@@ -10,15 +10,15 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, Sharing, assign_storage, needed_bytes, peak_bytes
 from memonger.graph.schedule import schedule_graph
+from memonger.model.operators import facts_of
 from memonger.remat import portfolio as budgets
 from memonger.remat import problem as problems
-from memonger.remat.cheap import CHEAP
 from memonger.remat.cheap import cheap as cheap_schedule
 from memonger.remat.checkpoints import Stage, make_mirror, marked, narrow, structural
 from memonger.remat.cp_sat import ExactOptions, solve
 from memonger.remat.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.remat.problem import Problem
-from memonger.remat.reduction import STATEFUL, Reduction, deadlines, fixed_nodes, reduce
+from memonger.remat.reduction import Reduction, deadlines, fixed_nodes, reduce
 from memonger.remat.segments import block, logarithmic, square_root
 from memonger.remat.sweep import Candidate, PeakOf, sweep
 
@@ -123,7 +123,7 @@ def by_marks(request: Request) -> Outcome:
 
 def _obstacle(graph: Graph, node: int) -> str:
     """Why a node can't run twice."""
-    if graph.ops[node] in STATEFUL:
+    if facts_of(graph.ops[node]).random:
         return "it draws random numbers, others each time"
     if any(value in graph.outputs for value in graph.writes[node]):
         return "it writes an output of the model"
@@ -211,7 +211,7 @@ class _Staged:
         problem, forward, ops = self.problem, self.forward, self.reduced.graph.ops
         firsts = [nodes[0] for nodes in self.reduced.members]
         may = [early and again for early, again in zip(forward, problem.recomputable, strict=True)]
-        dropped = [group for group, node in enumerate(firsts) if may[group] and ops[node] in CHEAP]
+        dropped = [group for group, node in enumerate(firsts) if may[group] and facts_of(ops[node]).cheap]
         dropped = in_time(problem.reads, problem.writes, forward, problem.deadline, dropped)
         return recompute_on_demand(problem.reads, problem.writes, forward, dropped)
 

@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import SessionError
-from memonger.graph import aliasing
 from memonger.graph.aliasing import floating_names
 from memonger.model.names import inner_names
+from memonger.model.operators import facts
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
@@ -96,7 +96,7 @@ def _held_by_runtime(plan: Plan) -> bool:
         if not graph.sizes[value] and static_shape(found) is not None:
             continue
         producer = found.producer()
-        if producer is None or not aliasing.held_by_runtime(producer):
+        if producer is None or not facts(producer).shape_only:
             return True
     return False
 

@@ -277,7 +277,7 @@ def _check_portable(plan: Plan, device: Device) -> None:
     """A portable plan shares addresses as CPU kernels allow it; those of a CUDA device allow less."""
     if device.provider == CPU.provider:
         return
-    graph = graph_of(plan.model, None, plan.workspace, plan.host, device)
+    graph = graph_of(plan.model, plan.training, None, plan.workspace, plan.host, device)
     try:
         verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
     except VerificationError as error:

@@ -99,14 +99,14 @@ def test_statistics_are_followed_over_steps_and_parameters_too() -> None:
 
 def test_what_the_result_says_of_itself() -> None:
     made = memonger.to_training_mode(_norm("4,3,5", 3))
-    roles = training_roles.read(made.ir, "model")
+    roles = made.training
     assert roles == training_roles.Training(
         outputs=("y",), updates={"mean": "mean.next", "var": "var.next"}, statistics=("mean", "var")
     )
     assert [str(v.name) for v in made.ir.graph.inputs] == ["x"]
     onnx.checker.check_model(ir.to_proto(made.ir), full_check=True)
     trained = memonger.differentiate(ir.to_proto(made.ir), loss="mean_squared_error")  # what a file keeps is enough
-    assert (training_roles.read(trained.ir, "model") or training_roles.Training()).parameters == ("scale", "bias")
+    assert (trained.training or training_roles.Training()).parameters == ("scale", "bias")
 
 
 def test_the_source_stays_as_it_was() -> None:
@@ -160,7 +160,7 @@ def test_layers_that_share_equal_statistics_get_their_own() -> None:
         }}"""
     )
     made = memonger.to_training_mode(source)
-    roles = training_roles.read(made.ir, "model")
+    roles = made.training
     assert roles is not None
     assert roles.statistics == ("first.running_mean", "one", "second.running_mean", "second.running_var")
     x = np.random.default_rng(1).standard_normal((8, 2)).astype(np.float32) + 3
@@ -170,7 +170,7 @@ def test_layers_that_share_equal_statistics_get_their_own() -> None:
     np.testing.assert_allclose(results["second.running_mean.next"], 0, atol=1e-6)
     np.testing.assert_allclose(results["second.running_var.next"], 0.9 + 0.1 * 8 / 7 * np.array([1, 4]), rtol=1e-4)
     trained = memonger.differentiate(made, loss="mean_squared_error")
-    assert (training_roles.read(trained.ir, "model") or training_roles.Training()).parameters == ("s", "t", "zero")
+    assert (trained.training or training_roles.Training()).parameters == ("s", "t", "zero")
 
 
 def test_statistics_that_are_constants_become_tensors_that_persist() -> None:
@@ -289,7 +289,7 @@ def test_models_built_in_training_form_have_statistics_too() -> None:
     norms = [node for node in built.graph.node if node.op_type == "BatchNormalization"]
     assert found == {node.input[k]: node.output[k - 2] for node in norms for k in (3, 4)}
     made = memonger.differentiate(built, loss="loss", optimizer=memonger.SGD(0.01))
-    roles = training_roles.read(made.ir, "model")
+    roles = made.training
     assert roles is not None
     assert set(roles.statistics) == set(found)
     assert {name: roles.updates[name] for name in found} == found

@@ -167,8 +167,6 @@ def test_nodes_that_onnxruntime_may_alias() -> None:
     assert aliasing.may_alias_unbound(ir.Node("", "SequenceAt", [sequence, x]))
     assert aliasing.may_alias_unbound(ir.Node("my.ops", "Relu", [x]))
     assert not aliasing.may_alias_unbound(ir.Node(ML, "Scaler", [x]))
-    assert aliasing.held_by_runtime(ir.Node("", "Shape", [x]))
-    assert not aliasing.held_by_runtime(ir.Node("", "Reshape", [x, x]))
 
 
 def test_the_lists_do_not_contradict_themselves() -> None:

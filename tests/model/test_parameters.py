@@ -33,12 +33,12 @@ def _loaded(text: str = TEXT, **metadata: str) -> memonger.Model:
 
 
 def _trainable(model: memonger.Model) -> tuple[str, ...]:
-    return parameters.trainable(model.ir, model.name)
+    return parameters.trainable(model)
 
 
 def _chosen(wrt: Sequence[str] | None = None, frozen: Sequence[str] = ()) -> list[str]:
     model = _loaded()
-    return [str(value.name) for value in parameters.choose(model.ir, model.name, wrt, frozen)]
+    return [str(value.name) for value in parameters.choose(model, wrt, frozen)]
 
 
 def test_settings_constants_and_integers_are_no_parameters() -> None:

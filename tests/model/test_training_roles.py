@@ -27,7 +27,7 @@ def _made(source: Any, **options: Any) -> tuple[onnx.ModelProto, Training]:
     made = memonger.differentiate(source, **options)
     proto = ir.to_proto(made.ir)
     onnx.checker.check_model(proto, full_check=True)
-    roles = training_roles.read(memonger.load(proto).ir, "model")  # as a file says it
+    roles = memonger.load(proto).training  # as a file says it
     assert roles is not None
     return proto, roles
 
@@ -43,7 +43,7 @@ def _outputs(proto: onnx.ModelProto) -> list[str]:
 def test_roles_of_a_training_step() -> None:
     made = differentiated(model(net()), optimizer=memonger.Adam(), clip_norm=1.0)
     proto = ir.to_proto(made.ir)
-    roles = training_roles.read(made.ir, "model")
+    roles = made.training
     named = ["0.weight", "1.weight", "1.bias", "3.weight", "3.bias"]
     statistics = ["1.running_mean", "1.running_var"]
     state = [f"{name}.{kind}" for name in reversed(named) for kind in ("exp_avg", "exp_avg_sq")]

@@ -198,7 +198,7 @@ def _digest(path: Path) -> str:
     from memonger.model.load import load_as_is
     from memonger.plan_file import graph_digest
 
-    return graph_digest(load_as_is(path)[0])
+    return graph_digest(load_as_is(path).ir)
 
 
 LIMITED = """

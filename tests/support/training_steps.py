@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import memonger
-from memonger.model import training_roles
 from memonger.model.training_roles import Training
 
 Arrays = dict[str, np.ndarray]
@@ -66,7 +65,7 @@ class Stock:
         self.model = ir.to_proto(made.ir)
         onnx.checker.check_model(self.model, full_check=True)
         assert {node.domain for node in self.model.graph.node} <= {""}
-        self.roles: Training = training_roles.read(made.ir, "model") or Training()
+        self.roles: Training = made.training or Training()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = 1

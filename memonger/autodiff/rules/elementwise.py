@@ -6,48 +6,9 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from memonger.autodiff.registry import Gradient, gradient, without_gradient
+from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules import masks
 from memonger.model.emitter import Emitter
-
-without_gradient(
-    [
-        "And",
-        "ArgMax",
-        "ArgMin",
-        "BitShift",
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "BitwiseXor",
-        "Ceil",
-        "ConstantOfShape",
-        "Equal",
-        "EyeLike",
-        "Floor",
-        "Greater",
-        "GreaterOrEqual",
-        "Hardmax",
-        "IsInf",
-        "IsNaN",
-        "Less",
-        "LessOrEqual",
-        "NonZero",
-        "Not",
-        "OneHot",
-        "Or",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Range",
-        "Round",
-        "Shape",
-        "Sign",
-        "Size",
-        "Xor",
-    ]
-)
 
 
 @gradient("Add", "Sum")

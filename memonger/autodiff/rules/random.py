@@ -18,16 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from memonger.autodiff.registry import Gradient, expansion, gradient, without_gradient
+from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
-
-OPERATORS = (
-    "Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-)  # fmt: skip
-"""Operators that draw random numbers."""
-
-without_gradient(["Bernoulli", "Multinomial"])
+from memonger.model.operators import facts
 
 _UINT32 = ir.DataType.UINT32
 _GOLDEN = 0x9E3779B9  # 2³² over the golden ratio, odd: multiples of it are spread evenly
@@ -46,7 +40,7 @@ def _given_seed(node: ir.Node) -> object:
 def fix_seeds(model: ir.Model) -> None:
     """Give every random operator without a seed one that hangs on its name alone."""
     for node in model.graph:
-        if node.domain == "" and node.op_type in OPERATORS and "seed" not in node.attributes:
+        if facts(node).random and "seed" not in node.attributes:
             if node.op_type == "Dropout":
                 node.attributes.add(ir.AttrInt64("seed", salt_of(node) & 0x7FFFFFFF))
             else:

@@ -7,7 +7,6 @@ products that copy from the host. Nothing but standard operators is written, and
 model runs on the CPU and gives the same numbers.
 """
 
-import dataclasses
 import logging
 
 import onnx_ir as ir
@@ -47,8 +46,8 @@ def write_out(model: Model) -> Model:
     current = looking.opset >= OPSET
     if not any(_applies(looking, node) and (current or RULES[node.op_type].raises_opset) for node in model.ir.graph):
         return model
-    copy = raise_opset(model.ir.clone(), model.name)
-    into = Replacer(copy.graph, Emitter(copy))
+    copy = raise_opset(model.clone())
+    into = Replacer(copy.graph, Emitter(copy.ir))
     parallel.merge(into)
     counts: dict[str, int] = {}
     for node in list(copy.graph):
@@ -60,7 +59,7 @@ def write_out(model: Model) -> Model:
     into.finish()
     found = ", ".join(f"{count} {op_type}" for op_type, count in sorted(counts.items()))
     logger.info("%s: %s written out for CUDA.", model.name, found)
-    return dataclasses.replace(model, ir=copy)
+    return copy
 
 
 def _applies(op: Emitter, node: ir.Node) -> bool:
