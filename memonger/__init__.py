@@ -1,11 +1,8 @@
 """memonger plans the memory of a neural network before it runs."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memonger.autodiff.differentiate import differentiate
-from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
-from memonger.autodiff.optimizers import SGD, Adam, AdamW
-from memonger.autodiff.training_mode import to_training_mode
 from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
@@ -18,39 +15,62 @@ from memonger.errors import (
     SessionError,
     VerificationError,
 )
-from memonger.graph.liveness import Sharing
-from memonger.layout import Buffer, Layout
-from memonger.layout import allocate as pack
-from memonger.model.from_torch import from_torch
-from memonger.model.load import load
-from memonger.model.model import Model
-from memonger.plan import GraphPlan, Plan
-from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
 from memonger.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
+    from memonger.autodiff.differentiate import differentiate
+    from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
+    from memonger.autodiff.optimizers import SGD, Adam, AdamW
+    from memonger.autodiff.training_mode import to_training_mode
+    from memonger.graph.liveness import Sharing
+    from memonger.layout import Buffer, Layout
+    from memonger.layout import allocate as pack
+    from memonger.model.from_torch import from_torch
+    from memonger.model.load import load
+    from memonger.model.model import Model
+    from memonger.plan import GraphPlan, Plan
+    from memonger.planning.options import Options
+    from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
 __version__ = "0.1.0"
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Session":  # needs onnxruntime's module only when used
-        from memonger.runtime.session import Session
-
-        return Session
-    if name == "TrainingSession":
-        from memonger.training_session import TrainingSession
-
-        return TrainingSession
-    raise AttributeError(f"module 'memonger' has no attribute {name!r}")
-
-
 __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "GiB", "GraphPlan", "KiB", "Layout",
-    "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Plan", "PlanError",
+    "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
     "TrainingSession", "VerificationError", "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan",
     "pack", "pareto", "search_plan", "to_training_mode",
 ]  # fmt: skip
+
+_LAZY = {
+    "memonger.autodiff.differentiate": ("differentiate",),
+    "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
+    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
+    "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.graph.liveness": ("Sharing",),
+    "memonger.layout": ("Buffer", "Layout", "allocate"),
+    "memonger.model.from_torch": ("from_torch",),
+    "memonger.model.load": ("load",),
+    "memonger.model.model": ("Model",),
+    "memonger.plan": ("GraphPlan", "Plan"),
+    "memonger.planning.options": ("Options",),
+    "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
+    "memonger.runtime.session": ("Session",),
+    "memonger.training_session": ("TrainingSession",),
+}
+"""Imported at first use: these modules need onnx-ir, which imports sympy and onnx and takes about half a second."""
+
+
+def __getattr__(name: str) -> Any:
+    inner = "allocate" if name == "pack" else name
+    home = next((module for module, names in _LAZY.items() if inner in names), None)
+    if home is None or name not in __all__:
+        raise AttributeError(f"module 'memonger' has no attribute {name!r}")
+    globals()[name] = getattr(import_module(home), inner)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

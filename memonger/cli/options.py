@@ -1,13 +1,13 @@
-"""The options of the command line that several commands have."""
+"""The options of the command line that several commands have. Importing them loads click and names only."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from memonger.devices import SEARCHES
-from memonger.remat import STRATEGIES
-from memonger.remat.orders import ORDERS
+from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.units import parse_size
 
 Command = Callable[..., None]
@@ -32,7 +32,7 @@ def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 
 MODEL = click.argument("model", type=click.Path(path_type=Path))
 MODE = click.option(
-    "--mode", type=click.Choice(["training", "inference"]), help="What the model is planned for; left out: training."
+    "--mode", type=click.Choice(get_args(Mode)), help="What the model is planned for; left out: training."
 )
 DIMS = (
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Size of the inputs' open first dimension."),
@@ -42,16 +42,17 @@ DIMS = (
 DEVICE = click.option(
     "--device", metavar="DEVICE", help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed."
 )
+OUTPUT = click.Path(path_type=Path)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 LOWERING = (
     *DIMS,
     DEVICE,
-    click.option("--level", type=click.Choice(["disable", "basic", "extended", "all"]),
+    click.option("--level", type=click.Choice(get_args(Level)),
                  help="onnxruntime's optimization level, for device plans.", show_default=True),
     click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
                  help="Threads within a node; 0: onnxruntime's default."),
-    click.option("--order", default="best", type=click.Choice(["best", *ORDERS]), show_default=True,
+    click.option("--order", default="best", type=click.Choice(get_args(Order)), show_default=True,
                  help="Order of the nodes; best tries all."),
     click.option("--keep", multiple=True, metavar="PATTERN",
                  help="Don't recompute these nodes (name, operator or output). May be repeated."),
@@ -73,7 +74,7 @@ PLANNING = (
     *LOWERING,
     click.option("--budget", metavar="SIZE", callback=_budget,
                  help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
-    click.option("--strategy", type=click.Choice(list(STRATEGIES)),
+    click.option("--strategy", type=click.Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
                  "none for inference."),
     click.option("--mirror", multiple=True, metavar="PATTERN",
@@ -94,11 +95,14 @@ TRAINING = (
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
 
+TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml", "openvino")
+"""The names in `memonger.export.TARGETS`."""
+
 ONLY_PLANNING = (
     "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit", "no_inplace",
     "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic",
 )  # fmt: skip
-"""Parameters that make no sense for a plan that is there already."""
+"""Parameters that have no effect on a model that has a plan already."""
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:

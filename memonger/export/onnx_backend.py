@@ -15,6 +15,7 @@ from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
+from memonger.planning.options import Options
 from memonger.planning.search_plan import search_plan
 from memonger.runtime import ort
 from memonger.runtime.session import Session
@@ -29,9 +30,9 @@ class PlannedModel(BackendRep):
         plans: The plans made so far, by input shapes.
     """
 
-    def __init__(self, model: Source | Model, device: str, **choices: Any) -> None:
+    def __init__(self, model: Source | Model, device: str, **keywords: Any) -> None:
         self._model = model
-        self._choices = {"device": device, "mode": "inference", **choices}
+        self._options = Options(**{"device": device, "mode": "inference", **keywords})
         self._inputs = _input_names(model)
         self._sessions: dict[Shapes, Session] = {}
         self.plans: dict[Shapes, Plan] = {}
@@ -41,7 +42,7 @@ class PlannedModel(BackendRep):
         feeds = self._feeds(inputs)
         key = tuple(tuple(v.shape) if isinstance(v, np.ndarray) else None for v in feeds.values())
         if key not in self._sessions:
-            self.plans[key] = search_plan(self._model, inputs=feeds, **self._choices)
+            self.plans[key] = search_plan(self._model, options=self._options, inputs=feeds)
             self._sessions[key] = Session(self.plans[key])
         outputs = self._sessions[key].run(feeds)
         return tuple(namedtupledict("Outputs", list(outputs))(*outputs.values()))

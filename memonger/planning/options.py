@@ -1,139 +1,262 @@
-"""choices: the options of a plan, and whether they go together."""
+"""The options of a plan: one record that is checked when it is made, and the same as keywords of functions."""
 
 import dataclasses
+import difflib
+import functools
+import inspect
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from memonger.autodiff.losses import Loss
 from memonger.autodiff.optimizers import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
-from memonger.remat import BUDGETED, EFFORT, MIRRORING, STRATEGIES
+from memonger.planning.names import Level, Mode, Order, Strategy
+from memonger.remat import BUDGETED, EFFORT, MIRRORING
 from memonger.units import parse_size
 
+Progress = Callable[[str], None]
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """Keyword options of `search_plan`.
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of a plan, checked when the record is made. Each is also a keyword of `memonger.search_plan`.
 
     Attributes:
         mode: ``training`` or ``inference``; None: training.
+        batch: Size of the inputs' open first dimension; see `memonger.load`.
+        dims: Sizes of open dimensions by name; see `memonger.load`.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
-        budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: the fastest plan is searched whose
-            live bytes and scratch at the worst step, parameters and inputs take no more.
-        strategy: One of `memonger.remat.STRATEGIES`: what decides which nodes are recomputed. None: ``budget``
-            where there is a budget; else ``sweep`` for training, ``none`` for inference.
-        mirror: Patterns of nodes (by name, operator or output) to recompute, for the strategies of
-            `memonger.remat.MIRRORING`; what can't run again is kept, and a note says so (``marks``: an error).
+        budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: search the fastest plan whose live
+            bytes and workspace at the worst step, parameters and inputs take no more.
+        strategy: What decides which nodes are recomputed: ``none``, ``cheap``, ``block``, ``sqrt``, ``log``,
+            ``sweep``, ``marks``, ``budget`` or ``exact``. None: ``budget`` where there is a budget; else ``sweep``
+            for training, ``none`` for inference.
+        mirror: Patterns of nodes (by name, operator or output) to recompute, for the strategies ``block``, ``sqrt``,
+            ``log``, ``sweep`` and ``marks``. Nodes that can't run again are kept, and a note on the plan says so;
+            with ``marks`` they are an error.
         keep: Patterns of nodes to keep. They overrule ``mirror``.
-        trials: Thresholds in the sweep's grid.
-        effort: How many changes a search may try, some 10 µs each.
+        trials: Number of thresholds that the strategy ``sweep`` tries.
+        effort: How many changes a search may try, each of about 10 µs.
         time_limit: Seconds after which a search improves nothing more; the plan then depends on the machine's speed.
-        sharing: What may share an address.
-        order: One of `memonger.remat.orders.ORDERS`, or ``best``: all of them, the one that needs least kept.
-        level: onnxruntime's optimization level for device plans: disable, basic, extended or all. None: all for
-            inference; disable for training, whose weights aren't constants, so that nothing of weight could be fused.
-        threads: Threads within a node; 0 leaves it to onnxruntime.
+        sharing: Which values may share an address.
+        order: Order of the nodes: ``file``, ``growth`` or ``depth``; ``best`` tries all and keeps the one that needs
+            least memory.
+        level: onnxruntime's optimization level for device plans: ``disable``, ``basic``, ``extended`` or ``all``.
+            None: ``all`` for inference; ``disable`` for training, where weights change, so that nothing could be
+            folded into them.
+        threads: Threads within a node; 0 leaves the number to onnxruntime.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
         cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.
+        progress: Called with the name of each stage as it begins.
+
+    Raises:
+        PlanError: an option has a value it can't take, or two options contradict each other.
     """
 
-    mode: str | None = None
+    mode: Mode | None = None
+    batch: int | None = None
+    dims: Mapping[str, int] | None = None
     loss: str | Loss | None = None
     optimizer: Optimizer | None = None
     device: str | Device | None = None
     budget: float | str | None = None
-    strategy: str | None = None
+    strategy: Strategy | None = None
     mirror: Sequence[str] = ()
     keep: Sequence[str] = ()
     trials: int = 6
     effort: int = EFFORT
     time_limit: float | None = None
     sharing: Sharing = field(default_factory=Sharing)
-    order: str = "best"
-    level: str | None = None
+    order: Order = "best"
+    level: Level | None = None
     threads: int = 0
     inputs: Mapping[str, Any] | None = None
     cuda: Cuda = field(default_factory=Cuda)
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        for option, names in (("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level)):
+            _check_name(option, getattr(self, option), get_args(names))
+        if self.trials < 0:
+            raise PlanError(f"trials must be 0 or more, not {self.trials}.")
+        if self.time_limit is not None and not 0 <= self.time_limit < math.inf:
+            raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit}.")
+        if self.mode == "inference" and self.trains:
+            raise PlanError("a loss or an optimizer is for training: leave mode out, or say mode='training'.")
+        self._check_strategy()
+
+    def _check_strategy(self) -> None:
+        chosen = self.chosen_strategy
+        if self.budget_bytes is None and chosen in BUDGETED:
+            raise PlanError(f"strategy {chosen!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
+        if self.budget is not None and chosen not in BUDGETED:
+            raise PlanError(f"strategy {chosen!r} takes no budget: 'budget' and 'exact' do.")
+        if self.mirror and chosen not in MIRRORING:
+            raise PlanError(
+                f"strategy {chosen!r} decides by itself what is recomputed: mirror goes with {', '.join(MIRRORING)}. "
+                "Every strategy takes keep."
+            )
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes."""
+        return None if self.budget is None else _bytes(self.budget)
+
+    @property
+    def chosen_mode(self) -> Mode:
+        """The mode asked for, or training."""
+        return self.mode or "training"
+
+    @property
+    def chosen_strategy(self) -> Strategy:
+        """The strategy asked for, or for a model the one that goes with the mode and the budget."""
+        if self.strategy is None and self.budget is not None:
+            return "budget"
+        return self.strategy or ("sweep" if self.chosen_mode == "training" else "none")
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model is to be differentiated: a loss or an optimizer is given."""
+        return self.loss is not None or self.optimizer is not None
 
 
-def check(options: Choices) -> int | None:
-    """Check the options that stand for themselves; returns the budget in bytes.
+class FrontierOfGraph(TypedDict, total=False):
+    """Keywords of `memonger.pareto` for a graph without a model; `Options` documents each."""
 
-    Raises:
-        PlanError: one that can't be, or two that contradict each other.
-    """
-    if options.mode not in (None, "inference", "training"):
-        raise PlanError(f"mode {options.mode!r} can't be: training or inference.")
-    if options.strategy is not None and options.strategy not in STRATEGIES:
-        raise PlanError(f"{options.strategy!r} is not a strategy: there are {', '.join(STRATEGIES)}.")
-    if options.trials < 0:
-        raise PlanError(f"trials={options.trials} can't be: 0 or more thresholds.")
-    if options.time_limit is not None and not 0 <= options.time_limit < math.inf:
-        raise PlanError(f"time_limit={options.time_limit} can't be: 0 or more seconds.")
-    budget = _budget(options.budget)
-    if budget is None and options.strategy in BUDGETED:
-        raise PlanError(f"strategy {options.strategy!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
-    if budget is not None and options.strategy not in (None, *BUDGETED):
-        raise PlanError(f"strategy {options.strategy!r} takes no budget: 'budget' and 'exact' do.")
-    return budget
+    trials: int
+    effort: int
+    time_limit: float | None
+    sharing: Sharing
+    order: Order
+    progress: Progress | None
 
 
-def _budget(given: float | str | None) -> int | None:
-    if given is None or isinstance(given, str):
-        try:
-            return None if given is None else parse_size(given)
-        except ValueError as error:
-            raise PlanError(f"budget: {error}") from error
-    if not _is_number(given) or not math.isfinite(given):
-        raise PlanError(f"budget={given!r} can't be: a number of bytes (memonger.GiB * 4), or a text such as '4GiB'.")
-    if given < 0:
-        raise PlanError(f"the budget is {given} bytes: it has to be at least 0.")
-    return math.floor(given)
+class ForGraph(FrontierOfGraph, total=False):
+    """Keywords of `memonger.search_plan` for a graph without a model."""
+
+    budget: float | str | None
+    strategy: Strategy | None
 
 
-def _is_number(given: object) -> bool:
-    return isinstance(given, numbers.Real) and not isinstance(given, bool)
+class FrontierOfModel(FrontierOfGraph, total=False):
+    """Keywords of `memonger.pareto` for a model."""
+
+    mode: Mode | None
+    batch: int | None
+    dims: Mapping[str, int] | None
+    loss: str | Loss | None
+    optimizer: Optimizer | None
+    device: str | Device | None
+    keep: Sequence[str]
+    level: Level | None
+    threads: int
+    inputs: Mapping[str, Any] | None
+    cuda: Cuda
 
 
-def strategy_for(options: Choices, mode: str) -> str:
-    """The strategy asked for, or the one for the mode and a budget.
+class Keywords(ForGraph, FrontierOfModel, total=False):
+    """All fields of `Options` as keywords: those of `memonger.search_plan` for a model."""
 
-    Raises:
-        PlanError: it doesn't heed the options.
-    """
-    chosen = options.strategy or ("sweep" if mode == "training" else "none")
-    if options.strategy is None and options.budget is not None:
-        chosen = "budget"
-    if options.mirror and chosen not in MIRRORING:
-        raise PlanError(
-            f"strategy {chosen!r} decides by itself what is recomputed: mirror goes with {', '.join(MIRRORING)}; "
-            "what to keep can be told to any."
-        )
-    return chosen
+    mirror: Sequence[str]
 
 
-def check_bare(options: Choices, batch: int | None, dims: Mapping[str, int] | None) -> None:
-    """Check that the options are for a graph without a model.
+def combine(options: Options | None, keywords: Mapping[str, Any]) -> Options:
+    """The options with the fields that keywords give replaced."""
+    return Options(**keywords) if options is None else dataclasses.replace(options, **keywords)
+
+
+def check_graph_options(options: Options) -> None:
+    """Check that the options make sense for a graph without a model.
 
     Raises:
         PlanError: an option that only a model has a use for.
     """
-    general = {"budget", "strategy", "trials", "effort", "time_limit", "sharing", "order"}
-    plain = Choices()
-    given = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
-    given += [name for name, value in (("batch", batch), ("dims", dims)) if value]
-    wrong = [name for name in given if name not in general]
-    if wrong:
-        raise PlanError(f"{wrong[0]} is for models: a graph without one takes {', '.join(sorted(general))}.")
+    plain, general = Options(), sorted(ForGraph.__annotations__)
+    for name in (f.name for f in dataclasses.fields(Options) if f.name not in general):
+        if getattr(options, name) != getattr(plain, name):
+            raise PlanError(f"{name} is for models: a graph without one takes {', '.join(general)}.")
     if options.strategy in ("cheap", "marks"):
         raise PlanError(
             f"strategy {options.strategy!r} needs a model: a graph without one has neither operators nor marks."
         )
+
+
+def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator for a function with ``**keywords: Unpack[Keywords]``: ``help()`` then shows every option.
+
+    A keyword that is no option raises a TypeError that suggests the nearest name.
+
+    Args:
+        left_out: Options the function doesn't have.
+        defaults: What options are if the function is given neither them nor a record of options.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = getattr(function, "__name__", "")
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        known = [*(p.name for p in own), *Keywords.__annotations__]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for unknown in (key for key in kwargs if key not in known):
+                raise TypeError(_unknown(name, unknown, known))
+            if kwargs.get("options") is None:
+                kwargs.update({key: value for key, value in defaults.items() if key not in kwargs})
+            return function(*args, **kwargs)
+
+        shown = [p for p in inspect.signature(Options).parameters.values() if p.name not in left_out]
+        given = [p.replace(default=defaults.get(p.name, getattr(Options(), p.name))) for p in shown]
+        checked.__signature__ = inspect.signature(function).replace(parameters=[*own, *given])  # type: ignore[attr-defined]
+        checked.__doc__ = _documented(inspect.getdoc(function) or "", [p.name for p in shown])
+        return checked
+
+    return decorate
+
+
+def _unknown(function: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{function}() has no option '{name}'" + (f"; did you mean '{near[0]}'?" if near else ".")
+
+
+def _documented(text: str, names: Sequence[str]) -> str:
+    """A docstring whose line for ``keywords`` is replaced by what `Options` says of each option."""
+    described = re.findall(r"^    (\w+): ((?:.+\n)(?:^     +.+\n)*)", inspect.getdoc(Options) or "", re.MULTILINE)
+    lines = "".join(f"    {name}: {meaning}" for name, meaning in described if name in names)
+    return re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, text, flags=re.MULTILINE)
+
+
+def _check_name(option: str, value: object, names: Sequence[str]) -> None:
+    if value is not None and value not in names:
+        listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+        raise PlanError(f"{option} must be {listed}, not {value!r}.")
+
+
+def _bytes(budget: float | str) -> int:
+    if isinstance(budget, str):
+        try:
+            return parse_size(budget)
+        except ValueError as error:
+            raise PlanError(f"budget: {error}") from error
+    if not _is_number(budget) or not math.isfinite(budget):
+        raise PlanError(
+            f"budget must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {budget!r}."
+        )
+    if budget < 0:
+        raise PlanError(f"budget must be at least 0 bytes, not {budget}.")
+    return math.floor(budget)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,11 +1,11 @@
-"""planning: the one function that goes through all the stages from a model to its plan, and its relatives."""
+"""From a model to its plan through all stages: `search_plan`, `pareto`, `make_mirror_plan` and `get_cost`."""
 
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
@@ -23,7 +23,17 @@ from memonger.model.model import Model
 from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Decision
-from memonger.planning.options import Choices, check, check_bare, strategy_for
+from memonger.planning.names import Mode, Strategy
+from memonger.planning.options import (
+    ForGraph,
+    FrontierOfGraph,
+    FrontierOfModel,
+    Keywords,
+    Options,
+    check_graph_options,
+    combine,
+    takes_options,
+)
 from memonger.remat import MIRRORING, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
@@ -32,142 +42,146 @@ from memonger.units import format_size
 if TYPE_CHECKING:
     import networkx
 
-Progress = Callable[[str], None]
+
+@overload
+def search_plan(source: Source | Model, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> Plan: ...
 
 
 @overload
 def search_plan(
-    source: Source | Model,
-    *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    progress: Progress | None = None,
-    **choices: Any,
-) -> Plan: ...
+    source: "networkx.DiGraph[Any]", *, options: Options | None = None, **keywords: Unpack[ForGraph]
+) -> GraphPlan: ...
 
 
-@overload
-def search_plan(source: "networkx.DiGraph[Any]", **choices: Any) -> GraphPlan: ...
-
-
-def search_plan(
-    source: Any,
-    *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    progress: Progress | None = None,
-    **choices: Any,
-) -> Plan | GraphPlan:
+@takes_options()
+def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> Plan | GraphPlan:
     """Plan a model: load, differentiate, lower, decide what is recomputed, lay out, verify, rewrite.
 
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph`` whose nodes carry ``bytes`` and ``cost``
             (and ``forward``, False for those of a backward pass): then the plan has no model.
-        batch: See `memonger.load`.
-        dims: See `memonger.load`.
-        progress: Called with the name of each stage as it begins.
-        choices: The fields of `Choices`.
+        options: A record of all options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`.
 
     Raises:
         LoadError: the model can't be read or its shapes can't be made static.
         PlanError: it can't be planned; the message says what would work: the smallest budget that was found, say.
         RuntimeUnavailableError: the device isn't there.
+        TypeError: a keyword is no option.
     """
-    options, tell = Choices(**choices), progress or _silent
+    chosen = combine(options, keywords)
+    tell = chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         tell("search")
-        check_bare(options, batch, dims)
-        graph, names = networkx_graph.from_networkx(source)
-        return networkx_graph.plan_graph(names, _bare_request(options, graph), options.strategy, options.order)
+        graph, names = _without_model(source, chosen)
+        return networkx_graph.plan_graph(names, _graph_request(chosen, graph), chosen.strategy, chosen.order)
     begin = time.perf_counter()
     with collecting_later():
-        job = _prepare(source, batch, dims, tell, options)
+        job = _prepare(source, chosen)
         if job.is_uncalibrated:
             tell("rehearse")
             job = _rehearsed(job, begin)
         tell("search")
-        found = _decided(job)
+        decision = _decided(job)
         tell("verify")
-        return _finish(job, found, begin)
+        return _finish(job, decision, begin)
 
 
+@overload
 def pareto(
-    source: "Source | Model | networkx.DiGraph[Any]",
+    source: Source | Model, *, points: int = 8, options: Options | None = None, **keywords: Unpack[FrontierOfModel]
+) -> tuple[Plan, ...]: ...
+
+
+@overload
+def pareto(
+    source: "networkx.DiGraph[Any]",
     *,
     points: int = 8,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    progress: Progress | None = None,
-    **choices: Any,
+    options: Options | None = None,
+    **keywords: Unpack[FrontierOfGraph],
+) -> tuple[GraphPlan, ...]: ...
+
+
+@takes_options("budget", "strategy", "mirror")
+def pareto(
+    source: Any, *, points: int = 8, options: Options | None = None, **keywords: Unpack[Keywords]
 ) -> tuple[Plan, ...] | tuple[GraphPlan, ...]:
     """The frontier: plans of which none is better than another in both peak and extra cost, by falling peak.
 
     Args:
-        source: What `memonger.load` takes or gives.
+        source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
         points: How many budgets are tried, between the peak with nothing recomputed and the smallest one found.
-        batch: See `memonger.load`.
-        dims: See `memonger.load`.
-        progress: Called with the name of each stage as it begins.
-        choices: The fields of `Choices` but ``budget``, ``strategy`` and ``mirror``.
+        options: A record of options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options` but ``budget``, ``strategy`` and ``mirror``.
 
     Raises:
-        LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
+        LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
     """
-    options = Choices(**choices)
+    chosen = combine(options, keywords)
     if points < 1:
-        raise PlanError(f"points={points} can't be: at least 1.")
-    if options.budget is not None or options.strategy is not None or options.mirror:
+        raise PlanError(f"points must be at least 1, not {points}.")
+    if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
         raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
-    begin, tell = time.perf_counter(), progress or _silent
+    begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
-        check_bare(options, batch, dims)
-        graph, names = networkx_graph.from_networkx(source)
-        return networkx_graph.pareto_of_graph(names, _bare_request(options, graph), points, options.order)
-    job = dataclasses.replace(_prepare(source, batch, dims, tell, options), strategy="budget")
+        graph, names = _without_model(source, chosen)
+        return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order)
+    job = dataclasses.replace(_prepare(source, chosen), strategy="budget")
     if job.is_uncalibrated:
         raise PlanError(
-            f"{job.source.name} doesn't fit {job.device} without a plan, so its scratch can't be measured for a whole "
-            "frontier: plan it for a budget (--budget), or for no device (--device none)."
+            f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
+            "whole frontier: plan it for a budget (--budget), or for no device (--device none)."
         )
     tell("search")
-    found = decide.frontier(job.request, points, options.order)
+    decisions = decide.frontier(job.request, points, chosen.order)
     tell("verify")
-    return tuple(_finish(job.copy() if one is not found[-1] else job, one, begin) for one in found)
+    return tuple(_finish(job.copy() if one is not decisions[-1] else job, one, begin) for one in decisions)
 
 
-def make_mirror_plan(source: Source | Model, threshold: float, **options: Any) -> Model:
+@takes_options(device="none")
+def make_mirror_plan(
+    source: Source | Model, threshold: float, *, options: Options | None = None, **keywords: Unpack[Keywords]
+) -> Model:
     """The model with ``force_mirroring`` on every node, as memonger's of that name: no search, one threshold.
 
-    The nodes marked ``mirror_stage`` (without marks: those every way through the model leads over) are candidates for
-    keeping. One is kept as soon as what was written since the last one kept comes to the threshold; all else is
-    recomputed.
+    The nodes marked ``mirror_stage`` (without marks: the nodes that every path through the model passes) are
+    candidates for keeping. One is kept as soon as the bytes written since the last one kept reach the threshold; all
+    else is recomputed.
 
     Args:
         source: What `memonger.load` takes or gives.
         threshold: Bytes; 0 keeps every candidate.
-        options: ``batch``, ``dims``, and fields of `Choices`.
+        options: A record of options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`.
 
     Raises:
-        LoadError, PlanError: as `search_plan`; the threshold is negative.
+        LoadError, PlanError, TypeError: as `search_plan`; the threshold is negative.
     """
-    batch, dims = options.pop("batch", None), options.pop("dims", None)
-    job = _prepare(source, batch, dims, _silent, Choices(**{"device": "none", **options}))
+    job = _prepare(source, combine(options, keywords))
     dropped = mirror_plan(job.request, threshold)
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
 
-def get_cost(source: Source | Model, **options: Any) -> int:
+@takes_options(device="none", strategy="marks")
+def get_cost(source: Source | Model, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> int:
     """Peak of the training schedule in bytes, with what ``force_mirroring`` says recomputed: memonger's of that name.
 
     Args:
         source: What `memonger.load` takes or gives.
-        options: ``batch``, ``dims``, and fields of `Choices`.
+        options: A record of options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`.
 
     Raises:
-        LoadError, PlanError: as `search_plan`.
+        LoadError, PlanError, TypeError: as `search_plan`.
     """
-    plan: Plan = search_plan(source, **{"device": "none", "strategy": "marks", **options})
-    return plan.peak_bytes
+    return search_plan(source, options=options, **keywords).peak_bytes
+
+
+def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:
+    """The planner's graph of a ``networkx.DiGraph``, and that graph's own names of the nodes."""
+    check_graph_options(options)
+    return networkx_graph.from_networkx(source)
 
 
 def _silent(stage: str) -> None:
@@ -193,10 +207,10 @@ class _Job:
     source: Model
     lowered: Lowered
     request: Request
-    strategy: str
-    mode: str
+    strategy: Strategy
+    mode: Mode
     device: Device
-    options: Choices
+    options: Options
     notes: tuple[str, ...]
     origins: Mapping[str, str]
 
@@ -210,44 +224,41 @@ class _Job:
         return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
 
 
-def _prepare(
-    source: Source | Model, batch: int | None, dims: Mapping[str, int] | None, tell: Progress, options: Choices
-) -> _Job:
+def _prepare(source: Source | Model, options: Options) -> _Job:
     """Load, differentiate, lower, and make the graph."""
-    check(options)
-    device = _device(options.device)
+    tell, device, mode = options.progress or _silent, _device(options.device), options.chosen_mode
     tell("load")
-    own = load(source, batch=batch, dims=dims, input_shapes=_shapes_of(options.inputs))
-    mode = _mode(own, options)
-    strategy = strategy_for(options, mode)
+    own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
+    if options.trains and own.is_differentiated:
+        raise PlanError(f"{own.name} is differentiated already: a loss or an optimizer can't be added to it.")
     model = selected = select(own, options.mirror, options.keep)
     if mode == "training" and not model.is_differentiated:
         tell("differentiate")
         model = _differentiate(model, options)
     tell("lower")
-    lowered = _lower(model, device, options, mode)
+    lowered = _lower(model, device, options)
     calibration = lowered.calibration
     tell("graph")
-    known = training_roles.read(lowered.model, model.name)
+    roles = training_roles.read(lowered.model, model.name)
     graph = graph_of(
         lowered.model,
-        known,
+        roles,
         calibration.seconds if calibration else None,
         calibration.workspace if calibration else None,
         calibration.host if calibration else (),
         device,
     )
-    placed = place(model.ir, lowered.model, model.name)
-    base = parameter_bytes(lowered.model, known) + input_bytes(lowered.model, known)
+    decided = place(model.ir, lowered.model, model.name)
+    base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles)
     request = dataclasses.replace(
         _request(options, graph, base),
-        stages=placed.stages,
-        forced=placed.forced,
-        parts=placed.parts,
+        stages=decided.stages,
+        forced=decided.forced,
+        parts=decided.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    notes = () if strategy == "none" else (*lost(selected.ir, model.ir), *placed.moved)
-    return _Job(own, lowered, request, strategy, mode, device, options, notes, marks.origins(model.ir))
+    notes = () if options.chosen_strategy == "none" else (*lost(selected.ir, model.ir), *decided.moved)
+    return _Job(own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir))
 
 
 def _decided(job: _Job) -> Decision:
@@ -262,39 +273,37 @@ def _decided(job: _Job) -> Decision:
 
 
 def _rehearsed(job: _Job, begin: float) -> _Job:
-    """The job with the scratch that a run under a first plan took: one that leaves room for scratch not known yet."""
+    """The job with the workspace measured by a run under a first plan, which leaves room for the unknown workspace."""
     from memonger.planning.rehearse import rehearse
 
     request = job.request
     if request.budget is None:
-        found = _decided(job)
+        decision = _decided(job)
     else:
         less = request.base + max(0, request.budget - request.base) * 3 // 4
         try:
-            found = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
+            decision = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
         except BudgetError as error:
             least = min(error.smallest, request.budget)
-            found = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
-    workspace = rehearse(_finish(job.copy(), found, begin), job.options.inputs)
-    graph = dataclasses.replace(
-        job.request.graph, workspace=tuple(workspace.get(name, 0) for name in job.request.graph.nodes)
-    )
+            decision = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
+    workspace = rehearse(_finish(job.copy(), decision, begin), job.options.inputs)
+    graph = dataclasses.replace(request.graph, workspace=tuple(workspace.get(name, 0) for name in request.graph.nodes))
     assert job.lowered.calibration is not None
     calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
     lowered = dataclasses.replace(job.lowered, calibration=calibration)
-    return dataclasses.replace(job, lowered=lowered, request=dataclasses.replace(job.request, graph=graph))
+    return dataclasses.replace(job, lowered=lowered, request=dataclasses.replace(request, graph=graph))
 
 
-def _bare_request(options: Choices, graph: Graph) -> Request:
-    """Sizes of a graph without a model are taken as they are: whoever wants aligned addresses gives aligned sizes."""
+def _graph_request(options: Options, graph: Graph) -> Request:
+    """The request for a graph without a model. Its sizes aren't rounded up: aligned addresses need aligned sizes."""
     return dataclasses.replace(_request(options, graph, 0), alignment=1)
 
 
-def _request(options: Choices, graph: Graph, base: int) -> Request:
+def _request(options: Options, graph: Graph, base: int) -> Request:
     return Request(
         graph=graph,
         base=base,
-        budget=check(options),
+        budget=options.budget_bytes,
         sharing=options.sharing,
         trials=options.trials,
         effort=options.effort,
@@ -302,51 +311,53 @@ def _request(options: Choices, graph: Graph, base: int) -> Request:
     )
 
 
-def _finish(job: _Job, found: Decision, begin: float) -> Plan:
+def _finish(job: _Job, decision: Decision, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
-    schedule.schedule_model(job.lowered.model, found.schedule, found.graph)
+    schedule.schedule_model(job.lowered.model, decision.schedule, decision.graph)
     plan = Plan(
         model=job.lowered.model,
-        graph=found.graph,
-        offsets=found.offsets,
-        arena_bytes=found.arena_bytes,
+        graph=decision.graph,
+        offsets=decision.offsets,
+        arena_bytes=decision.arena_bytes,
         alignment=ALIGNMENT,
         mode=job.mode,
         device=str(job.device),
         stamp=job.lowered.stamp,
         threads=job.options.threads,
-        workspace=_scratch(calibration.workspace, found) if calibration and calibration.workspace is not None else None,
+        workspace=_workspace(calibration.workspace, decision)
+        if calibration and calibration.workspace is not None
+        else None,
         batch=job.source.batch,
         budget=request.budget,
         strategy=job.strategy,
-        outcome=found.outcome,
+        outcome=decision.outcome,
         source=job.source,
         origins=job.origins,
-        notes=(*job.notes, *_unheeded(job, found), *_overrun(request, found)),
+        notes=(*job.notes, *_unheeded(job, decision), *_overrun(request, decision)),
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
-        host=_held_on_host(calibration.host, found) if calibration else frozenset(),
+        host=_on_host(calibration.host, decision) if calibration else frozenset(),
     )
     plan.verify()
     return plan
 
 
-def _scratch(measured: Mapping[str, int], found: Decision) -> dict[str, int]:
-    """Scratch of every step by its node's name: a copy takes what the first one took."""
-    names, workspace = found.graph.nodes, found.graph.workspace
+def _workspace(measured: Mapping[str, int], decision: Decision) -> dict[str, int]:
+    """Workspace of every step by its node's name; a recomputation takes as much as the first run."""
+    names, workspace = decision.graph.nodes, decision.graph.workspace
     return {**measured, **{name: size for name, size in zip(names, workspace, strict=True) if size}}
 
 
-def _held_on_host(host: frozenset[str], found: Decision) -> frozenset[str]:
+def _on_host(host: frozenset[str], decision: Decision) -> frozenset[str]:
     """Names of the values on the host, copies included."""
-    return frozenset(name for name in found.graph.values if schedule.original(name) in host) if host else host
+    return frozenset(name for name in decision.graph.values if schedule.original(name) in host) if host else host
 
 
-def _unheeded(job: _Job, found: Decision) -> tuple[str, ...]:
-    """What is marked to be recomputed, but kept for the backward pass."""
-    request, graph, runs = job.request, job.request.graph, Counter(found.schedule)
+def _unheeded(job: _Job, decision: Decision) -> tuple[str, ...]:
+    """A note on nodes that are marked to be recomputed, but kept for the backward pass."""
+    request, graph, runs = job.request, job.request.graph, Counter(decision.schedule)
     if not any(request.forced.values()) or job.strategy in ("none", "marks"):
         return ()
     forward = forward_pass(graph.reads, graph.writes, graph.forward)
@@ -368,13 +379,13 @@ def _unheeded(job: _Job, found: Decision) -> tuple[str, ...]:
     )
 
 
-def _overrun(request: Request, found: Decision) -> tuple[str, ...]:
-    over = found.over(request)
+def _overrun(request: Request, decision: Decision) -> tuple[str, ...]:
+    over = decision.over(request)
     if not over:
         return ()
     return (
-        f"live bytes, scratch, parameters and inputs hold the budget at every step, but the arena is "
-        f"{format_size(over)} larger than that leaves room for: no layout without gaps was found.",
+        "live bytes, workspace, parameters and inputs fit the budget at every step, but the arena is "
+        f"{format_size(over)} larger than that leaves room for: no layout without gaps was decision.",
     )
 
 
@@ -390,31 +401,21 @@ def _device(device: str | Device | None) -> Device:
     return parse_device("cpu" if onnxruntime.is_available() else "none")
 
 
-def _mode(model: Model, options: Choices) -> str:
-    """The mode asked for; it has to go with the model and the other options."""
-    wanted = options.loss is not None or options.optimizer is not None
-    mode = options.mode or "training"
-    if wanted and mode == "inference":
-        raise PlanError("a loss or an optimizer is for training: leave mode out, or say mode='training'.")
-    if wanted and model.is_differentiated:
-        raise PlanError(f"{model.name} is differentiated already: a loss or an optimizer can't be added to it.")
-    return mode
-
-
-def _differentiate(model: Model, options: Choices) -> Model:
+def _differentiate(model: Model, options: Options) -> Model:
     try:
         return differentiate(model, loss=options.loss, optimizer=options.optimizer)
     except PlanError as error:
-        if options.mode is None and options.loss is None and options.optimizer is None:
+        if options.mode is None and not options.trains:
             raise PlanError(f"{error} To plan the model for inference: mode='inference' (--mode inference).") from error
         raise
 
 
-def _lower(model: Model, device: Device, options: Choices, mode: str) -> Lowered:
+def _lower(model: Model, device: Device, options: Options) -> Lowered:
     if device.facts.is_portable:
         return portable(model)
     from memonger.lowering.device_form import Settings, device_form
 
-    level = options.level or ("all" if mode == "inference" else "disable")
-    settings = Settings(level, options.threads, options.inputs, source_order=mode == "training", cuda=options.cuda)
+    training = options.chosen_mode == "training"
+    level = options.level or ("disable" if training else "all")
+    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
     return device_form(model, device, settings)

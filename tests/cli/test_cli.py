@@ -223,7 +223,7 @@ def test_names_that_look_like_markup_are_printed_as_they_are(model: Path) -> Non
 
 
 def test_verify(planned: Path) -> None:
-    assert "the plan holds" in _run_wide("verify", planned)
+    assert "the plan is correct" in _run_wide("verify", planned)
     record = _json("verify", planned)
     assert record["verified"] is True
     assert record["arena_bytes"] == memonger.Plan.load(planned).arena_bytes

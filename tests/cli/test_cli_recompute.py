@@ -104,15 +104,15 @@ def test_a_budget_that_is_no_size_is_wrong_usage(model: Path, size: str) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--strategy", "sweep", "--budget", "1GiB"), "--strategy sweep takes no --budget: budget and exact do"),
-        (("--strategy", "budget"), "--strategy budget needs a --budget"),
-        (("--strategy", "exact"), "--strategy exact needs a --budget"),
+        (("--strategy", "sweep", "--budget", "1GiB"), "strategy 'sweep' takes no budget: 'budget' and 'exact' do"),
+        (("--strategy", "budget"), "strategy 'budget' needs a budget (budget=memonger.GiB * 4, --budget 4GiB)"),
+        (("--strategy", "exact"), "strategy 'exact' needs a budget (budget=memonger.GiB * 4, --budget 4GiB)"),
         (("--strategy", "quick"), "'quick'"),
-        (("--mirror", "Relu", "--budget", "1GiB"), "--mirror goes with --strategy block"),
-        (("--mirror", "Relu", "--strategy", "cheap"), "--mirror goes with --strategy block"),
+        (("--mirror", "Relu", "--budget", "1GiB"), "mirror goes with block, sqrt, log, sweep, marks"),
+        (("--mirror", "Relu", "--strategy", "cheap"), "mirror goes with block, sqrt, log, sweep, marks"),
         (("--trials", "-1"), "-1"),
         (("--time-limit", "-1"), "-1"),
-        (("-o", "one.onnx", "--annotated", "one.onnx"), "name one file"),
+        (("-o", "one.onnx", "--annotated", "one.onnx"), "-o and --annotated name the same file"),
     ],
 )
 def test_options_that_contradict_each_other_are_wrong_usage(model: Path, options: tuple[str, ...], words: str) -> None:

@@ -1,0 +1,136 @@
+"""The commands that make plans and training models: ``plan``, ``pareto`` and ``differentiate``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from memonger.autodiff.differentiate import differentiate
+from memonger.autodiff.optimizers import SGD, Adam, AdamW, Optimizer
+from memonger.autodiff.training_mode import to_training_mode
+from memonger.cli.output import print_json, print_notes, progress_bar, read_inputs
+from memonger.devices import Cuda
+from memonger.errors import PlanError
+from memonger.graph.liveness import Sharing
+from memonger.model.load import load
+from memonger.model.model import Model
+from memonger.model.save import save_model
+from memonger.plan import Plan
+from memonger.planning import search_plan as planner
+from memonger.planning.options import Options
+from memonger.report import text
+from memonger.report.summary import plan_record
+
+
+def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+    """Plan a model, write what is asked for, and print the plan's figures."""
+    if output is not None and annotated is not None and output.resolve() == annotated.resolve():
+        raise click.UsageError("-o and --annotated name the same file.")
+    made = search_plan(model, quiet, **flags)
+    if output is not None:
+        made.save(output)
+    if annotated is not None:
+        save_model(made.annotated, annotated)
+    record = plan_record(made, str(model), None if output is None else str(output))
+    if as_json:
+        print_json(record)
+        return
+    _print_plan(made, record)
+    console = Console()
+    if output is not None:
+        trains = made.training is not None and made.training.loss is not None
+        train, run = f"Train it: memonger.TrainingSession('{output}')", f"Run it: memonger run {output} --compare"
+        console.print(f"Wrote {output}. {train if trains else run}", markup=False, soft_wrap=True)
+    if annotated is not None:
+        again = "with --strategy marks and the same loss it gives this plan again"
+        console.print(f"Wrote {annotated}: {again}.", markup=False, soft_wrap=True)
+
+
+def _print_plan(made: Plan, record: dict[str, Any]) -> None:
+    console = Console()
+    if made.outcome is not None and made.outcome.candidates:
+        console.print(text.candidates_table(made.outcome.candidates))
+    console.print(text.plan_table(record))
+    if record["recomputed_nodes"]:
+        console.print(text.recomputation_line(record), markup=False, soft_wrap=True)
+    console.print(f"{record['nodes']} steps. Live bytes at each, up to the arena's size:", markup=False)
+    console.print(f"[{text.memory_curve(made)}]", markup=False)
+    unplanned = record["unplanned_values"]
+    if unplanned:
+        count = f"{len(unplanned)} values" if len(unplanned) > 1 else "1 value"
+        console.print(
+            f"{count} stay with the runtime (size unknown before the run, or a type without one).", markup=False
+        )
+    console.print(f"Planned in {made.planning_seconds:.2f} s.", markup=False)
+
+
+def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
+    """The plan of a model for the flags of the command line; notes on it are printed."""
+    source, options = _source_and_options(model, flags)
+    with progress_bar(quiet, f"Planning {model.name}") as tell:
+        made = planner.search_plan(source, options=options, progress=tell)
+    print_notes(made.notes)
+    return made
+
+
+def pareto(model: Path, points: int, as_json: bool, quiet: bool, **flags: Any) -> None:
+    """Plan a model for several budgets and print a table of the plans."""
+    source, options = _source_and_options(model, flags)
+    with progress_bar(quiet, f"Planning {model.name}") as tell:
+        plans = planner.pareto(source, points=points, options=options, progress=tell)
+    print_notes([note for each in plans for note in each.notes])
+    records = [plan_record(each, str(model), None) for each in plans]
+    if as_json:
+        print_json(records)
+        return
+    console = Console()
+    console.print(text.frontier_table(records))
+    console.print(
+        f"Make one of them: memonger plan {model} --budget SIZE -o PLANNED.onnx", markup=False, soft_wrap=True
+    )
+
+
+def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
+    """Write a model and its backward pass as one model."""
+    optimizer = _optimizer(flags)
+    batch, dims = flags.pop("batch"), flags.pop("dims")
+    read = to_training_mode if flags.pop("train_mode") else load
+    wrt = flags.pop("wrt") or None
+    training = differentiate(read(model, batch=batch, dims=dims), optimizer=optimizer, wrt=wrt, **flags)
+    save_model(training.ir.clone(), output)
+    click.echo(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
+
+
+def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
+    """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
+    train_mode, optimizer, inputs = flags.pop("train_mode", False), _optimizer(flags), read_inputs(flags.pop("inputs"))
+    sharing = Sharing(
+        inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
+    )
+    cuda = Cuda(
+        convolution_search=flags.pop("cuda_search"),
+        max_workspace=not flags.pop("small_workspace"),
+        tf32=not flags.pop("no_tf32"),
+        deterministic=not flags.pop("no_deterministic"),
+    )
+    dims = {key: flags.pop(key) for key in ("batch", "dims")} if train_mode else {}
+    try:
+        options = Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
+    except PlanError as error:
+        raise click.UsageError(str(error)) from error
+    return (to_training_mode(model, **dims) if train_mode else model), options
+
+
+def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
+    """The optimizer that the flags ask for, taken out of them. Settings that aren't given are PyTorch's defaults."""
+    name = flags.pop("optimizer", None)
+    values = {key: flags.pop(key, None) for key in ("lr", "momentum", "weight_decay")}
+    settings = {key: value for key, value in values.items() if value is not None}
+    if name is None and settings:
+        raise click.UsageError(f"--{next(iter(settings)).replace('_', '-')} is for an --optimizer.")
+    if "momentum" in settings and name != "sgd":
+        raise click.UsageError("--momentum is for --optimizer sgd.")
+    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    return None if name is None else kinds[name](**settings)

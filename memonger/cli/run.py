@@ -1,0 +1,70 @@
+"""The command ``run``."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+from memonger.cli import compare as comparing
+from memonger.cli.options import ONLY_PLANNING
+from memonger.cli.output import print_json, progress_bar, read_inputs
+from memonger.cli.planning import search_plan
+from memonger.model import training_roles
+from memonger.model.load import load_as_is
+from memonger.plan_file import KEY
+from memonger.report import text
+
+
+def run(
+    model: Path, outputs: Path | None, compare: bool, against: Path | None, runs: int, seed: int, as_json: bool,
+    quiet: bool, cuda_graph: str, **flags: Any,
+) -> None:  # fmt: skip
+    """Run a model as planned, planning it first if it has no plan, and print what came out."""
+    feeds = read_inputs(flags["inputs"])
+    settings = comparing.Settings(
+        runs=runs, seed=seed, threads=flags["threads"], device=flags["device"], cuda_graph=cuda_graph
+    )
+    with tempfile.TemporaryDirectory(prefix="memonger-") as scratch:
+        planned = _planned(model, Path(scratch), quiet, flags)
+        with progress_bar(quiet, f"Running {model.name}") as tell:
+            if compare:
+                result = comparing.compare(planned, against or model, feeds, settings, Path(scratch), tell)
+            else:
+                result = comparing.run_alone(planned, feeds, settings)
+        if outputs is not None:
+            comparing.save_outputs(result.outputs, outputs)
+    if as_json:
+        print_json({**result.record, "model": str(model)})
+        return
+    console = Console()
+    console.print(text.outputs_table(result.outputs))
+    if result.rows:
+        console.print(text.comparison_table(result.rows))
+        console.print(text.COMPARISON_NOTE, markup=False, style="dim")
+    if result.verdict:
+        console.print(result.verdict, markup=False)
+
+
+def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> Path:
+    """The model itself if it has a plan, else a planned file in the folder."""
+    loaded = load_as_is(model).ir
+    if KEY in loaded.metadata_props:
+        _refuse_planning_options(model)
+        return model
+    mode = "training" if training_roles.KEY in loaded.metadata_props else "inference"
+    del loaded
+    planned = folder / "planned.onnx"
+    search_plan(model, quiet, mode=mode, **flags).save(planned)
+    return planned
+
+
+def _refuse_planning_options(model: Path) -> None:
+    """A model that has a plan is not planned again: options of planning would have no effect."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in ONLY_PLANNING:
+            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")

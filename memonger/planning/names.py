@@ -1,0 +1,14 @@
+"""Names an option can take, as types. Importing them loads nothing else, so the command line can list them at once."""
+
+from typing import Literal
+
+Mode = Literal["training", "inference"]
+
+Strategy = Literal["none", "cheap", "block", "sqrt", "log", "sweep", "marks", "budget", "exact"]
+"""The names in `memonger.remat.STRATEGIES`."""
+
+Order = Literal["best", "file", "growth", "depth"]
+"""``best``, and the names in `memonger.remat.orders.ORDERS`."""
+
+Level = Literal["disable", "basic", "extended", "all"]
+"""The names in `memonger.lowering.device_form.LEVELS`."""

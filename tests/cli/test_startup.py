@@ -1,0 +1,62 @@
+"""The command line and the package start without the libraries that only some commands need."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import memonger
+from memonger.cli.options import TARGETS
+from memonger.export import TARGETS as WRITERS
+
+HEAVY = ("numpy", "onnx", "onnx_ir", "sympy", "onnxruntime", "networkx", "rich")
+
+COMMANDS = ("differentiate", "export", "inspect", "pack", "pareto", "plan", "run", "verify")
+
+RUN = """
+import sys
+from memonger.cli.commands import main
+try:
+    main(sys.argv[1:], prog_name="memonger")
+finally:
+    print("LOADED", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
+"""
+
+
+def _loaded(code: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", code.format(heavy=HEAVY), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
+)
+def test_help_needs_no_heavy_library(arguments: list[str]) -> None:
+    done = _loaded(RUN, *arguments)
+    assert done.stderr == "LOADED\n"
+    assert done.stdout.startswith("memonger, version " if arguments == ["--version"] else "Usage: memonger")
+
+
+def test_completion_needs_no_heavy_library() -> None:
+    environment = {"_MEMONGER_COMPLETE": "bash_complete", "COMP_WORDS": "memonger plan --strategy s", "COMP_CWORD": "3"}
+    done = _loaded(RUN, **environment)
+    assert done.stdout.split() == ["plain,sqrt", "plain,sweep"]
+    assert done.stderr == "LOADED\n"
+
+
+def test_importing_the_package_needs_no_heavy_library() -> None:
+    done = _loaded("import sys, memonger; print(*(name for name in {heavy!r} if name in sys.modules))")
+    assert done.stdout == "\n"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in memonger.__all__:
+        assert getattr(memonger, name) is getattr(memonger, name)
+        assert name in dir(memonger)
+    with pytest.raises(AttributeError, match="module 'memonger' has no attribute 'allocate'"):
+        _ = memonger.allocate  # type: ignore[attr-defined]
+
+
+def test_the_targets_in_the_help_are_those_there_are() -> None:
+    assert tuple(WRITERS) == TARGETS
