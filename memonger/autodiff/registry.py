@@ -13,6 +13,7 @@ shape that broadcasting gave: the driver sums it back. It also accumulates, and 
 """
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -20,6 +21,7 @@ from memonger.model.emitter import Emitter
 
 Gradient = ir.Value | None
 Rule = Callable[..., Gradient | tuple[Gradient, ...]]
+R = TypeVar("R", bound=Rule)
 
 RULES: dict[str, Rule] = {}
 """The rule of each operator of the default domain."""
@@ -33,10 +35,10 @@ EXPANSIONS: dict[str, Expansion] = {}
 """Operators that are written as others before differentiation: what stands in their place is also what runs."""
 
 
-def gradient(*op_types: str) -> Callable[[Rule], Rule]:
+def gradient(*op_types: str) -> Callable[[R], R]:
     """Register a rule. A second rule for one operator raises."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         for op_type in op_types:
             _check_new(op_type)
             RULES[op_type] = rule
