@@ -14,6 +14,7 @@ Operators that have no gradient say so in `memonger.model.operators`.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -22,6 +23,7 @@ from memonger.model.operators import facts_of
 
 Gradient = ir.Value | None
 Rule = Callable[..., Gradient | tuple[Gradient, ...]]
+R = TypeVar("R", bound=Rule)
 
 RULES: dict[str, Rule] = {}
 """The rule of each operator of the default domain."""
@@ -32,10 +34,10 @@ EXPANSIONS: dict[str, Expansion] = {}
 """Operators that are written as others before differentiation: what stands in their place is also what runs."""
 
 
-def gradient(*op_types: str) -> Callable[[Rule], Rule]:
+def gradient(*op_types: str) -> Callable[[R], R]:
     """Register a rule. A second rule for one operator raises."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         for op_type in op_types:
             _check_new(op_type)
             RULES[op_type] = rule

@@ -50,8 +50,7 @@ class Step:
 
     def safe(self, x: ir.Value) -> ir.Value:
         """``x``, or 0.0 where nothing is to change."""
-        kept: ir.Value = self.op.Where(self.ok, x, self.op.constant(0.0, x.dtype or _FLOAT))
-        return kept
+        return self.op.Where(self.ok, x, self.op.constant(0.0, x.dtype or _FLOAT))
 
     def sign(self) -> ir.Value:
         """1, or -1 where nothing is to change: a factor of what is safe, and added.
@@ -72,8 +71,7 @@ class Step:
                 factor = op.Mul(factor, other)
             return op.cast(factor, x.value.dtype)
 
-        product: ir.Value = op.Mul(x.value, self._once((x.factors, x.value.dtype), multiplied))
-        return product
+        return op.Mul(x.value, self._once((x.factors, x.value.dtype), multiplied))
 
     def state(self, p: ir.Value, name: str) -> ir.Value:
         """The input ``<parameter>.<name>``, a tensor like the parameter."""
@@ -115,8 +113,7 @@ class Step:
 
         def corrected() -> ir.Value:
             t = op.Add(op.cast(op.scalar("step", ir.DataType.INT64), _DOUBLE), 1.0)
-            rest: ir.Value = op.Sub(1.0, op.Pow(_double(op, beta), t))
-            return rest
+            return op.Sub(1.0, op.Pow(_double(op, beta), t))
 
         return self._once(("correction", beta), corrected)
 
@@ -277,5 +274,4 @@ class Updater:
 
 def is_finite(op: Emitter, x: ir.Value) -> ir.Value:
     """Whether a scalar is neither infinite nor NaN."""
-    below: ir.Value = op.Less(op.Abs(x), math.inf)
-    return below
+    return op.Less(op.Abs(x), math.inf)

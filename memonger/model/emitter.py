@@ -1,7 +1,7 @@
 """The emitter: appends ONNX nodes to a graph, each with the type and shape that ONNX's own inference gives it.
 
     y = op.Mul(a, b)                                      # one output: a value
-    y, indices = op.MaxPool(x, outputs=2, kernel_shape=[2, 2])
+    y, indices = op.several("MaxPool", 2, x, kernel_shape=[2, 2])
     z = op.Add(y, 1.0)                                    # a Python number becomes a scalar of the other input's type
 
 Every shape it sees is static. Constants are shared: equal ones are one initializer.
@@ -9,9 +9,10 @@ Every shape it sees is static. Constants are shared: equal ones are one initiali
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -29,6 +30,16 @@ BROADCASTING = frozenset({
 })  # fmt: skip
 
 Operand = ir.Value | float | int | bool | None
+Attribute = int | float | str | Sequence[int] | Sequence[float] | ir.TensorProtocol | None
+T = TypeVar("T")
+
+
+class Operator(Protocol):
+    """``op.Relu``: appends a node of that operator and returns its only output."""
+
+    def __call__(self, *inputs: Operand, **attributes: Attribute) -> ir.Value:
+        """Append the node. An attribute that is None is left out."""
+        ...
 
 
 class Emitter:
@@ -57,14 +68,10 @@ class Emitter:
         self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, ir.Shape] | None]] = {}
         self._opsets = [onnx.helper.make_opsetid("", self.opset)]
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def __getattr__(self, op_type: str) -> Operator:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
-
-        def emit(*inputs: Operand, outputs: int = 1, **attributes: Any) -> Any:
-            return self.emit(op_type, inputs, attributes, outputs)
-
-        return emit
+        return partial(self.emit, op_type)
 
     @contextmanager
     def at(self, where: str, wanted: Sequence[bool] = ()) -> Iterator[None]:
@@ -88,8 +95,12 @@ class Emitter:
         """Whether input ``index`` of the forward node needs a gradient."""
         return index < len(self.wanted) and self.wanted[index]
 
-    def emit(self, op_type: str, inputs: Sequence[Operand], attributes: Mapping[str, Any], outputs: int = 1) -> Any:
-        """Append a node; returns its output, or a tuple of its outputs.
+    def emit(self, op_type: str, /, *inputs: Operand, **attributes: Attribute) -> ir.Value:
+        """Append a node with one output; ``op.Relu(x)`` is ``op.emit("Relu", x)``."""
+        return self.several(op_type, 1, *inputs, **attributes)[0]
+
+    def several(self, op_type: str, outputs: int, /, *inputs: Operand, **attributes: Attribute) -> tuple[ir.Value, ...]:
+        """Append a node with that many outputs.
 
         Raises:
             PlanError: ONNX's inference finds the node wrong, or can't tell its outputs' shapes.
@@ -104,7 +115,7 @@ class Emitter:
         node = ir.node(op_type, values, given, outputs=results, name=name)
         self._infer(node)
         self.nodes.append(node)
-        return results[0] if outputs == 1 else tuple(results)
+        return tuple(results)
 
     def _aligned(self, values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
         """Single numbers with as many axes as the tensor they meet, where its last axis is 1.
@@ -212,8 +223,7 @@ class Emitter:
         """``x`` with another shape; ``x`` itself where it has it."""
         if self.dims(x) == tuple(dims):
             return x
-        made: ir.Value = self.Reshape(x, self.ints(*dims), allowzero=1 if 0 in dims else None)
-        return made
+        return self.Reshape(x, self.ints(*dims), allowzero=1 if 0 in dims else None)
 
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
         """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order."""
@@ -244,13 +254,13 @@ class Emitter:
         """``x[..., start:stop:step, ...]`` along one axis."""
         return self.Slice(x, self.ints(start), self.ints(stop), self.ints(axis), self.ints(step))
 
-    def attribute(self, node: ir.Node, name: str, default: Any) -> Any:
-        """The Python value of an attribute: a number, a string, a list of numbers."""
-        found = node.attributes.get(name)
-        if found is None:
+    def attribute(self, node: ir.Node, name: str, default: T) -> T:
+        """The Python value of an attribute, of the default's type: a number, a string, a list of numbers."""
+        attribute = node.attributes.get(name)
+        if attribute is None:
             return default
-        value = found.value
-        return list(value) if isinstance(value, tuple | list) else value
+        value = attribute.value
+        return cast(T, list(value) if isinstance(value, tuple | list) else value)
 
     def known(self, value: ir.Value | None) -> np.ndarray | None:
         """The content of a constant nobody can override, else None."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules.winograd import winograd
-from memonger.model.emitter import Emitter
+from memonger.model.emitter import Attribute, Emitter
 from memonger.model.windows import Windows, windows_of
 
 LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
@@ -44,7 +44,7 @@ def _conv_transpose(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient,
     return dx, dw, db
 
 
-def _settings(at: Windows, group: int, begin: Sequence[int], end: Sequence[int]) -> dict[str, object]:
+def _settings(at: Windows, group: int, begin: Sequence[int], end: Sequence[int]) -> dict[str, Attribute]:
     return {"strides": at.strides, "dilations": at.dilations, "pads": [*begin, *end], "group": group}
 
 
@@ -100,8 +100,7 @@ def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, grou
     begin = [e - 1 - p for e, p in zip(at.extent, at.begin, strict=True)]
     end = [e - 1 - p for e, p in zip(at.extent, at.excess, strict=True)]
     weight = op.reshape(weight, (group * inner, outer, *at.kernel))
-    image: ir.Value = op.Conv(dy, weight, **_settings(at, group, begin, end))
-    return image
+    return op.Conv(dy, weight, **_settings(at, group, begin, end))
 
 
 def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
@@ -116,8 +115,7 @@ def _flip(op: Emitter, x: ir.Value, rank: int) -> ir.Value:
     if not axes:
         return x
     starts, stops = [op.dims(x)[a] - 1 for a in axes], [-op.dims(x)[a] - 1 for a in axes]
-    flipped: ir.Value = op.Slice(x, op.ints(*starts), op.ints(*stops), op.ints(*axes), op.ints(*[-1 for _ in axes]))
-    return flipped
+    return op.Slice(x, op.ints(*starts), op.ints(*stops), op.ints(*axes), op.ints(*[-1 for _ in axes]))
 
 
 # The gradient of the weight: the sum over batch and windows of what a window reads times the window's gradient.
@@ -150,8 +148,7 @@ def _pointwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir
     x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
     if size < LARGE_IMAGE:
         rows = op.reshape(_batch_second(op, dy, 1), (outputs, batch * size))
-        product: ir.Value = op.MatMul(rows, op.reshape(_swapped(op, x), (batch * size, channels)))
-        return product
+        return op.MatMul(rows, op.reshape(_swapped(op, x), (batch * size, channels)))
     if outputs >= channels:
         return _sum_batch(op, products_by_rows(op, dy, x))
     return op.transpose(_sum_batch(op, products_by_rows(op, x, dy)), (1, 0))
@@ -180,8 +177,7 @@ def _batch_second(op: Emitter, x: ir.Value, group: int) -> ir.Value:
     if batch == 1 or op.dims(parts)[1] == 1:
         b, g, size = op.dims(parts)
         return op.reshape(parts, (g, b, size))
-    moved: ir.Value = op.Transpose(parts, perm=[1, 0, 2])
-    return moved
+    return op.Transpose(parts, perm=[1, 0, 2])
 
 
 def _rows(op: Emitter, x: ir.Value, group: int) -> ir.Value:

@@ -72,11 +72,8 @@ def _reduced(op: Emitter, picked: ir.Value, counted: ir.Value | None, reduction:
     if counted is not None:
         picked = op.Mul(picked, counted)
     if reduction == "none":
-        losses: ir.Value = op.Neg(picked)
-        return losses
+        return op.Neg(picked)
     if reduction == "sum":
-        total: ir.Value = op.Neg(op.sum(picked, axes))
-        return total
+        return op.Neg(op.sum(picked, axes))
     weight = -float(math.prod(op.dims(picked))) if counted is None else op.Neg(op.sum(counted, axes))
-    mean: ir.Value = op.Div(op.sum(picked, axes), weight)
-    return mean
+    return op.Div(op.sum(picked, axes), weight)

@@ -142,7 +142,7 @@ def _tan(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 
 
 @gradient("Asin")
-def _asin(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
+def _asin(op: Emitter, node: ir.Node, dy: ir.Value) -> ir.Value:
     x = node.inputs[0]
     return op.Div(dy, op.Sqrt(op.Sub(1.0, op.Mul(x, x))))
 

@@ -88,8 +88,7 @@ def _concat(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     if len(sizes) == 1:
         return (dy,)
     if all(op.wants(k) for k in range(len(sizes))):
-        parts: tuple[ir.Value, ...] = op.Split(dy, op.ints(*sizes), axis=axis, outputs=len(sizes))
-        return parts
+        return op.several("Split", len(sizes), dy, op.ints(*sizes), axis=axis)
     starts = np.cumsum([0, *sizes]).tolist()
     return tuple(
         op.slice(dy, axis, starts[k], starts[k + 1]) if op.wants(k) else None for k in range(len(sizes))

@@ -45,10 +45,9 @@ def _training(
     """
     first = op.Neg(vector)
     second = op.Neg(first)
-    found: tuple[ir.Value, ...] = op.BatchNormalization(
-        x, scale, bias, first, second, outputs=3, epsilon=epsilon, momentum=0.0, training_mode=1
+    return op.several(
+        "BatchNormalization", 3, x, scale, bias, first, second, epsilon=epsilon, momentum=0.0, training_mode=1
     )
-    return found
 
 
 @expansion("InstanceNormalization")
@@ -96,12 +95,11 @@ def _affine(op: Emitter, x: ir.Value, scale: ir.Value, bias: ir.Value, mean: ir.
     """``(x - mean) * scale + bias`` by channel, in one pass."""
     count = op.dims(x)[1]
     zero, one = _filled(op, scale, count, 0.0), _filled(op, scale, count, 1.0)
-    y: ir.Value = op.BatchNormalization(x, scale, bias, zero if mean is None else mean, one, epsilon=0.0)
-    return y
+    return op.BatchNormalization(x, scale, bias, zero if mean is None else mean, one, epsilon=0.0)
 
 
 def _epsilon(op: Emitter, node: ir.Node) -> float:
-    return float(op.attribute(node, "epsilon", 1e-5))
+    return op.attribute(node, "epsilon", 1e-5)
 
 
 @gradient("BatchNormalization")
@@ -151,8 +149,7 @@ def _is_constant(op: Emitter, value: ir.Value, number: float) -> bool:
 
 
 def _inverse(op: Emitter, variance: ir.Value, epsilon: float) -> ir.Value:
-    inverse: ir.Value = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
-    return inverse
+    return op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
 
 
 def _column(op: Emitter, vector: ir.Value, like: ir.Value) -> ir.Value:

@@ -55,8 +55,7 @@ def _map(op: Emitter, content: np.ndarray, like: ir.Value) -> ir.Value:
 @gradient("GlobalAveragePool")
 def _global_average_pool(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     dims = op.dims(node.inputs[0])
-    image: ir.Value = op.Mul(dy, _map(op, np.full(dims[2:], 1.0 / math.prod(dims[2:])), dy))
-    return image
+    return op.Mul(dy, _map(op, np.full(dims[2:], 1.0 / math.prod(dims[2:])), dy))
 
 
 @gradient("AveragePool")
@@ -101,10 +100,7 @@ def _spread(op: Emitter, dy: ir.Value, at: Windows, factor: float) -> ir.Value:
     if at.kernel == at.strides == at.extent and not any(at.begin) and not any(at.excess):
         scaled = dy if factor == 1.0 else op.Mul(dy, factor)
         scales = op.constant([1.0, 1.0, *at.kernel])
-        repeated: ir.Value = op.Resize(
-            scaled, None, scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor"
-        )
-        return repeated
+        return op.Resize(scaled, None, scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
     planes = op.size(dy) // math.prod(at.count)
     extra = [max(0, -excess) for excess in at.excess]
     spread = op.ConvTranspose(

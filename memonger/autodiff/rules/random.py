@@ -68,7 +68,7 @@ def hashed(op: Emitter, dims: Sequence[int], salt: int, *, upper: bool = False) 
     step = op.cast(op.scalar("step", ir.DataType.INT64), _UINT32)
     bits = _mixed(op, op.Add(start, op.Mul(step, _GOLDEN)))
     bits = op.BitwiseOr(_mixed(op, op.Add(bits, op.scalar("random_key", _UINT32))), 1)  # odd: products lose no bits
-    a, m, b, n = op.Split(bits, op.ints(rows, rows, columns, columns), axis=0, outputs=4)
+    a, m, b, n = op.several("Split", 4, bits, op.ints(rows, rows, columns, columns), axis=0)
     a, m = (op.reshape(v, (*left, *[1] * len(right))) for v in (a, m))
     b, n = (op.reshape(v, (*[1] * len(left), *right)) for v in (b, n))
     x = op.Mul(op.Add(a, b), m)

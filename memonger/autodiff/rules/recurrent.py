@@ -28,7 +28,8 @@ def _obstacle(op: Emitter, node: ir.Node) -> str | None:
     for name, default in (("clip", 0.0), ("layout", 0), ("input_forget", 0)):
         if op.attribute(node, name, default) != default:
             return f"{name}={op.attribute(node, name, default)} (only {default} has one)"
-    unknown = [f for f in op.attribute(node, "activations", []) if f.lower() not in KNOWN_FUNCTIONS]
+    activations: list[str] = op.attribute(node, "activations", [])
+    unknown = [f for f in activations if f.lower() not in KNOWN_FUNCTIONS]
     if unknown:
         return f"activation {unknown[0]} (only {', '.join(KNOWN_FUNCTIONS.values())} have one)"
     if _input(node, 7) is not None:
@@ -123,7 +124,7 @@ def _layer(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], d: int
 
 def _functions(op: Emitter, node: ir.Node, d: int) -> tuple[str, ...]:
     default = FUNCTIONS[node.op_type]
-    given = op.attribute(node, "activations", None)
+    given: list[str] = op.attribute(node, "activations", [])
     if not given:
         return default
     return tuple(KNOWN_FUNCTIONS[name.lower()] for name in given[d * len(default) : (d + 1) * len(default)])
@@ -142,9 +143,9 @@ def _lstm_step(op: Emitter, layer: _Layer, t: int, states: States) -> States:
     f, g, k = layer.functions
     gates = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
     gating, candidate = _split(op, gates, [3 * hidden, hidden], 1)
-    i, o, forget = _split(op, op.emit(f, [gating], {}), [hidden] * 3, 1)
-    c = op.Add(op.Mul(forget, c), op.Mul(i, op.emit(g, [candidate], {})))
-    return op.Mul(o, op.emit(k, [c], {})), c
+    i, o, forget = _split(op, op.emit(f, gating), [hidden] * 3, 1)
+    c = op.Add(op.Mul(forget, c), op.Mul(i, op.emit(g, candidate)))
+    return op.Mul(o, op.emit(k, c)), c
 
 
 def _gru_step(op: Emitter, layer: _Layer, t: int, states: States) -> States:
@@ -165,18 +166,17 @@ def _reset_after_step(op: Emitter, layer: _Layer, t: int, states: States) -> Sta
 
 def _gru_gates(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> list[ir.Value]:
     gates = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
-    return _split(op, op.emit(layer.functions[0], [gates], {}), [op.dims(h)[1]] * 2, 1)
+    return _split(op, op.emit(layer.functions[0], gates), [op.dims(h)[1]] * 2, 1)
 
 
 def _mixed(op: Emitter, layer: _Layer, z: ir.Value, n: ir.Value, h: ir.Value) -> ir.Value:
-    candidate = op.emit(layer.functions[1], [n], {})
-    new: ir.Value = op.Add(candidate, op.Mul(z, op.Sub(h, candidate)))
-    return new
+    candidate = op.emit(layer.functions[1], n)
+    return op.Add(candidate, op.Mul(z, op.Sub(h, candidate)))
 
 
 def _rnn_step(op: Emitter, layer: _Layer, t: int, states: States) -> States:
     product = op.Gemm(states[0], layer.recurrent[0], layer.inputs[0][t], transB=1)
-    return (op.emit(layer.functions[0], [product], {}),)
+    return (op.emit(layer.functions[0], product),)
 
 
 def _input(node: ir.Node, index: int) -> ir.Value | None:
@@ -198,11 +198,8 @@ def _by_direction(op: Emitter, x: ir.Value | None) -> list[ir.Value] | None:
 def _split(op: Emitter, x: ir.Value | None, sizes: Sequence[int], axis: int) -> list[ir.Value]:
     if x is None:
         raise PlanError("a recurrent layer lacks a weight: it can't be run.")
-    return [x] if len(sizes) == 1 else list(op.Split(x, op.ints(*sizes), axis=axis, outputs=len(sizes)))
+    return [x] if len(sizes) == 1 else list(op.several("Split", len(sizes), x, op.ints(*sizes), axis=axis))
 
 
 def _concat(op: Emitter, parts: Sequence[ir.Value], axis: int) -> ir.Value:
-    if len(parts) == 1:
-        return parts[0]
-    whole: ir.Value = op.Concat(*parts, axis=axis)
-    return whole
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)

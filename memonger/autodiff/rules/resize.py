@@ -1,6 +1,7 @@
 """Resize: linear in the image, so its gradient is the transposed interpolation, one axis at a time."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -39,7 +40,7 @@ def _scales(op: Emitter, node: ir.Node, image: tuple[int, ...], result: tuple[in
     given = op.known(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
     if given is None or given.size == 0:
         return [float(np.float32(m) / np.float32(n)) for n, m in zip(image, result, strict=True)]
-    axes = op.attribute(node, "axes", None) or range(len(image))
+    axes: Sequence[int] = op.attribute(node, "axes", []) or range(len(image))
     scales = dict(zip((axis % len(image) for axis in axes), given.tolist(), strict=True))
     return [float(scales.get(axis, 1.0)) for axis in range(len(image))]
 
@@ -92,25 +93,21 @@ def _matrix(op: Emitter, node: ir.Node, count: int, size: int, scale: float, kin
 
 
 def _places(mode: str, count: int, size: int, scale: float, kind: np.dtype) -> np.ndarray:
-    """Where in the image each element of the result lies, in the kernels' own precision: ties hang on it."""
+    """Where in the image each element of the result lies, in the kernels' own precision: ties depend on it."""
     o, s, half, n = np.arange(count, dtype=kind), kind.type(scale), kind.type(0.5), kind.type(size)
-    if mode == "align_corners":
-        return o * (n - 1) / kind.type(count - 1) if count > 1 else o
-    if mode == "asymmetric":
-        return o / s
-    if mode == "pytorch_half_pixel" and count == 1:
+    if count == 1 and mode in ("align_corners", "pytorch_half_pixel"):
         return o
+    if mode == "align_corners":
+        return np.asarray(o * (n - 1) / kind.type(count - 1))
+    if mode == "asymmetric":
+        return np.asarray(o / s)
     shift = n / 2 * (1 - kind.type(count) / (s * n)) if mode == "half_pixel_symmetric" else kind.type(0)
     return np.asarray(shift + ((o + half) / s - half), kind)
 
 
 def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
-    if mode == "floor":
-        return np.floor(places).astype(np.int64)
-    if mode == "ceil":
-        return np.ceil(places).astype(np.int64)
-    found = np.ceil(places - 0.5) if mode == "round_prefer_floor" else np.floor(places + 0.5)
-    return found.astype(np.int64)
+    directions = {"floor": np.floor(places), "ceil": np.ceil(places), "round_prefer_floor": np.ceil(places - 0.5)}
+    return np.asarray(directions.get(mode, np.floor(places + 0.5)), np.int64)
 
 
 def _cubic(t: np.ndarray, a: float) -> list[np.ndarray]:

@@ -38,5 +38,4 @@ def winograd(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
     made = op.Transpose(op.reshape(made, (2, inner * batch * down, 2 * tiles)), perm=[1, 0, 2])
     image = op.reshape(made, (inner, batch, pitch, 2 * tiles))
     image = op.Slice(image, op.ints(0, 0), op.ints(height, width), op.ints(2, 3))
-    result: ir.Value = op.Transpose(image, perm=[1, 0, 2, 3])
-    return result
+    return op.Transpose(image, perm=[1, 0, 2, 3])

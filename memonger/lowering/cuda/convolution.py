@@ -73,5 +73,4 @@ def _cut(op: Emitter, y: ir.Value, axes: list[_Axis]) -> ir.Value:
     if not cut:
         return y
     starts, stops = [axes[a].before for a in cut], [axes[a].before + axes[a].size for a in cut]
-    part: ir.Value = op.Slice(y, op.ints(*starts), op.ints(*stops), op.ints(*(a + 2 for a in cut)))
-    return part
+    return op.Slice(y, op.ints(*starts), op.ints(*stops), op.ints(*(a + 2 for a in cut)))

@@ -38,7 +38,7 @@ def _is_refused(op: Emitter, node: ir.Node) -> bool:
 @rule("BatchNormalization", when=_is_refused)
 def _batch_normalization(op: Emitter, node: ir.Node) -> Written:
     x, scale, bias, *running = (op.given(node, i) for i in range(5))
-    epsilon = float(op.attribute(node, "epsilon", 1e-5))
+    epsilon = op.attribute(node, "epsilon", 1e-5)
     if op.attribute(node, "training_mode", 0):
         mean, variance = batch_statistics(op, x, epsilon)
         updated = [
@@ -81,8 +81,8 @@ def from_images(op: Emitter, x: ir.Value, epsilon: float) -> tuple[ir.Value, ir.
     batch, channels, *image = op.dims(x)
     size = math.prod(image)
     rows = op.reshape(x, (batch * channels, size))
-    _, means, inverses = op.LayerNormalization(
-        rows, op.constant([1.0] * size, x.dtype), outputs=3, axis=1, epsilon=epsilon, stash_type=1
+    _, means, inverses = op.several(
+        "LayerNormalization", 3, rows, op.constant([1.0] * size, x.dtype), axis=1, epsilon=epsilon, stash_type=1
     )
     spread = op.reshape(op.Reciprocal(op.Mul(inverses, inverses)), (batch, channels))  # the variance and epsilon
     means = op.reshape(means, (batch, channels))
@@ -103,8 +103,7 @@ def channel_mean(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _mean(op: Emitter, x: ir.Value, axes: Sequence[int]) -> ir.Value:
-    found: ir.Value = op.ReduceMean(x, op.ints(*axes), keepdims=0)
-    return found
+    return op.ReduceMean(x, op.ints(*axes), keepdims=0)
 
 
 def normalized(
@@ -116,14 +115,11 @@ def normalized(
     rounding hides) and a shift: what the mean loses by being rounded is made good in the shift.
     """
     settings = (scale, bias, mean, variance)
-    y: ir.Value
     if all(value.dtype == x.dtype for value in settings):
-        y = op.BatchNormalization(x, *settings, epsilon=epsilon)
-        return y
+        return op.BatchNormalization(x, *settings, epsilon=epsilon)
     scale, bias, mean, variance = (op.cast(value, ir.DataType.FLOAT) for value in settings)
     factor = op.Div(scale, op.Sqrt(op.Add(variance, epsilon)))
     center = op.cast(mean, x.dtype)
     shift = op.Sub(bias, op.Mul(op.Sub(mean, op.cast(center, ir.DataType.FLOAT)), factor))
     one = op.constant([1.0] * op.size(mean), x.dtype)
-    y = op.BatchNormalization(x, op.cast(factor, x.dtype), op.cast(shift, x.dtype), center, one, epsilon=0.0)
-    return y
+    return op.BatchNormalization(x, op.cast(factor, x.dtype), op.cast(shift, x.dtype), center, one, epsilon=0.0)

@@ -10,7 +10,7 @@ from memonger.model.emitter import Emitter
 
 
 def _has_no_middle(op: Emitter, node: ir.Node) -> bool:
-    return bool(op.attribute(node, "size", 1) % 2 == 0)
+    return op.attribute(node, "size", 1) % 2 == 0
 
 
 @rule("LRN", when=_has_no_middle)

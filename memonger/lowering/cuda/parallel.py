@@ -106,7 +106,7 @@ def _again(ends: list[ir.Value], chains: _Chains, op: Emitter) -> ir.Value:
     made = {chains.roots[ends[0]]: op.constant(np.concatenate([v for v in vectors if v is not None]))}
     for node in _nodes(ends[0], chains):
         inputs = [v if v is None else made.get(v, v) for v in node.inputs]
-        made[node.outputs[0]] = op.emit(node.op_type, inputs, {k: a.value for k, a in node.attributes.items()})
+        made[node.outputs[0]] = op.emit(node.op_type, *inputs, **{k: a.value for k, a in node.attributes.items()})
     return made[ends[0]]
 
 
