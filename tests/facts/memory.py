@@ -13,10 +13,10 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.facts.device import Driver, DriverError, Wish, bind, driver, open_session, place
-from benchmarks.facts.fact import HOLDS, SEEN, Fact, judged
 from memonger.devices import Device
 from memonger.runtime.profile import read_workspace
+from tests.facts.device import Driver, DriverError, Wish, bind, driver, open_session, place
+from tests.facts.fact import HOLDS, SEEN, Fact, judged
 
 MIB = 1 << 20
 CHANNELS, SIDE = 64, 56

@@ -29,14 +29,18 @@ def judged(claim: str, seen: str, holds: bool, told: bool = True) -> Fact:
     return Fact(claim, seen, HOLDS if holds else FAILS) if told else Fact(claim, RAN, UNTOLD)
 
 
+def head(fact: Fact) -> str:
+    """Verdict and claim, as they stand in the table."""
+    return textwrap.fill(f"[{fact.verdict}] {fact.claim}", WIDTH, subsequent_indent="    ")
+
+
 def written(facts: Iterable[Fact]) -> str:
     """Rows, one below the other: verdict and claim, then what was seen."""
     rows = []
     for fact in facts:
-        head = textwrap.fill(f"[{fact.verdict}] {fact.claim}", WIDTH, subsequent_indent="    ")
         seen = (
             textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    ")
             for line in fact.seen.splitlines()
         )
-        rows.append("\n".join([head, *seen]))
+        rows.append("\n".join([head(fact), *seen]))
     return "\n".join(rows) + "\n"

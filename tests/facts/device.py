@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.facts.examples import element_type
 from memonger.devices import Device
+from tests.facts.examples import element_type
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 STAND_IN = "Fake CUDA device"  # what tests/support/fake_cuda calls its devices

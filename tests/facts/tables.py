@@ -7,13 +7,13 @@ from pathlib import Path
 
 import onnx
 
-from benchmarks.facts.device import Wish, driver, open_session
-from benchmarks.facts.examples import ALL, EXAMPLES, Example
-from benchmarks.facts.fact import Fact, judged
-from benchmarks.facts.graphs import host_arithmetic
-from benchmarks.facts.operators import Placed, options, placed_at, providers, sweep
-from benchmarks.facts.order import one_fallback
 from memonger.devices import Device
+from tests.facts.device import Wish, driver, open_session
+from tests.facts.examples import ALL, EXAMPLES, Example
+from tests.facts.fact import Fact, judged
+from tests.facts.graphs import host_arithmetic
+from tests.facts.operators import Placed, options, placed_at, providers, sweep
+from tests.facts.order import one_fallback
 
 OPSETS = tuple(range(17, 27))
 HASH = ("Add", "Mul", "Less", "BitShift right", "BitwiseXor", "BitwiseOr")

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.facts.device import bind, driver, on_cpu, open_session, place
-from benchmarks.facts.fact import HOLDS, Fact, judged
-from benchmarks.facts.order import graph, one_fallback, unary, without_fallback
 from memonger.devices import Device
+from tests.facts.device import bind, driver, on_cpu, open_session, place
+from tests.facts.fact import HOLDS, Fact, judged
+from tests.facts.order import graph, one_fallback, unary, without_fallback
 
 LIKE = np.zeros((64, 64), np.float32)
 MANY = 2_000  # bound outputs

@@ -9,11 +9,11 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from benchmarks.facts.device import Place, Wish, bind, driver, open_session, place, short
-from benchmarks.facts.fact import Fact, judged
-from benchmarks.facts.memory import External
-from benchmarks.facts.order import graph, one_fallback, without_fallback
 from memonger.devices import Device
+from tests.facts.device import Place, Wish, bind, driver, open_session, place, short
+from tests.facts.fact import Fact, judged
+from tests.facts.memory import External
+from tests.facts.order import graph, one_fallback, without_fallback
 
 SHIFTS = 16  # places of the register that counts executions
 RUNS = 4  # the provider warms up before it captures

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.facts.device import CPU, Wish, feeds, open_session, short
-from benchmarks.facts.fact import FAILS, HOLDS, Fact, judged
-from benchmarks.facts.networks import inference, training
 from memonger.devices import Device
 from memonger.runtime.profile import read_profile
+from tests.facts.device import CPU, Wish, feeds, open_session, short
+from tests.facts.fact import FAILS, HOLDS, Fact, judged
+from tests.facts.networks import inference, training
 
 FLOATING = ("Shape", "Size")  # run as soon as they can
 NO_KERNEL = "Tan"  # on CUDA

@@ -1,7 +1,7 @@
 """Where onnxruntime runs each operator, in which element types, and which of its values lie on the host.
 
 One session for each example and type, in a process of its own that is started again behind an example that kills it:
-``python -m benchmarks.facts.operators --device cuda:0 --start N`` prints one line of JSON for each from the N-th on.
+``python -m tests.facts.operators --device cuda:0 --start N`` prints one line of JSON for each from the N-th on.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.facts.device import CPU, CUDA, prepare, short
-from benchmarks.facts.examples import EXAMPLES, Example, element_type
 from memonger.devices import Device, parse_device
+from tests.facts.device import CPU, CUDA, prepare, short
+from tests.facts.examples import EXAMPLES, Example, element_type
 
 SECONDS = 600  # for a process: one that takes longer hangs
 TOLERANCE = {"f16": 2e-2, "bf16": 1e-1}  # of the CPU's values; single precision's includes TF32
@@ -201,7 +201,7 @@ def main(device: str, start: int, compare: bool) -> None:
     """Print what becomes of each case from --start on, one line each."""
     prepare()
     for number, dtype in cases()[start:]:
-        print(json.dumps(asdict(place(number, dtype, parse_device(device), compare))), flush=True)
+        click.echo(json.dumps(asdict(place(number, dtype, parse_device(device), compare))))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Checks that take kernels that run: in place, determinism, times. On a stand-in they run, and tell nothing."""
 
-import importlib
 import itertools
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,26 +13,25 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.facts.device import Place, Wish, bind, driver, feeds, open_session, place, short, sizes
-from benchmarks.facts.fact import FAILS, HOLDS, LOST, SEEN, UNTOLD, Fact, judged
-from benchmarks.facts.networks import FROZEN, training
 from memonger.devices import Device
 from memonger.graph import aliasing
 from memonger.runtime.profile import read_profile
+from tests.facts.device import Place, Wish, bind, driver, feeds, open_session, place, short, sizes
+from tests.facts.fact import FAILS, HOLDS, LOST, SEEN, UNTOLD, Fact, judged
+from tests.facts.networks import FROZEN, training
+from tests.support.aliasing_examples import EXAMPLES
+from tests.support.aliasing_runs import Draw
 
-ROOT = Path(__file__).parents[2]
 SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 REPEATS = 3  # of a run that overwrites its input
 STEPS = (f"resnet50{FROZEN}", "googlenet", "unet", "gpt", "lstm")
 
 
 def check_in_place(device: Device) -> Iterator[Fact]:
-    """Every entry of memonger/aliasing.py, by the examples that the CPU's list is tested with."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    examples = importlib.import_module("aliasing_examples").EXAMPLES
+    """Every entry of memonger/graph/aliasing.py, by the examples that the CPU's list is tested with."""
     results: dict[str, dict[str, int]] = {}
     failed: dict[str, list[str]] = {}
-    for example in examples:
+    for example in EXAMPLES:
         for dtype, n in itertools.product(example.dtypes, example.sizes):
             for key, verdict in _pairs_of(example, dtype, n, device):
                 counts = results.setdefault(key, {"same": 0, "differ": 0, "cpu": 0, "error": 0})
@@ -64,8 +61,7 @@ def _in_place_facts(results: dict[str, dict[str, int]], failed: dict[str, list[s
 
 def _pairs_of(example: Any, dtype: str, n: int, device: Device) -> Iterator[tuple[str, str]]:
     """(entry, what became of it) for each pair the lists give this example."""
-    draw = importlib.import_module("aliasing_runs").Draw
-    arrays = example.inputs(draw(n, dtype))
+    arrays = example.inputs(Draw(n, dtype))
     node = example.node(arrays)
     pairs = dict.fromkeys(aliasing.view_pairs(node) + aliasing.inplace_pairs(node))
     live = {f"i{i}": a for i, a in enumerate(arrays) if a is not None and i not in example.constants}
