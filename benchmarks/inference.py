@@ -22,7 +22,7 @@ import models
 from benchmarks.exports import EXPORTS, export
 from benchmarks.machine import machine
 from memonger.cli.compare import difference, symbolic_sizes
-from memonger.cli.measure import Job, Worker, take_turns
+from memonger.cli.measure import Job, MeasuredSession, take_turns
 from memonger.devices import CPU
 from memonger.runtime import ort
 from memonger.runtime.feeds import inputs_of
@@ -90,7 +90,7 @@ def measure(name: str, model: Path, batch: int, folder: Path) -> Row:
     for kind, options in KINDS.items():
         jobs[kind] = Job(str(model), str(inputs), str(folder / f"{kind}.npz"), False, **options)
     with ExitStack() as stack:
-        workers = {kind: stack.enter_context(Worker(job, folder, kind)) for kind, job in jobs.items()}
+        workers = {kind: stack.enter_context(MeasuredSession(job, folder, kind)) for kind, job in jobs.items()}
         take_turns(list(workers.values()), 1, 2)
         once = min(statistics.median(worker.seconds) for worker in workers.values())
         runs = max(1, math.ceil(RUNS_SECONDS / once))

@@ -15,9 +15,8 @@ from benchmarks.side_by_side import largest, plots, results, rows
 from benchmarks.side_by_side.contestants import KINDS
 from benchmarks.side_by_side.devices import Device
 from benchmarks.side_by_side.networks import NETWORKS
-from benchmarks.side_by_side.process import Clock, OutOfTime
 from benchmarks.side_by_side.table import table
-from benchmarks.side_by_side.turns import Settings
+from benchmarks.side_by_side.turns import Clock, OutOfTime, Settings
 from memonger.errors import PlanError
 from memonger.units import parse_size
 
