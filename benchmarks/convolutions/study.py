@@ -1,12 +1,12 @@
-"""Weight gradients of ResNet-50's convolutions against PyTorch's: ``python -m benchmarks.weight_gradients``.
+"""Gradients of a network's convolutions against PyTorch's: ``python -m benchmarks.convolutions [--network NAME]``.
 
 cuDNN's backward filter, PyTorch's kernel for them on CUDA, is out of reach of standard ONNX operators: what is within
 reach is measured here, on the CPU or on ``--device cuda:0``. Forward and input gradients are measured as well, so that
 a gain is a share of what the convolutions of a step take. Every contestant's result is compared with float64.
 
 PyTorch (with cudnn.benchmark; on CUDA a second process without) and onnxruntime run in a process each and take turns,
-every formulation a turn of its own. Writes weight_gradients.txt and .json (on CUDA weight_gradients_cuda, with TF32
-weight_gradients_cuda_tf32), the .json after every layer: ``--resume`` goes on from there.
+every formulation a turn of its own. Writes convolutions.txt and .json (with _NETWORK unless it is ResNet-50, _cuda and
+_tf32 where they apply), the .json after every layer: ``--resume`` goes on from there.
 """
 
 import importlib.metadata
@@ -25,19 +25,20 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.formulations import conv, products
-from benchmarks.formulations.by_layer import EMITTED, HEURISTIC, TORCH, Figure, Measured, Report, Settings, row, table
-from benchmarks.formulations.contestants import OPERANDS, Contestant, Engine, LostError, reason
-from benchmarks.formulations.emitted import emitted
-from benchmarks.formulations.harness import model_of
-from benchmarks.formulations.layers import Layer
+from benchmarks.convolutions import formulations
+from benchmarks.convolutions.emitted import emitted
+from benchmarks.convolutions.emitter import model_of
+from benchmarks.convolutions.engines import OPERANDS, Contestant, Engine
+from benchmarks.convolutions.layers import Layer
+from benchmarks.convolutions.report import EMITTED, HEURISTIC, TORCH, Figure, Measured, Report, Settings, row, table
 from benchmarks.machine import machine
-from benchmarks.torch_models import CASES
+from benchmarks.torch_models import BUILDERS
+from memonger.cli.worker import WorkerError, reason
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import MemongerError
 from memonger.runtime.ort import check_device
 
-NETWORK = "resnet50"
+NETWORKS = ("resnet50", "mobilenet_v2")
 IMAGE_CHANNELS = 3  # a layer with so many has the network's input, whose gradient nobody needs
 ROUNDS = 7
 TURN_SECONDS, MOST_RUNS = {"cpu": 0.07, "cuda": 0.02}, 400
@@ -48,15 +49,30 @@ LOSSES = 2  # layers in which a formulation may run out of time, or end its proc
 LIMIT = {"cpu": float("inf"), "cuda": 480.0}
 TOLERANCE, TOLERANCE_TF32 = 1e-4, 1e-2  # of the error against float64: beyond, a formulation is wrong
 START = Layer(1, 1, 1, 1, 1)  # nothing to do: what starting the work costs
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 Model = tuple[onnx.ModelProto, str]
 
 
-def network_layers(batch: int) -> dict[Layer, int]:
-    """ResNet-50's distinct convolutions, and how often each is there."""
+def network_layers(batch: int, network: str = NETWORKS[0]) -> dict[Layer, int]:
+    """The distinct convolutions of a network on images of 224 × 224, in the order they run, and how many of each."""
+    found: Counter[Layer] = Counter()
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _: object) -> None:
+        assert isinstance(module, torch.nn.Conv2d)
+        n, c, side, _ = inputs[0].shape
+        layer = Layer(n, c, module.out_channels, side, module.kernel_size[0], module.stride[0], module.groups)
+        if module.padding != (layer.pad, layer.pad) or module.dilation != (1, 1):
+            raise ValueError(f"{module} is none of the convolutions that {Layer.__name__} describes.")
+        found[layer] += 1
+
     with torch.device("meta"):
-        return conv.layers_of(CASES[NETWORK].make(), torch.empty(batch, IMAGE_CHANNELS, 224, 224))
+        module = BUILDERS[network]()
+        for part in module.modules():
+            if isinstance(part, torch.nn.Conv2d):
+                part.register_forward_hook(count)
+        module(torch.empty(batch, IMAGE_CHANNELS, 224, 224))
+    return dict(found)
 
 
 def quantities(layer: Layer) -> list[str]:
@@ -66,27 +82,19 @@ def quantities(layer: Layer) -> list[str]:
 
 def models(layer: Layer, quantity: str, device: Device = CPU) -> Iterator[tuple[str, Callable[[], Model]]]:
     """Every formulation by name, and what memonger emits, as what makes the model."""
-    if quantity == "y":
-        found: Mapping[str, Callable[..., str]] = {"Conv": conv.forward}
-    elif quantity == "dx":
-        found = conv.input_gradients(layer)[0]
-    else:
-        found = conv.weight_gradients(layer)[0] | products.weight_gradients(layer)
-    for name, formulation in conv.on(layer, dict(found)).items():
+    ways = {"dx": formulations.input_gradients, "dw": formulations.weight_gradients}
+    found = ways[quantity](layer) if quantity in ways else {"Conv": formulations.forward}
+    for name, formulation in found.items():
         yield name, partial(_model, layer, quantity, formulation)
     if quantity != "y":
         yield EMITTED, partial(emitted, layer, quantity, device)
 
 
 def _model(layer: Layer, quantity: str, formulation: Callable[..., str]) -> Model:
-    shapes = {
-        "x": (layer.n, layer.c, layer.side, layer.side),
-        "w": (layer.k, layer.c // layer.groups, layer.kernel, layer.kernel),
-        "dy": (layer.n, layer.k, layer.out, layer.out),
-    }
-    inputs = {name: np.broadcast_to(np.float32(0), shapes[name]) for name in OPERANDS[quantity]}
-    model, (output,) = model_of(formulation, inputs)
-    return model, output
+    inputs = {name: np.broadcast_to(np.float32(0), layer.shapes[name]) for name in OPERANDS[quantity]}
+    winograd = isinstance(formulation, partial)  # whose own first argument comes before the layer
+    bound = partial(formulation.func, *formulation.args, layer) if winograd else partial(formulation, layer)
+    return model_of(bound, inputs)
 
 
 class Measurer:
@@ -97,10 +105,10 @@ class Measurer:
         self.kind = self.device.kind
         self.tolerance = TOLERANCE_TF32 if settings.tf32 else TOLERANCE
         engine = Engine(TORCH, settings.device, settings.threads, settings.tf32)
-        self.torch = {TORCH: Contestant(engine)}
+        self.torch = {TORCH: Contestant(engine, folder / "torch.err")}
         if self.kind == "cuda":
-            self.torch[HEURISTIC] = Contestant(replace(engine, search=False))
-        self.runtime = Contestant(replace(engine, kind="onnxruntime"))
+            self.torch[HEURISTIC] = Contestant(replace(engine, search=False), folder / "heuristic.err")
+        self.runtime = Contestant(replace(engine, kind="onnxruntime"), folder / "onnxruntime.err")
         self.all = [*self.torch.values(), self.runtime]
         self.losses: Counter[tuple[str, str]] = Counter()
 
@@ -156,7 +164,7 @@ class Measurer:
             return Figure(name, refused=f"not tried: lost in {LOSSES} layers before")
         try:
             answer = self._engine(name).ask(request, self._timeout(name))
-        except LostError as error:
+        except WorkerError as error:
             self.losses[key] += name != EMITTED and name not in self.torch
             return Figure(name, refused=str(error))
         if "refused" in answer:
@@ -175,7 +183,7 @@ class Measurer:
             for name in self._order(turn, [name for name in runs if name not in lost]):
                 try:
                     times[name].append(self._turn(requests[name], runs[name]))
-                except LostError as error:
+                except WorkerError as error:
                     lost[name] = str(error)
         figures = dict(begun)
         for name, seconds in times.items():
@@ -200,7 +208,7 @@ class Measurer:
             engine.ask(request, TORCH_TIMEOUT)
             answer = engine.ask(timing, TORCH_TIMEOUT)
         if "seconds" not in answer:
-            raise LostError("it didn't begin again after its process was lost")
+            raise WorkerError("it didn't begin again after its process was lost")
         return float(answer["seconds"])
 
 
@@ -255,6 +263,7 @@ def versions() -> str:
 
 
 @click.command()
+@click.option("--network", type=click.Choice(NETWORKS), default=NETWORKS[0], show_default=True)
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda:N.")
 @click.option("--batch", type=int, help="Images; 4 on the CPU and 32 on CUDA where not given.")
 @click.option("--layers", default="", help="Only layers whose text (as in the table) contains one of these: a,b.")
@@ -264,18 +273,23 @@ def versions() -> str:
 @click.option("--limit", type=float, help="Begin no layer after so many seconds; 480 on CUDA where not given.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The .json, the .txt beside it.")
 def main(
-    device: str, batch: int | None, layers: str, threads: int, tf32: bool, resume: bool, limit: float | None,
+    network: str, device: str, batch: int | None, layers: str, threads: int, tf32: bool, resume: bool, limit: float | None,
     output: Path | None,
 ) -> None:  # fmt: skip
-    """Measure ResNet-50's convolutions in standard operators against PyTorch's."""
+    """Measure a network's convolutions in standard operators against PyTorch's."""
     try:
         kind = parse_device(device).kind
         if kind == "none":
             raise click.UsageError("there is nothing to measure without a device: --device cpu, or cuda:N.")
         check_device(parse_device(device))
-        every = network_layers(batch or {"cuda": 32}.get(kind, 4))
-        settings = Settings(NETWORK, device, next(iter(every)).n, threads, tf32, sum(every.values()))
-        stem = "weight_gradients" + ("_cuda" if kind == "cuda" else "") + ("_tf32" if tf32 else "")
+        every = network_layers(batch or {"cuda": 32}.get(kind, 4), network)
+        settings = Settings(network, device, next(iter(every)).n, threads, tf32, sum(every.values()))
+        stem = (
+            "convolutions"
+            + (f"_{network}" if network != NETWORKS[0] else "")
+            + ("_cuda" if kind == "cuda" else "")
+            + ("_tf32" if tf32 else "")
+        )
         path = output or HERE / f"{stem}{'_part' if layers else ''}.json"
         with tempfile.TemporaryDirectory() as folder:
             measurer = Measurer(settings, Path(folder))
@@ -285,14 +299,10 @@ def main(
                 report = run(report, {START: 0, **chosen(every, layers)}, measurer, path, limit or LIMIT[kind])
             finally:
                 measurer.close()
-    except LostError as error:
+    except WorkerError as error:
         raise click.ClickException(f"PyTorch or onnxruntime was lost: {error}. --resume goes on.") from error
     except MemongerError as error:
         raise click.ClickException(str(error)) from error
     text = table(report)
     path.with_suffix(".txt").write_text(text)
     print(text, end="")
-
-
-if __name__ == "__main__":
-    main()

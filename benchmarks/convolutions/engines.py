@@ -11,10 +11,7 @@ one figure, not the table. A request is a line of JSON, and so is its answer:
 """
 
 import json
-import os
-import select
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,15 +19,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks.formulations.layers import Layer, values
+from benchmarks.convolutions.layers import Layer, values
+from memonger.cli.worker import Worker, WorkerError, reason, serve
 from memonger.devices import Device, parse_device
 from memonger.errors import RuntimeUnavailableError
 
-ROOT = Path(__file__).parents[2]
 ABOUT = 3  # runs that the first guess of a time is taken from
 START_TIMEOUT = 120.0  # seconds for an engine to be loaded
 OPERANDS = {"y": ("x", "w"), "dx": ("dy", "w"), "dw": ("dy", "x")}
@@ -54,78 +51,40 @@ class Engine:
     search: bool = True
 
 
-class LostError(Exception):
-    """A process ended, or didn't answer in time."""
-
-
 class Contestant:
-    """An engine's process, started when first asked."""
+    """An engine's process, started when first asked, and again after it was lost."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._process: subprocess.Popen[str] | None = None
-        self._said: IO[str] | None = None  # its standard error
+    def __init__(self, engine: Engine, errors: Path) -> None:
+        self.engine, self.errors = engine, errors
+        self.worker: Worker | None = None
 
     def ask(self, request: Mapping[str, object], timeout: float) -> Answer:
         """Its answer.
 
         Raises:
-            LostError: it ended or took longer than ``timeout`` seconds (where it has to be started, after it was). The
-                next request starts a fresh process.
+            WorkerError: it ended, or took longer than ``timeout`` seconds once it was started. The next request starts
+                a fresh process.
             RuntimeUnavailableError: its device isn't there.
         """
-        if self._process is None:
-            self._start()
+        if self.worker is None:
+            environment = TUNED if self.engine.kind == "torch" else {}
+            settings = json.dumps(asdict(self.engine))
+            self.worker = Worker("benchmarks.convolutions.engines", [settings], self.errors, environment)
             self.ask({"do": "check"}, START_TIMEOUT)
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it ended before: there is nothing to read then
-        if not select.select([process.stdout], [], [], timeout)[0]:
+            answer = self.worker.ask(request, timeout)
+        except WorkerError:
             self.close()
-            raise LostError(f"no answer in {timeout:g} s")
-        line = process.stdout.readline()
-        if not line:
-            status, words = process.wait(), self._last_words()
-            self.close()
-            raise LostError(f"its process ended with status {status}: {words}")
-        answer: Answer = json.loads(line)
+            raise
         if "unavailable" in answer:
             raise RuntimeUnavailableError(answer["unavailable"])
         return answer
 
-    def _start(self) -> None:
-        code = f"from benchmarks.formulations.contestants import *; serve(Engine(**{asdict(self.engine)!r}))"
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **(TUNED if self.engine.kind == "torch" else {})},
-        )
-
-    def _last_words(self) -> str:
-        assert self._said is not None
-        self._said.seek(0)
-        lines = self._said.read().strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
-
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-        if self._said is not None:
-            self._said.close()
-        self._process = self._said = None
+        if self.worker is not None:
+            self.worker.end(parting=0.0)
+        self.worker = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,31 +115,9 @@ class Ready:
         return self.clock() - begin
 
 
-def serve(engine: Engine) -> None:
-    """Answer requests, one a line, until there are no more."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    device = parse_device(engine.device)
-    server = (_Torch if engine.kind == "torch" else _Onnxruntime)(engine, device)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = server.answer(request)
-        except RuntimeUnavailableError as error:
-            answer = {"unavailable": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
 def error_of(found: np.ndarray, truth: np.ndarray) -> float:
     """The norm of the difference over the norm of the truth."""
     return float(np.linalg.norm((found - truth).ravel()) / np.linalg.norm(truth.ravel()))
-
-
-def reason(error: Exception) -> str:
-    """What kind of error, and the first line of what it says."""
-    words = str(error).strip().splitlines() or ["it says nothing"]
-    return f"{type(error).__name__}: {words[0][:200]}"
 
 
 class _Server:
@@ -269,13 +206,15 @@ class _Torch(_Server):
         self.tensors = {name: self.torch.from_numpy(array).to(str(self.device)) for name, array in self.arrays.items()}
 
     def _call(self, quantity: str, tensors: Mapping[str, Any]) -> Any:
-        from benchmarks.formulations.conv import backward
-
         layer, (x, w, dy) = self.layer, (tensors[name] for name in ("x", "w", "dy"))
         assert layer is not None
         if quantity == "y":
             return self.torch.conv2d(x, w, None, layer.stride, layer.pad, 1, layer.groups)
-        return backward(layer, ("dx", "dw").index(quantity))(dy, x, w)
+        output = ("dx", "dw").index(quantity)
+        mask, step, pad = [output == 0, output == 1, False], [layer.stride] * 2, [layer.pad] * 2
+        return self.torch.ops.aten.convolution_backward(
+            dy, x, w, None, step, pad, [1, 1], False, [0, 0], layer.groups, mask
+        )[output]
 
     def truth(self, request: Mapping[str, Any]) -> Answer:
         cudnn = self.torch.backends.cudnn
@@ -303,11 +242,11 @@ def _nothing() -> None:
 
 
 class _Onnxruntime(_Server):
-    """Models on fixed memory, see `benchmarks.formulations.binding`."""
+    """Models on fixed memory, see `benchmarks.convolutions.binding`."""
 
     def __init__(self, engine: Engine, device: Device) -> None:
         super().__init__(engine, device)
-        from benchmarks.formulations import binding
+        from benchmarks.convolutions import binding
 
         self.binding = binding
         self.memory = binding.Memory(device)
@@ -350,3 +289,21 @@ class _Onnxruntime(_Server):
             bound.wait()
             foreign = self.binding.foreign_nodes(Path(session.end_profiling()), self.device.provider)
         return Ready(bound.run, bound.wait, bound.outputs[0], self.queued, self.clock), foreign
+
+
+def main() -> None:
+    """Answer requests to the engine that the command line describes."""
+    engine = Engine(**json.loads(sys.argv[1]))
+    server = (_Torch if engine.kind == "torch" else _Onnxruntime)(engine, parse_device(engine.device))
+
+    def answer(request: Mapping[str, Any]) -> Answer:
+        try:
+            return server.answer(request)
+        except RuntimeUnavailableError as error:
+            return {"unavailable": str(error)}
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

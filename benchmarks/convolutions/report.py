@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.formulations.layers import Layer
+from benchmarks.convolutions.layers import Layer
 
 BOUND = 1.3  # times PyTorch's time, beyond which the standard operators are too slow for weight gradients
 TORCH, HEURISTIC, EMITTED = "torch", "torch heuristic", "memonger"  # contestants; any other name is a formulation
@@ -63,8 +63,9 @@ class Settings:
     @property
     def command(self) -> str:
         """What measures this."""
-        options = f"--device {self.device} --batch {self.batch} --threads {self.threads}{' --tf32' * self.tf32}"
-        return f"python -m benchmarks.weight_gradients {options}"
+        where = f"--network {self.network} --device {self.device}"
+        options = f"{where} --batch {self.batch} --threads {self.threads}{' --tf32' * self.tf32}"
+        return f"python -m benchmarks.convolutions {options}"
 
     @property
     def clock(self) -> str:

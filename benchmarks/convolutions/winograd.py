@@ -7,8 +7,8 @@ transform's index outermost, as the batched product wants it: no transpose of th
 
 import numpy as np
 
-from benchmarks.formulations.harness import Emitter
-from benchmarks.formulations.layers import Layer
+from benchmarks.convolutions.emitter import Emitter
+from benchmarks.convolutions.layers import Layer
 
 INPUT = {
     2: [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]],

@@ -1,4 +1,4 @@
-"""The benchmark of weight gradients: its formulations against float64, what it says of those that fail, its sums."""
+"""The benchmark of convolutions: its formulations against float64, what it says of those that fail, its sums."""
 
 import json
 import os
@@ -12,14 +12,15 @@ import onnxruntime
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import weight_gradients as benchmark
-from benchmarks.formulations import conv
-from benchmarks.formulations.binding import Memory, bind, foreign_nodes, place, session_of
-from benchmarks.formulations.by_layer import Figure, Measured, Report, Settings, summary, table, totals
-from benchmarks.formulations.contestants import Contestant, LostError, error_of
-from benchmarks.formulations.emitted import emitted
-from benchmarks.formulations.harness import Emitter
-from benchmarks.formulations.layers import Layer, values
+from benchmarks.convolutions import formulations as conv
+from benchmarks.convolutions import study as benchmark
+from benchmarks.convolutions.binding import Memory, bind, foreign_nodes, place, session_of
+from benchmarks.convolutions.emitted import emitted
+from benchmarks.convolutions.emitter import Emitter
+from benchmarks.convolutions.engines import Contestant, error_of
+from benchmarks.convolutions.layers import Layer, values
+from benchmarks.convolutions.report import Figure, Measured, Report, Settings, summary, table, totals
+from memonger.cli.worker import WorkerError
 from memonger.devices import CPU, Device
 
 SETTINGS = Settings("resnet50", "cpu", 2, 1, False, 53)
@@ -49,6 +50,8 @@ LAYERS = [
     Layer(2, 8, 16, 7, 1, 1),
     Layer(2, 16, 8, 30, 1, 1),
     Layer(2, 6, 8, 8, 1, 2),
+    Layer(2, 6, 6, 8, 3, 1, 6),
+    Layer(2, 6, 6, 12, 3, 2, 6),
 ]
 
 
@@ -101,8 +104,7 @@ def test_what_is_emitted_for_cuda_gives_the_same(side: int, stride: int, kernel:
 
 def _with(monkeypatch: pytest.MonkeyPatch, **extra: Callable[..., str]) -> None:
     """Let the weight gradient have other formulations."""
-    monkeypatch.setattr(conv, "weight_gradients", lambda layer: (extra, ""))
-    monkeypatch.setattr(benchmark.products, "weight_gradients", lambda layer: {})
+    monkeypatch.setattr(conv, "weight_gradients", lambda layer: extra)
 
 
 def test_a_wrong_formulation_has_no_time(measurer: benchmark.Measurer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,25 +155,25 @@ def test_a_process_that_is_lost_costs_one_figure(measurer: benchmark.Measurer, m
         figures = {figure.name: figure for figure in measurer.quantity(Layer(2, 4, 4, 6, 1, 1), "dw")}
         assert all(figures[name].seconds is not None for name in ("before", "dies", "after", "memonger"))
         reasons.append(figures["hangs"].refused)
-    assert reasons == ["no answer in 0.2 s", "no answer in 0.2 s", "not tried: lost in 2 layers before"]
+    assert reasons == ["no answer within 0.2 s", "no answer within 0.2 s", "not tried: lost in 2 layers before"]
     assert len(set(hung)) == benchmark.LOSSES
 
 
 def test_a_process_that_hangs_or_ends_is_started_again(measurer: benchmark.Measurer) -> None:
     measurer.runtime.ask({"do": "check"}, 60.0)
     stop(measurer.runtime)
-    with pytest.raises(LostError, match=r"no answer in 0\.1 s"):
+    with pytest.raises(WorkerError, match=r"no answer within 0\.1 s"):
         measurer.runtime.ask({"do": "check"}, 0.1)
-    with pytest.raises(LostError, match="ended with status 1: KeyError: 'layer'"):
+    with pytest.raises(WorkerError, match="KeyError: 'layer'"):
         measurer.runtime.ask({"do": "prepare"}, 60.0)
     assert measurer.runtime.ask({"do": "check"}, 60.0) == {}
 
 
 def stop(contestant: Contestant) -> int:
     """Let a contestant's process hang."""
-    assert contestant._process is not None
-    os.kill(contestant._process.pid, signal.SIGSTOP)
-    return contestant._process.pid
+    assert contestant.worker is not None
+    os.kill(contestant.worker.process.pid, signal.SIGSTOP)
+    return contestant.worker.process.pid
 
 
 def test_a_profile_tells_what_ran_elsewhere(tmp_path: Path) -> None:
