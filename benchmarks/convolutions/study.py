@@ -273,8 +273,8 @@ def versions() -> str:
 @click.option("--limit", type=float, help="Begin no layer after so many seconds; 480 on CUDA where not given.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The .json, the .txt beside it.")
 def main(
-    network: str, device: str, batch: int | None, layers: str, threads: int, tf32: bool, resume: bool, limit: float | None,
-    output: Path | None,
+    network: str, device: str, batch: int | None, layers: str, threads: int, tf32: bool, resume: bool,
+    limit: float | None, output: Path | None,
 ) -> None:  # fmt: skip
     """Measure a network's convolutions in standard operators against PyTorch's."""
     try:
@@ -284,12 +284,8 @@ def main(
         check_device(parse_device(device))
         every = network_layers(batch or {"cuda": 32}.get(kind, 4), network)
         settings = Settings(network, device, next(iter(every)).n, threads, tf32, sum(every.values()))
-        stem = (
-            "convolutions"
-            + (f"_{network}" if network != NETWORKS[0] else "")
-            + ("_cuda" if kind == "cuda" else "")
-            + ("_tf32" if tf32 else "")
-        )
+        marks = {network: network != NETWORKS[0], "cuda": kind == "cuda", "tf32": tf32}
+        stem = "_".join(["convolutions", *(mark for mark, applies in marks.items() if applies)])
         path = output or HERE / f"{stem}{'_part' if layers else ''}.json"
         with tempfile.TemporaryDirectory() as folder:
             measurer = Measurer(settings, Path(folder))
