@@ -28,7 +28,7 @@ def measure(name: str, settings: Settings, size: networks.Size | None = None) ->
     Raises:
         OutOfTime: the clock ran out.
     """
-    size = size or networks.size_of(name, settings.device.name)
+    size = size or settings.size_of(name)
     chosen = largest(settings.device.name)
     with ExitStack() as stack:
         try:

@@ -48,13 +48,13 @@ def measure(
         kind: ``inference`` or ``training``.
         name: The network.
         settings: How.
-        size: At what size; None: the device's own.
-        only: Keys of contestants; all if empty.
+        size: At what size; None: that of the settings.
+        only: Keys of contestants; those of the settings if empty.
 
     Raises:
         OutOfTime: the clock ran out.
     """
-    size = size or networks.size_of(name, settings.device.name)
+    size, only = size or settings.size_of(name), only or settings.only
     chosen = [one for one in KINDS[kind](settings.device.name) if not only or one.key in only]
     with ExitStack() as stack:
         try:

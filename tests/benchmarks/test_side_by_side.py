@@ -23,6 +23,7 @@ from benchmarks.side_by_side.turns import Clock, OutOfTime  # noqa: E402
 from memonger.cli.worker import Worker  # noqa: E402
 
 PUBLISHED = {
+    "resnet18": 11_689_512,
     "resnet50": 25_557_032,
     "resnet200": 64_673_832,
     "densenet121": 7_978_856,
