@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.machine import accelerator, machine
 from benchmarks.side_by_side import program, results
 from benchmarks.side_by_side.devices import Device, used_bytes
-from benchmarks.side_by_side.process import Clock, Failed, Process
+from memonger.cli.worker import Worker, WorkerError
 
 HERE = Path(__file__).parent
 DEFAULTS = program.Defaults(("inference", "training", "largest"), "12GB", 240.0)
@@ -36,14 +36,14 @@ def examined(name: str) -> Device:
     device = Device(name, ())
     with ExitStack() as stack:
         errors = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "probe.err"
-        process = stack.enter_context(Process("benchmarks.side_by_side.probe", [name], errors, Clock(), {}))
+        process = stack.enter_context(Worker("benchmarks.side_by_side.probe", [name], errors))
         try:
             said = process.read(120)
             if said["missing"]:
                 raise Missing("\n".join(said["missing"]))
             before = used_bytes(device.index)
             process.ask("", 60)
-        except Failed as error:
+        except WorkerError as error:
             raise Missing(f"{name} can't be used: {error}") from error
         context = used_bytes(device.index) - before
     head = (

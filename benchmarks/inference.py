@@ -20,9 +20,9 @@ import onnx
 import memonger
 import models
 from benchmarks.exports import EXPORTS, export
-from benchmarks.machine import machine
+from benchmarks.machine import HERE, MIB, Table, geometric_mean, pyplot, stamp
 from memonger.cli.compare import difference, symbolic_sizes
-from memonger.cli.measure import Job, Worker, take_turns
+from memonger.cli.measure import Job, MeasuredSession, take_turns
 from memonger.devices import CPU
 from memonger.runtime import ort
 from memonger.runtime.feeds import inputs_of
@@ -31,8 +31,6 @@ NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "un
 IMAGE = {"unet": 256}
 BATCHES = (1, 16)
 ROUNDS, RUNS_SECONDS = 5, 0.6  # turns a session takes, and about how long each is
-HERE = Path(__file__).parent
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def measure(name: str, model: Path, batch: int, folder: Path) -> Row:
     for kind, options in KINDS.items():
         jobs[kind] = Job(str(model), str(inputs), str(folder / f"{kind}.npz"), False, **options)
     with ExitStack() as stack:
-        workers = {kind: stack.enter_context(Worker(job, folder, kind)) for kind, job in jobs.items()}
+        workers = {kind: stack.enter_context(MeasuredSession(job, folder, kind)) for kind, job in jobs.items()}
         take_turns(list(workers.values()), 1, 2)
         once = min(statistics.median(worker.seconds) for worker in workers.values())
         runs = max(1, math.ceil(RUNS_SECONDS / once))
@@ -118,48 +116,47 @@ def stock_outputs(model: Path, inputs: Path) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """The geometric mean."""
-    return math.exp(statistics.fmean(math.log(value) for value in values))
+COLUMNS = Table(
+    "network<16", "batch>6", "default>9.1f", "no arena>9.1f", "no patt.>9.1f", "planned>9.1f", "÷default>9.3f",
+    "predicted>10.1f", "error>+8.1%", "arena÷bound>12.4f", "ms>9.1f", "time>7.3f", "÷no arena>10.3f", "outputs<6",
+)  # fmt: skip
+
+
+def line(row: Row) -> str:
+    """A line of the table."""
+    peak, seconds = {kind: size / MIB for kind, size in row.peak.items()}, row.seconds
+    ratio, predicted = peak["planned"] / peak["default"], row.predicted / MIB
+    return COLUMNS.row(
+        row.network, row.batch, peak["default"], peak["no arena"], peak["no pattern"], peak["planned"], ratio,
+        predicted, peak["planned"] / predicted - 1, row.bound_ratio, seconds["planned"] * 1e3,
+        seconds["planned"] / seconds["default"], seconds["planned"] / seconds["no arena"],
+        "equal" if row.equal else "DIFFER",
+    )  # fmt: skip
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text, with geometric means below."""
+    memory = geometric_mean(row.peak["planned"] / row.peak["default"] for row in rows)
+    time = geometric_mean(row.seconds["planned"] / row.seconds["default"] for row in rows)
     lines = [
         "Inference on the CPU: what a run takes over the loaded model in MiB, and latency, planned against stock",
-        machine(("onnxruntime", "onnx", "numpy", "torch")),
-        "command: python -m benchmarks.inference",
+        *stamp("inference", ("onnxruntime", "onnx", "numpy", "torch")),
         "",
         "default: stock onnxruntime as it comes; no arena: enable_cpu_mem_arena off; no patt.: enable_mem_pattern off",
         "predicted: arena + workspace, from the plan; error: measured over predicted; time: planned over default",
         "outputs: planned against stock onnxruntime told the same shapes, at the same optimization level, bit for bit",
         "",
-        f"{'network':16}{'batch':>6}{'default':>9}{'no arena':>9}{'no patt.':>9}{'planned':>9}{'÷default':>9}"
-        f"{'predicted':>10}{'error':>8}{'arena÷bound':>12}{'ms':>9}{'time':>7}{'÷no arena':>10}  outputs",
+        COLUMNS.heading,
+        *map(line, rows),
+        "",
+        f"geometric means: memory {memory:.3f}, time {time:.3f} of stock onnxruntime's default",
     ]
-    for row in rows:
-        peak, seconds = row.peak, row.seconds
-        lines.append(
-            f"{row.network:16}{row.batch:>6}{peak['default'] / MIB:>9.1f}{peak['no arena'] / MIB:>9.1f}"
-            f"{peak['no pattern'] / MIB:>9.1f}{peak['planned'] / MIB:>9.1f}{peak['planned'] / peak['default']:>9.3f}"
-            f"{row.predicted / MIB:>10.1f}{peak['planned'] / row.predicted - 1:>+8.1%}{row.bound_ratio:>12.4f}"
-            f"{seconds['planned'] * 1e3:>9.1f}{seconds['planned'] / seconds['default']:>7.3f}"
-            f"{seconds['planned'] / seconds['no arena']:>10.3f}  {'equal' if row.equal else 'DIFFER'}"
-        )
-    memory = geometric_mean([row.peak["planned"] / row.peak["default"] for row in rows])
-    time = geometric_mean([row.seconds["planned"] / row.seconds["default"] for row in rows])
-    lines += ["", f"geometric means: memory {memory:.3f}, time {time:.3f} of stock onnxruntime's default"]
     return "\n".join(lines) + "\n"
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Memory of each kind of session as a share of stock's default, the prediction as a mark."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 1, figsize=(11, 8), layout="constrained", sharey=True)
+    figure, axes = pyplot().subplots(2, 1, figsize=(11, 8), layout="constrained", sharey=True)
     for axis, batch in zip(axes, BATCHES, strict=True):
         chosen = [row for row in rows if row.batch == batch]
         places = np.arange(len(chosen))
@@ -191,7 +188,7 @@ def main(only: Sequence[str]) -> None:
             write(name, folder / "model.onnx")
             for batch in BATCHES:
                 rows.append(measure(name, folder / "model.onnx", batch, folder))
-                print(table(rows[-1:]).splitlines()[9], file=sys.stderr)
+                print(line(rows[-1]), file=sys.stderr)
     text = table(rows)
     print(text, end="")
     if not only:

@@ -1,10 +1,73 @@
-"""The line that says what a table was measured on."""
+"""What every table of a benchmark has: a stamp of what it was measured on, columns, geometric means."""
 
 import importlib.metadata
+import math
 import os
 import platform
-from collections.abc import Sequence
+import re
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+HERE = Path(__file__).parent  # where tables are kept
+LOAD = os.getloadavg()[0]  # before this program added to it
+
+
+class Table:
+    """Columns of a table, each given as its head, alignment, width and number format: ``network<16``, ``ms>9.1f``.
+
+    A column to the left after one to the right has two spaces before it. ``missing`` is what stands for None.
+    """
+
+    def __init__(self, *columns: str, missing: str = "") -> None:
+        self.columns = [re.fullmatch(r"(.*)([<>])(\+?)(\d+)(.*)", column).groups() for column in columns]
+        self.missing = missing
+
+    @property
+    def heading(self) -> str:
+        """The heads."""
+        return self.row(*(column[0] for column in self.columns))
+
+    def row(self, *cells: object) -> str:
+        """A line: numbers in their column's format, text as it is; later cells may be left out."""
+        line, before = "", "<"
+        for cell, (_, align, sign, width, form) in zip(cells, self.columns, strict=False):
+            text = self.missing if cell is None else cell if isinstance(cell, str) else format(cell, sign + form)
+            line += f"{'  ' if (before, align) == ('>', '<') else ''}{text:{align}{width}}"
+            before = align
+        return line.rstrip()
+
+
+def stamp(command: str, packages: Sequence[str]) -> list[str]:
+    """What a table was measured on: machine, versions and load, and the command that measures it."""
+    return [f"{machine(packages)}, load {LOAD:.1f}", f"command: python -m benchmarks.{command}"]
+
+
+def keep(lines: Iterable[str], path: Path | None) -> None:
+    """Print lines as they come, and write them to a file at the end."""
+    text = ""
+    for line in lines:
+        print(line, flush=True)
+        text += line.rstrip() + "\n"
+    if path is not None:
+        path.write_text(text, encoding="utf-8")
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean."""
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot, which draws into files only."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
 
 
 def machine(packages: Sequence[str]) -> str:

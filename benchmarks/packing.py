@@ -5,15 +5,12 @@ The training-like problems have forward values read again in reverse order, one 
 live a few steps. Every layout is checked. A time is of one run.
 """
 
-import platform
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.machine import keep, stamp
 from memonger.layout import ALLOCATORS, Allocator, Buffer, allocate, check_layout, lower_bound
 from memonger.layout.minimalloc_csv import read_problem
 
@@ -53,22 +50,10 @@ def measure(allocator: Allocator, buffers: Sequence[Buffer]) -> str:
     return f"{layout.size / lower_bound(buffers):.4f} {milliseconds:7.1f}"
 
 
-def machine() -> str:
-    """The CPU's model and the versions that matter."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        model = names[0] if names else model
-    return f"{model}, Python {platform.python_version()}, numpy {np.__version__}"
-
-
 def table() -> Iterator[str]:
     """Lines of the table, as they are measured: one problem after the other."""
     strategies = {**ALLOCATORS, "allocate": allocate}
-    yield f"command: python -m benchmarks.packing\nmachine: {machine()}"
+    yield from stamp("packing", ["numpy"])
     yield "each line: arena / lower bound, milliseconds; allocate: strategies in this order until one is good enough"
     for name, buffers in problems():
         yield f"\n{name}: {len(buffers)} buffers, lower bound {lower_bound(buffers):,} bytes"
@@ -76,14 +61,5 @@ def table() -> Iterator[str]:
             yield f"  {strategy:24} {measure(allocator, buffers)}"
 
 
-def main() -> None:
-    """Measure, print, write."""
-    lines = []
-    for line in table():
-        print(line, flush=True)
-        lines.append(line)
-    (ROOT / "benchmarks" / "packing.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    keep(table(), ROOT / "benchmarks" / "packing.txt")

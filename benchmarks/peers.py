@@ -9,24 +9,16 @@ compiled; memonger with nothing recomputed and in three budgets. ``--largest``: 
 import sys
 from pathlib import Path
 
-from benchmarks.machine import machine
-from benchmarks.side_by_side import program, results
-from benchmarks.side_by_side.devices import Device
+from benchmarks.side_by_side import program
 
-HERE = Path(__file__).parent
+OUTPUT = Path(__file__).with_suffix(".json")
 DEFAULTS = program.Defaults(("inference", "training"), "2GB", 150.0, ("densenet_bc100", "mobilenet_v2", "resnet50"))
 
 
 def main() -> int:
     """Measure, or print what was measured."""
-    asked = program.parser(__doc__ or "", DEFAULTS).parse_args()
-    output: Path = asked.output or HERE / "peers.json"
-    if asked.print:
-        program.show(results.load(output), False, output)
-        return 0
     title = "On the CPU, beside what a user would pick instead: memory and time of inference and of training steps"
-    device = Device("cpu", (title, machine(("onnxruntime", "torch", "onnx", "onnx-ir", "numpy"))))
-    return program.run(asked, DEFAULTS, device, output)
+    return program.on_the_cpu(__doc__ or "", DEFAULTS, OUTPUT, title)
 
 
 if __name__ == "__main__":

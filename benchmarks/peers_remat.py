@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import machine
+from benchmarks.machine import keep, stamp
 from benchmarks.peer_planners import GRACE
 from benchmarks.remat import KNOWN, PERCENT, ROOT
 from memonger.errors import PlanError
@@ -143,8 +143,9 @@ def table(options: argparse.Namespace) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     planners = [name for name in _PLANNERS if getattr(options, name)]
     known = json.loads(KNOWN.read_text(encoding="utf-8"))
-    yield f"command: python -m benchmarks.peers_remat {' '.join(f'--{p} PATH' for p in planners)} --python PATH"
-    yield f"  --seconds {options.seconds:g}\nmachine: {machine(['numpy'])}; one core\n{_NOTES}"
+    paths = " ".join(f"--{planner} PATH" for planner in planners)
+    yield from stamp(f"peers_remat {paths} --python PATH --seconds {options.seconds:g}", ["numpy"])
+    yield f"all on one core\n{_NOTES}"
     heads = "".join(f" {name:>8} {'s':>6} {'':20}" for name in planners)
     yield f"{'graph':12} {'nodes':>5} {'budget %':>8} {'ours':>8} {'s':>6} {heads} best known"
     for path in sorted((ROOT / "tests" / "data" / "remat").glob("*.json")):
@@ -173,11 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "peers_remat.txt")
     options = parser.parse_args(arguments)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    lines = []
-    for text in table(options):
-        print(text, flush=True)
-        lines.append(text.rstrip())
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    keep(table(options), options.output)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 
 import memonger
 import models
-from benchmarks.machine import machine
+from benchmarks.machine import HERE, MIB, Table, pyplot, stamp
 from memonger.errors import PlanError
 from memonger.graph.costs import INTENSITY
 from memonger.graph.liveness import ALIGNMENT, needed_bytes
@@ -34,8 +34,7 @@ from memonger.planning.decide import Decision
 from memonger.remat import EFFORT, Request
 from memonger.remat.marks import place
 
-HERE = Path(__file__).parent
-MIB, GIB = 1 << 20, 1 << 30
+GIB = 1 << 30
 LEVELS = ("none", "cheap", "block", "sqrt", "log", "sweep")
 PERCENT = (50, 30, 20, 10)
 PLOTTED = ("resnet50", "resnet1001", "densenet_bc100", "mobilenet_v2", "gpt2", "unet")
@@ -190,16 +189,21 @@ def budget_of(case: str, none: Row) -> int:
     return int(share * none.required) if case.endswith("of all") else none.base + int(share * none.peak)
 
 
+COLUMNS = Table(
+    "network<15", "nodes>7", "strategy<14", "peak>10.1f", "%>8.1f", "arena>10.1f", "÷bound>8.4f", "all>10.1f", "%>8.1f",
+    "overhead>9.2f", "again>8", "seconds>8.2f", "cpu>8.2f",
+)  # fmt: skip
+
+
 def line(row: Row, none: Row) -> str:
     """One line of the table."""
-    head = f"{row.network:15}{row.nodes:7}  {row.case:14}"
+    head = row.network, row.nodes, row.case
     if row.failed is not None:
-        return f"{head}{row.failed.partition(':')[0]:63}{row.seconds:8.2f}{row.cpu:8.2f}"
-    return (
-        f"{head}{row.peak / MIB:10.1f}{100 * row.peak / none.peak:8.1f}{row.arena / MIB:10.1f}"
-        f"{row.arena / row.bound:8.4f}{row.required / MIB:10.1f}{100 * row.required / none.required:8.1f}"
-        f"{100 * row.overhead:9.2f}{row.again:8}{row.seconds:8.2f}{row.cpu:8.2f}"
-    )
+        return f"{COLUMNS.row(*head):38}{row.failed.partition(':')[0]:63}{row.seconds:8.2f}{row.cpu:8.2f}"
+    return COLUMNS.row(
+        *head, row.peak / MIB, 100 * row.peak / none.peak, row.arena / MIB, row.arena / row.bound, row.required / MIB,
+        100 * row.required / none.required, 100 * row.overhead, row.again, row.seconds, row.cpu,
+    )  # fmt: skip
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -209,8 +213,8 @@ def table(rows: Sequence[Row]) -> str:
     took = sum(row.seconds for row in rows) + sum(row.prepared for row in none.values())
     lines = [
         "Recomputation in training steps, planned without a device: MiB, percent, seconds",
-        machine(["numpy", "onnx-ir"]),
-        f"python -m benchmarks.recompute; seconds of all plans and of making the models: {took:.0f}",
+        *stamp("recompute", ["numpy", "onnx-ir"]),
+        f"seconds of all plans and of making the models: {took:.0f}",
         "",
         "peak: live bytes of the arena at the worst step, and percent of it with nothing recomputed (none)",
         "÷bound: arena over the lower bound of its schedule",
@@ -220,8 +224,7 @@ def table(rows: Sequence[Row]) -> str:
         "again: steps that run a node again. seconds, cpu: search and layout; loading and differentiating are below",
         "50 %: a budget of that part of the peak; % of all: of all; smallest: the least the search found",
         "",
-        f"{'network':15}{'nodes':>7}  {'strategy':14}{'peak':>10}{'%':>8}{'arena':>10}{'÷bound':>8}{'all':>10}{'%':>8}"
-        f"{'overhead':>9}{'again':>8}{'seconds':>8}{'cpu':>8}",
+        COLUMNS.heading,
     ]
     before = None
     for row in ordered:
@@ -273,13 +276,8 @@ def beside(of: Mapping[tuple[str, str], Row], name: str, wanted: Sequence[str]) 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Overhead against peak of six networks: budgets as a line, the other strategies as marks."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     of = {(row.network, row.case): row for row in rows if row.failed is None}
-    figure, axes = plt.subplots(2, 3, figsize=(12, 7.5), layout="constrained")
+    figure, axes = pyplot().subplots(2, 3, figsize=(12, 7.5), layout="constrained")
     for axis, name in zip(axes.flat, PLOTTED, strict=True):
         none = of[name, "none"]
         budget = [row for (network, case), row in of.items() if network == name and case not in LEVELS[1:]]

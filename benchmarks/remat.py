@@ -11,14 +11,13 @@ Budgets are percentages of the peak without recomputation; cases below the lower
 import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.machine import Table, keep, stamp
 from memonger.errors import PlanError
 from memonger.remat.cp_sat import ExactOptions, solve
 from memonger.remat.greedy import Relief, relieve, tidy
@@ -29,6 +28,7 @@ from memonger.remat.timeline import Timeline
 ROOT = Path(__file__).parent.parent
 KNOWN = ROOT / "benchmarks" / "remat.json"
 PERCENT = (90, 80, 60, 50, 40, 30, 20)
+COLUMNS = Table("graph<12", "nodes>7", "budget %>10", "greedy>9", "ours>11.3f", "wall>7.1f", "cpu>7.1f", "best known<1")
 _SMALL = 200
 """Nodes up to which the exact strategy is tried."""
 
@@ -107,31 +107,29 @@ def known(case: Case, schedule: tuple[int, ...], overhead: float, entries: dict[
         else:
             bound = found.bound / cost(case.problem, case.problem.schedule) - 1
             entry["proof"] = f"≥ {100 * max(0.0, bound):.3f}, 2 runs, given order, {seconds:.0f} s"
-    return f"{100 * entry['overhead']:9.3f}  {entry['by']}; {entry['proof']}"
+    return f"{100 * entry['overhead']:.3f}  {entry['by']}; {entry['proof']}"
 
 
 def line(case: Case, label: str, entries: dict[str, Any], seconds: float) -> str:
     """One line of the table."""
+    head = case.name, case.problem.nodes, label, greedy_overhead(case)
     begin, used = time.perf_counter(), time.process_time()
     try:
         found = search(case.problem, case.budget)
     except PlanError:
-        return f"{case.name:12} {case.problem.nodes:6} {label:>9} {greedy_overhead(case):>8}     none found"
+        return COLUMNS.row(*head, "none found")
     took, cpu = time.perf_counter() - begin, time.process_time() - used
     assert found.peak <= case.budget
     best = known(case, found.schedule, found.overhead, entries, seconds)
-    return (
-        f"{case.name:12} {case.problem.nodes:6} {label:>9} {greedy_overhead(case):>8} {100 * found.overhead:8.3f} "
-        f"{took:6.1f} {cpu:6.1f} {best}"
-    )
+    return COLUMNS.row(*head, 100 * found.overhead, took, cpu, best)
 
 
 def table(entries: dict[str, Any], seconds: float, note: str) -> Iterator[str]:
     """Lines of the table, as they are measured."""
-    yield f"command: python -m benchmarks.remat\nmachine: {machine(['numpy', 'ortools'])}"
+    yield from stamp("remat", ["numpy", "ortools"])
     yield from [note] if note else []
     yield "overheads in percent of the cost of one pass; seconds: wall, processor"
-    yield f"{'graph':12} {'nodes':>6} {'budget %':>9} {'greedy':>8} {'ours':>8} {'wall':>6} {'cpu':>6} best known"
+    yield COLUMNS.heading
     for name, problem in graphs():
         full = peak(problem, problem.schedule)
         for percent in PERCENT if problem.nodes < 1000 else (50, 20):
@@ -143,6 +141,13 @@ def table(entries: dict[str, Any], seconds: float, note: str) -> Iterator[str]:
             yield line(Case(name, problem, least), f"min {100 * least / full:.2f}", entries, seconds)
 
 
+def recorded(entries: dict[str, Any], seconds: float, note: str) -> Iterator[str]:
+    """The lines of the table; the best known is written after each."""
+    for text in table(entries, seconds, note):
+        yield text
+        KNOWN.write_text(json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -150,13 +155,8 @@ def main() -> None:
     parser.add_argument("--note", default="", metavar="TEXT", help="a line for the header: what ran beside")
     options = parser.parse_args()
     entries = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
-    lines = []
-    for text in table(entries, options.exact, options.note):
-        print(text, flush=True)
-        lines.append(text)
-        KNOWN.write_text(json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    (ROOT / "benchmarks" / "remat.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    keep(recorded(entries, options.exact, options.note), ROOT / "benchmarks" / "remat.txt")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

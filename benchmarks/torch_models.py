@@ -1,8 +1,7 @@
-"""Full-size networks in PyTorch for side-by-side training, their inputs, and batches that a CPU trains in seconds."""
+"""Full-size networks in PyTorch, each with a forward pass in checkpoints."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -276,6 +275,7 @@ class GPT(Chain):
 
 
 BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
+    "resnet18": partial(ResNet, units=(2, 2, 2, 2), bottleneck=False),
     "resnet50": partial(ResNet, units=(3, 4, 6, 3), bottleneck=True),
     "resnet200": partial(ResNet, units=(3, 24, 36, 3), bottleneck=True),
     "densenet121": DenseNet,
@@ -288,7 +288,7 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
 
 
 def initialized(name: str, x: Tensor, **options: Any) -> nn.Module:
-    """A network whose output hangs on its input: He initialization of convolutions, running statistics of ``x``."""
+    """A network whose output depends on its input: He initialization of convolutions, running statistics of ``x``."""
     torch.manual_seed(0)
     module = BUILDERS[name](**options).train()
     for part in module.modules():
@@ -302,31 +302,3 @@ def initialized(name: str, x: Tensor, **options: Any) -> nn.Module:
         if isinstance(part, nn.BatchNorm2d):
             part.momentum = 0.1
     return module
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A network, and the batch it is trained with here."""
-
-    make: Callable[[], nn.Module]
-    batch: int
-    image: int = 224
-
-    def data(self) -> tuple[Tensor, Tensor]:
-        """Seeded inputs and labels."""
-        generator = torch.Generator().manual_seed(0)
-        if self.make is GPT:
-            shape = (self.batch, 256)
-            words = torch.randint(8192, shape, generator=generator)
-            return words, torch.randint(8192, (self.batch * 256,), generator=generator)
-        images = torch.randn((self.batch, 3, self.image, self.image), generator=generator)
-        return images, torch.randint(1000, (self.batch,), generator=generator)
-
-
-CASES = {
-    "resnet18": Case(lambda: ResNet((2, 2, 2, 2), False), 16),
-    "resnet50": Case(lambda: ResNet((3, 4, 6, 3), True), 8),
-    "mobilenet_v2": Case(MobileNetV2, 16),
-    "densenet121": Case(DenseNet, 8),
-    "gpt": Case(GPT, 8),
-}

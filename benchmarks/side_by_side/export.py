@@ -15,8 +15,8 @@ import torch
 
 import memonger
 from benchmarks.side_by_side import networks
-from benchmarks.side_by_side.job import reason, say
 from benchmarks.torch_models import initialized
+from memonger.cli.worker import reason, say
 
 TELLING = 1e-3  # outputs of two inputs are apart by at least this part of the largest
 

@@ -1,7 +1,6 @@
-"""What a measuring process is told, and the few words it says back."""
+"""What a measuring process is told."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -65,19 +64,6 @@ class Job:
     def save(self, path: Path) -> None:
         """Write it for the process."""
         path.write_text(json.dumps(asdict(self)))
-
-
-def say(content: Mapping[str, Any]) -> None:
-    """One line of JSON to the parent."""
-    sys.stdout.write(json.dumps(content) + "\n")
-    sys.stdout.flush()
-
-
-def reason(error: BaseException) -> str:
-    """An error in a line: its kind and the first line it says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = lines[0] if lines else "no words"
-    return f"{type(error).__name__}: {words[:300]}"
 
 
 def load_cuda_libraries() -> None:

@@ -13,11 +13,11 @@ from benchmarks.side_by_side import networks
 from benchmarks.side_by_side.contestants import MORE, Contestant, largest
 from benchmarks.side_by_side.job import Job
 from benchmarks.side_by_side.planning import Wish
-from benchmarks.side_by_side.process import Failed
 from benchmarks.side_by_side.results import Result, Row
 from benchmarks.side_by_side.rows import Course, entry, prepared
 from benchmarks.side_by_side.search import TRIES, largest_batch
 from benchmarks.side_by_side.turns import Entry, Settings, compete, started
+from memonger.cli.worker import WorkerError
 
 RUNS = 8  # of PyTorch at most, before the one that is shown
 
@@ -28,12 +28,12 @@ def measure(name: str, settings: Settings, size: networks.Size | None = None) ->
     Raises:
         OutOfTime: the clock ran out.
     """
-    size = size or networks.size_of(name, settings.device.name)
+    size = size or settings.size_of(name)
     chosen = largest(settings.device.name)
     with ExitStack() as stack:
         try:
             course = prepared(name, size, settings, stack)
-        except Failed as error:
+        except WorkerError as error:
             failed = [Result(one.key, one.title, failed=f"no export: {error}") for one in chosen]
             return Row("largest", name, 0, size.shape, tuple(failed))
         entries, eager = [], 0
@@ -62,7 +62,7 @@ def _entry(course: Course, one: Contestant, eager: int) -> Entry:
             tries = RUNS if one.library == "torch" else TRIES
             batch, known = largest_batch(_need(course, one), _room(settings), course.size.batch, tries)
             asked = len(known)
-    except Failed as error:
+    except WorkerError as error:
         return Entry(Result(one.key, one.title, failed=str(error)), None)
     if not batch:
         return Entry(Result(one.key, one.title, failed="not one sample fits"), None)
@@ -100,7 +100,7 @@ def _need(course: Course, one: Contestant) -> Callable[[int], float]:
         try:
             with ExitStack() as stack:
                 _, said = started(replace(ready, job=_capped(ready, settings)), settings, course.folder, stack)
-        except Failed as error:
+        except WorkerError as error:
             if "OutOfMemory" in str(error) or "out of memory" in str(error):
                 return math.inf
             raise

@@ -44,6 +44,7 @@ class Network:
 # On a CPU a step has to end within seconds: batches and images are smaller, GPT has 6 blocks of width 384 instead
 # of GPT-2 small's 12 of 768, and the LSTM a quarter of the width and an eighth of the length.
 NETWORKS: Mapping[str, Network] = {
+    "resnet18": Network("images", 1000, {"cuda": Size(64, (3, 224, 224)), "cpu": Size(8, (3, 192, 192))}),
     "resnet50": Network("images", 1000, {"cuda": Size(64, (3, 224, 224)), "cpu": Size(4, (3, 192, 192))}),
     "resnet200": Network("images", 1000, {"cuda": Size(32, (3, 224, 224)), "cpu": Size(2, (3, 128, 128))}),
     "densenet121": Network("images", 1000, {"cuda": Size(64, (3, 224, 224)), "cpu": Size(4, (3, 160, 160))}),
@@ -60,6 +61,10 @@ NETWORKS: Mapping[str, Network] = {
     ),
     "lstm": Network("texts", 1000, {"cuda": Size(32, (256,), {"width": 1024, "words": 10000}), "cpu": Size(16, (32,))}),
 }
+
+
+PEERS = tuple(name for name in NETWORKS if name != "resnet18")
+"""Networks that `benchmarks.peers` and `benchmarks.gpu` measure where none are named."""
 
 
 def size_of(name: str, device: str) -> Size:

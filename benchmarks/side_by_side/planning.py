@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.side_by_side.job import MOMENTUM, RATE, load_cuda_libraries, reason, say
+from benchmarks.side_by_side.job import MOMENTUM, RATE, load_cuda_libraries
+from memonger.cli.worker import reason, serve
 
 if TYPE_CHECKING:
     from memonger import Plan
@@ -169,11 +170,14 @@ def main() -> None:
     if device != "cpu":
         load_cuda_libraries()
     planner = Planner(Path(folder), device, int(threads), bool(int(tf32)))
-    for line in sys.stdin:
+
+    def answer(wish: Any) -> dict[str, Any]:
         try:
-            say(asdict(planner.plan(Wish(**json.loads(line)))))
+            return asdict(planner.plan(Wish(**wish)))
         except Exception as error:  # no plan: the contestant's row says why
-            say({"failed": reason(error)})
+            return {"failed": reason(error)}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

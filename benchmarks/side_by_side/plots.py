@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import pyplot
 from benchmarks.side_by_side.results import Record, Result, Row
 
 Figure = Callable[[Result], float | None]
@@ -13,24 +14,19 @@ Figure = Callable[[Result], float | None]
 
 def plot(record: Record, stem: Path) -> list[Path]:
     """Write one picture for each kind that has rows, beside the table: ``<stem>_<kind>.png``."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     written = []
     for kind, panels in PANELS.items():
         rows = [row for row in record.rows if row.kind == kind]
         if not rows:
             continue
-        figure, axes = plt.subplots(len(panels), 1, figsize=(12, 4 * len(panels)), layout="constrained")
+        figure, axes = pyplot().subplots(len(panels), 1, figsize=(12, 4 * len(panels)), layout="constrained")
         for axis, (title, of) in zip(np.atleast_1d(axes), panels.items(), strict=True):
             _bars(axis, rows, of)
             axis.set_title(f"{kind}: {title}, {rows[0].results[0].title} = 1")
         np.atleast_1d(axes)[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         written.append(stem.with_name(f"{stem.name}_{kind}.png"))
         figure.savefig(written[-1], dpi=100)
-        plt.close(figure)
+        pyplot().close(figure)
     return written
 
 

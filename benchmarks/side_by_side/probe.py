@@ -8,7 +8,8 @@ import ctypes
 import importlib.util
 import sys
 
-from benchmarks.side_by_side.job import load_cuda_libraries, reason, say
+from benchmarks.side_by_side.job import load_cuda_libraries
+from memonger.cli.worker import reason, say
 
 
 def missing(device: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` and `benchmarks.gpu` do with their command lines."""
+"""What `benchmarks.peers`, `benchmarks.training_step` and `benchmarks.gpu` do with their command lines."""
 
 import argparse
 import os
@@ -6,18 +6,18 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.machine import machine
 from benchmarks.side_by_side import largest, plots, results, rows
 from benchmarks.side_by_side.contestants import KINDS
 from benchmarks.side_by_side.devices import Device
-from benchmarks.side_by_side.networks import NETWORKS
-from benchmarks.side_by_side.process import Clock, OutOfTime
+from benchmarks.side_by_side.networks import NETWORKS, PEERS, Size
 from benchmarks.side_by_side.table import table
-from benchmarks.side_by_side.turns import Settings
+from benchmarks.side_by_side.turns import Clock, OutOfTime, Settings
 from memonger.errors import PlanError
 from memonger.units import parse_size
 
@@ -26,23 +26,29 @@ ORDER = tuple((kind, name) for kind in ("inference", "training", "largest") for 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What differs between the two programs.
+    """What differs between the programs.
 
     Attributes:
         kinds: Measured where none are named.
         memory: What the largest batch has to fit.
         patience: Seconds a contestant has to get ready.
         largest: Networks whose largest batch is sought where none are named.
+        networks: Networks otherwise measured where none are named.
+        sizes: Sizes of networks other than the device's own.
+        only: Keys of the contestants; all if empty.
     """
 
     kinds: tuple[str, ...]
     memory: str
     patience: float
-    largest: tuple[str, ...] = tuple(NETWORKS)
+    largest: tuple[str, ...] = PEERS
+    networks: tuple[str, ...] = PEERS
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
 
 
 def parser(doc: str, defaults: Defaults) -> argparse.ArgumentParser:
-    """The command line of both."""
+    """Their command line."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--rows", type=_names, default=(), help="networks, with commas between")
     made.add_argument("--kinds", type=_kinds, default=defaults.kinds, help="inference, training, largest")
@@ -94,7 +100,7 @@ def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 def wanted(asked: argparse.Namespace, defaults: Defaults) -> list[tuple[str, str]]:
     """Kind and network of each row to measure, in the order they are measured."""
     kinds = (*asked.kinds, *(("largest",) if asked.largest and "largest" not in asked.kinds else ()))
-    names = {kind: asked.rows or (defaults.largest if kind == "largest" else tuple(NETWORKS)) for kind in kinds}
+    names = {kind: asked.rows or (defaults.largest if kind == "largest" else defaults.networks) for kind in kinds}
     return [(kind, name) for kind, name in ORDER if kind in kinds and name in names[kind]]
 
 
@@ -122,6 +128,8 @@ def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: P
             memory=asked.memory,
             without=asked.without,
             folder=folder.resolve(),
+            sizes=defaults.sizes,
+            only=defaults.only,
         )
         while left:
             try:
@@ -134,6 +142,17 @@ def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: P
             left = left[1:]
     show(record, device.cuda, output)
     return 0
+
+
+def on_the_cpu(doc: str, defaults: Defaults, output: Path, title: str) -> int:
+    """A program that measures on the CPU, or prints what was measured; returns its exit status."""
+    asked = parser(doc, defaults).parse_args()
+    output = asked.output or output
+    if asked.print:
+        show(results.load(output), False, output)
+        return 0
+    device = Device("cpu", (title, machine(("onnxruntime", "torch", "onnx", "onnx-ir", "numpy"))))
+    return run(asked, defaults, device, output)
 
 
 def _measured(kind: str, name: str, settings: Settings) -> results.Row:

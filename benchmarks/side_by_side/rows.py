@@ -14,9 +14,9 @@ from benchmarks.side_by_side import networks
 from benchmarks.side_by_side.contestants import KINDS, Contestant
 from benchmarks.side_by_side.job import Job
 from benchmarks.side_by_side.planning import Figures, Wish
-from benchmarks.side_by_side.process import Failed, Process
 from benchmarks.side_by_side.results import Result, Row
 from benchmarks.side_by_side.turns import Entry, Settings, compete
+from memonger.cli.worker import Worker, WorkerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class Course:
     folder: Path
     settings: Settings
     sizes: Mapping[str, int]
-    planner: Process
+    planner: Worker
 
     def plan(self, wish: Wish) -> Figures:
         """A plan.
 
         Raises:
-            Failed: there is none; the text says why.
+            WorkerError: there is none; the text says why.
         """
-        return Figures(**self.planner.ask(json.dumps(asdict(wish)), 2 * self.settings.patience))
+        return Figures(**self.planner.ask(asdict(wish), 2 * self.settings.patience))
 
 
 def measure(
@@ -48,18 +48,18 @@ def measure(
         kind: ``inference`` or ``training``.
         name: The network.
         settings: How.
-        size: At what size; None: the device's own.
-        only: Keys of contestants; all if empty.
+        size: At what size; None: that of the settings.
+        only: Keys of contestants; those of the settings if empty.
 
     Raises:
         OutOfTime: the clock ran out.
     """
-    size = size or networks.size_of(name, settings.device.name)
+    size, only = size or settings.size_of(name), only or settings.only
     chosen = [one for one in KINDS[kind](settings.device.name) if not only or one.key in only]
     with ExitStack() as stack:
         try:
             course = prepared(name, size, settings, stack)
-        except Failed as error:
+        except WorkerError as error:
             failed = [Result(one.key, one.title, failed=f"no export: {error}", batch=size.batch) for one in chosen]
             return Row(kind, name, size.batch, size.shape, tuple(failed))
         entries = [entry(course, one, kind, size.batch) for one in chosen]
@@ -72,7 +72,7 @@ def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStac
     """The network exported, unless it is there already, and a planner that ends with ``stack``.
 
     Raises:
-        Failed: it can't be exported.
+        WorkerError: it can't be exported.
         OutOfTime: the clock ran out.
     """
     what = json.dumps([asdict(size), settings.device.name, settings.threads, settings.tf32])
@@ -81,10 +81,12 @@ def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStac
     figures = folder / "figures.json"
     if not figures.exists():
         arguments = [name, json.dumps(asdict(size)), str(folder)]
-        with Process("benchmarks.side_by_side.export", arguments, folder / "export.err", settings.clock, {}) as process:
-            process.read(2 * settings.patience)
+        with Worker(
+            "benchmarks.side_by_side.export", arguments, folder / "export.err", left=settings.clock.left
+        ) as worker:
+            worker.read(2 * settings.patience)
     arguments = [str(folder), settings.device.name, str(settings.threads), str(int(settings.tf32))]
-    planner = Process("benchmarks.side_by_side.planning", arguments, folder / "planning.err", settings.clock, {})
+    planner = Worker("benchmarks.side_by_side.planning", arguments, folder / "planning.err", left=settings.clock.left)
     stack.push(planner)
     return Course(name, size, folder, settings, json.loads(figures.read_text()), planner)
 
@@ -100,7 +102,7 @@ def entry(course: Course, one: Contestant, kind: str, batch: int, budget: int = 
     if one.library == "memonger":
         try:
             figures = course.plan(Wish(one.plan, batch, budget))
-        except Failed as error:
+        except WorkerError as error:
             return Entry(Result(**common, failed=f"no plan: {error}"), None)
         model, note = figures.path, figures.note
         predicted = figures.predicted + (figures.inputs if course.settings.device.cuda else 0)

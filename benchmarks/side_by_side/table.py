@@ -1,14 +1,12 @@
 """The record as text."""
 
-import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
+from benchmarks.machine import MIB, Table, geometric_mean
 from benchmarks.side_by_side.contestants import SHARES
 from benchmarks.side_by_side.job import STEPS, WARM
 from benchmarks.side_by_side.results import Record, Result, Row
 
-MIB = 1 << 20
 TITLES = {"inference": "Inference", "training": "Training steps", "largest": "Largest batch trained in {memory}"}
 NOTES = {
     "largest": (
@@ -30,7 +28,7 @@ def table(record: Record, cuda: bool) -> str:
                 title.format(memory=f"{record.memory / 1e9:g} GB"),
                 *NOTES.get(kind, ()),
                 "",
-                _heading(kind, cuda),
+                _columns(kind).heading,
             ]
             for row in rows:
                 lines += [*_row(row, cuda), ""]
@@ -64,37 +62,36 @@ def _meaning(cuda: bool) -> list[str]:
     ]
 
 
-def _heading(kind: str, cuda: bool) -> str:
-    sizes = f"{'batch':>6}{'peak':>9}{'÷':>7}{'beside':>8}{'net':>9}{'÷':>7}{'predicted':>10}{'error':>8}"
-    per = "ms/sample" if kind == "largest" else "ms"
-    return (
-        f"{'network':16}{'contestant':{WIDTH}}{sizes}{per:>10}{'÷':>7}{'samples/s':>11}{'apart':>9}{'drift':>9}  note"
-    )
+def _columns(kind: str) -> Table:
+    return Table(
+        "network<16", f"contestant<{WIDTH}", "batch>6", "peak>9.1f", "÷>7.3f", "beside>8.1f", "net>9.1f", "÷>7.3f",
+        "predicted>10.1f", "error>+8.1%", f"{'ms/sample' if kind == 'largest' else 'ms'}>10.2f", "÷>7.3f",
+        "samples/s>11.1f", "apart>9.1e", "drift>9.1e", "note<1",
+    )  # fmt: skip
 
 
 def _row(row: Row, cuda: bool) -> list[str]:
+    columns, lines = _columns(row.kind), []
     first = next((result for result in row.results if not result.failed), None)
-    lines = []
     for index, result in enumerate(row.results):
         name = row.network if not index else ""
         if result.failed or first is None:
-            lines.append(f"{name:16}{result.title:{WIDTH}}{result.batch or '':>6}  failed: {result.failed}")
-        else:
-            lines.append(f"{name:16}{result.title:{WIDTH}}" + _figures(result, first, row.kind))
-    if lines and not cuda:
-        lines[0] += f"{', ' if row.results[0].note else ''}load {row.load}"
+            lines.append(columns.row(name, result.title, result.batch or "") + f"  failed: {result.failed}")
+            continue
+        note = result.note
+        if not index and not cuda:
+            note = ", ".join(filter(None, (note, f"load {row.load}")))
+        lines.append(columns.row(name, result.title, *_figures(result, first, row.kind), note))
     return lines
 
 
-def _figures(result: Result, first: Result, kind: str) -> str:
-    each, theirs = _time(result, kind), _time(first, kind)
+def _figures(result: Result, first: Result, kind: str) -> tuple[float | None, ...]:
+    each = _time(result, kind)
     return (
-        f"{result.batch:>6}{_mib(result.peak):>9}{_ratio(result.peak, first.peak):>7}{_mib(result.beside):>8}"
-        f"{_mib(result.net):>9}{_ratio(result.net, first.net):>7}{_mib(result.predicted):>10}"
-        f"{_text(result.error, '+.1%'):>8}{_text(each, '.2f'):>10}{_ratio(each, theirs):>7}"
-        f"{_text(None if not result.seconds else result.batch / result.seconds, '.1f'):>11}"
-        f"{_text(result.apart, '.1e'):>9}{_text(result.drift, '.1e'):>9}  {result.note}"
-    )
+        result.batch, _mib(result.peak), _ratio(result.peak, first.peak), _mib(result.beside), _mib(result.net),
+        _ratio(result.net, first.net), _mib(result.predicted), result.error, each, _ratio(each, _time(first, kind)),
+        result.batch / result.seconds if result.seconds else None, result.apart, result.drift,
+    )  # fmt: skip
 
 
 def _time(result: Result, kind: str) -> float | None:
@@ -104,16 +101,12 @@ def _time(result: Result, kind: str) -> float | None:
     return result.seconds * 1e3 / (result.batch if kind == "largest" else 1)
 
 
-def _mib(size: int | None) -> str:
-    return "" if size is None else f"{size / MIB:.1f}"
+def _mib(size: int | None) -> float | None:
+    return None if size is None else size / MIB
 
 
-def _ratio(one: float | None, other: float | None) -> str:
-    return "" if one is None or not other or other < 0 else f"{one / other:.3f}"
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return None if one is None or not other or other < 0 else one / other
 
 
 def ratios(rows: Sequence[Row], key: str, of: Callable[[Result], float | None]) -> list[float]:
@@ -141,11 +134,7 @@ def _means(kind: str, rows: Sequence[Row]) -> list[str]:
     lines = ["geometric means over the first contestant, of the rows where both ran"]
     for key, title in list(keys.items())[1:]:
         means = [(name, ratios(rows, key, of)) for name, of in figures.items()]
-        words = [f"{name} {_mean(found):.3f}" for name, found in means if found]
+        words = [f"{name} {geometric_mean(found):.3f}" for name, found in means if found]
         count = max((len(found) for _, found in means), default=0)
         lines.append(f"  {title:{WIDTH}}{', '.join(words) or 'none'} ({count} rows)")
     return lines
-
-
-def _mean(values: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))

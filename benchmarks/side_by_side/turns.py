@@ -1,9 +1,11 @@
 """Contestants of one network in processes of their own that take turns."""
 
+import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,33 @@ import numpy as np
 
 from benchmarks.side_by_side.devices import Device, Watch
 from benchmarks.side_by_side.job import KEEP_MEMORY, Job
-from benchmarks.side_by_side.process import Clock, Failed, Process
+from benchmarks.side_by_side.networks import Size, size_of
 from benchmarks.side_by_side.results import Result
+from memonger.cli.worker import Worker, WorkerError
 
 WORKER = "benchmarks.side_by_side.worker"
+
+
+class OutOfTime(Exception):  # noqa: N818  (not an error of the program)
+    """The time for the whole program is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When the program has to end, by `time.monotonic`; None: whenever."""
+
+    end: float | None = None
+
+    def left(self) -> float:
+        """Seconds left.
+
+        Raises:
+            OutOfTime: none.
+        """
+        left = math.inf if self.end is None else self.end - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +58,8 @@ class Settings:
         memory: Bytes that the largest batch has to fit.
         without: Keys of contestants that are left out.
         folder: Where networks, plans and what processes exchange go.
+        sizes: Sizes of networks other than the device's own.
+        only: Keys of the contestants; all if empty.
     """
 
     device: Device
@@ -46,6 +73,12 @@ class Settings:
     memory: int
     without: tuple[str, ...]
     folder: Path
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+
+    def size_of(self, network: str) -> Size:
+        """A network's size here."""
+        return self.sizes.get(network) or size_of(network, self.device.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +98,13 @@ def compete(entries: Sequence[Entry], settings: Settings, folder: Path) -> list[
     """
     results = [entry.result for entry in entries]
     with ExitStack() as stack:
-        workers: dict[int, Process] = {}
+        workers: dict[int, Worker] = {}
         for index, entry in enumerate(entries):
             if entry.job is None:
                 continue
             try:
                 workers[index], said = started(entry, settings, folder, stack)
-            except Failed as error:
+            except WorkerError as error:
                 results[index] = replace(entry.result, failed=str(error))
                 continue
             results[index] = replace(entry.result, peak=said["peak"], beside=said["beside"])
@@ -82,11 +115,11 @@ def compete(entries: Sequence[Entry], settings: Settings, folder: Path) -> list[
     return _compared(entries, results)
 
 
-def started(entry: Entry, settings: Settings, folder: Path, stack: ExitStack) -> tuple[Process, dict[str, Any]]:
+def started(entry: Entry, settings: Settings, folder: Path, stack: ExitStack) -> tuple[Worker, dict[str, Any]]:
     """A contestant's process, ready for its turns and ended with ``stack``; its ``peak`` and what is ``beside``.
 
     Raises:
-        Failed: it couldn't be made ready.
+        WorkerError: it couldn't be made ready.
         OutOfTime: the clock ran out.
     """
     assert entry.job is not None
@@ -99,9 +132,8 @@ def started(entry: Entry, settings: Settings, folder: Path, stack: ExitStack) ->
     environment |= KEEP_MEMORY if entry.keeps else {}
     with ExitStack() as until_ready:
         watch = until_ready.enter_context(Watch(device.index)) if device.cuda else None
-        process = Process(
-            WORKER, [str(folder / f"{name}.job.json")], folder / f"{name}.err", settings.clock, environment
-        )
+        arguments = [str(folder / f"{name}.job.json")]
+        process = Worker(WORKER, arguments, folder / f"{name}.err", environment, settings.clock.left)
         until_ready.push(process)
         said = process.read(settings.patience)
         if watch is not None:
@@ -115,7 +147,7 @@ def started(entry: Entry, settings: Settings, folder: Path, stack: ExitStack) ->
         return process, said
 
 
-def _turns(workers: Mapping[int, Process], settings: Settings, results: list[Result]) -> dict[int, list[float]]:
+def _turns(workers: Mapping[int, Worker], settings: Settings, results: list[Result]) -> dict[int, list[float]]:
     """Seconds of a step, turn by turn; a contestant that fails in a turn is out."""
     times: dict[int, list[float]] = {index: [] for index in workers}
     for _ in range(settings.rounds):
@@ -123,8 +155,8 @@ def _turns(workers: Mapping[int, Process], settings: Settings, results: list[Res
             if results[index].failed:
                 continue
             try:
-                times[index].append(worker.ask(str(settings.seconds), settings.patience)["seconds"])
-            except Failed as error:
+                times[index].append(statistics.median(worker.times(2, settings.seconds, settings.patience)))
+            except WorkerError as error:
                 results[index] = replace(results[index], failed=str(error))
     return times
 

@@ -1,20 +1,19 @@
 """One contestant in a process of its own: ``python -m benchmarks.side_by_side.worker JOB.json``.
 
-The first line it says is what it took until it was ready; then, for each number of seconds it reads, it steps for about
-that long, twice at least, and says the seconds of one step. What fails is said in a line, too.
+Its first answer is what it took until it was ready, then it takes as many steps as it is asked for (see
+`memonger.cli.worker`). What fails is said in a line, too.
 """
 
 import importlib
 import json
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.side_by_side.job import STEPS, WARM, Job, load_cuda_libraries, reason, say
+from benchmarks.side_by_side.job import STEPS, WARM, Job, load_cuda_libraries
+from memonger.cli.worker import reason, say, serve_times
 
 
 class Runner(Protocol):
@@ -87,23 +86,12 @@ def ready(job: Job) -> tuple[Runner, dict[str, Any]]:
     return contestant, {"peak": peak, "rest": rest if known else None}
 
 
-def rounds(contestant: Runner) -> None:
-    """For each line read: about so many seconds of steps, two at least; their median."""
-    for line in sys.stdin:
-        until, found = time.perf_counter() + float(line), list[float]()
-        while len(found) < 2 or time.perf_counter() < until:
-            begin = time.perf_counter()
-            contestant.step()
-            found.append(time.perf_counter() - begin)
-        say({"seconds": statistics.median(found)})
-
-
 def main() -> None:
     """Serve one job."""
     try:
         contestant, figures = ready(Job(**json.loads(Path(sys.argv[1]).read_text())))
         say(figures)
-        rounds(contestant)
+        serve_times(contestant.step)
     except Exception as error:  # whatever a contestant dies of is its row in the table
         say({"failed": reason(error)})
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memonger.cli.measure import Job, Measured, Worker, take_turns
+from memonger.cli.measure import Job, Measured, MeasuredSession, take_turns
 from memonger.errors import MemongerError
 from memonger.files import write_whole
 from memonger.lowering.device_form import LEVELS
@@ -156,7 +156,7 @@ def measure_in_turns(
         workers = {}
         for name, job in jobs.items():
             tell(f"loading {name}")
-            workers[name] = stack.enter_context(Worker(job, folder, name))
+            workers[name] = stack.enter_context(MeasuredSession(job, folder, name))
         tell("timing")
         take_turns(list(workers.values()), ROUNDS, -(-runs // ROUNDS))
         return {name: worker.result() for name, worker in workers.items()}

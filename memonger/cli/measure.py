@@ -1,25 +1,25 @@
 """One session in a process of its own, measured: ``python -m memonger.cli.measure JOB.json``.
 
-The parent writes a line to start a round of runs and reads a line with their times; sessions that are compared take
-turns this way, so that a machine that slows down slows all of them. The first line says what loading and running took.
+The first answer says what loading and running took, then rounds of runs are asked for (see `memonger.cli.worker`).
+Sessions that are compared take turns, so that a machine that slows down slows all of them.
 """
 
 import json
+import math
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from memonger.cli import cuda_probe
+from memonger.cli.worker import Worker, WorkerError, say, serve_times
 from memonger.devices import Cuda, Device, parse_device
-from memonger.errors import MemongerError, SessionError
+from memonger.errors import MemongerError
 from memonger.runtime import ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.session import Session
@@ -91,7 +91,7 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
 
 
 def serve(job: Job) -> None:
-    """Measure in this process; rounds are asked for on standard input, answers go to standard output."""
+    """Measure in this process: say what loading and the first runs took, then the seconds of as many as are asked."""
     with np.load(job.inputs) as archive:
         feeds = {name: archive[name] for name in archive.files}
     device = parse_device(job.device)
@@ -101,9 +101,8 @@ def serve(job: Job) -> None:
     load_seconds = time.perf_counter() - begin
     peak = _peak(run) if before is None else _device_peak(run, device, before + job.weight_bytes)
     np.savez(job.outputs, **dict[str, Any](run()))
-    _answer({"peak_bytes": peak, "load_seconds": load_seconds})
-    for line in sys.stdin:
-        _answer({"seconds": [_timed(run) for _ in range(int(line))]})
+    say({"peak_bytes": peak, "load_seconds": load_seconds})
+    serve_times(run)
 
 
 def _peak(run: Callable[[], object]) -> int | None:
@@ -142,71 +141,41 @@ def _device_peak(run: Callable[[], object], device: Device, baseline: int) -> in
     return max(0, _used(device) - baseline)
 
 
-def _timed(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
-
-
-def _answer(content: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(content) + "\n")
-    sys.stdout.flush()
-
-
-class Worker:
-    """The parent's end of a measuring process. To be used in a ``with`` statement.
+class MeasuredSession(Worker):
+    """The parent's end of a process that runs a `Job`. To be used in a ``with`` statement.
 
     Raises:
-        SessionError: the process failed; its last words are in the message.
+        SessionError: the process failed; its reason is in the message.
     """
 
     def __init__(self, job: Job, folder: Path, name: str) -> None:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(asdict(job)))
-        self.errors = (folder / f"{name}.err").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "memonger.cli.measure", str(path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-        )  # fmt: skip
+        super().__init__("memonger.cli.measure", [str(path)], folder / f"{name}.err")
         self.seconds: list[float] = []
-        self.loaded = self._read()
+        try:
+            self.loaded = self.read()
+        except WorkerError:
+            self.end()
+            raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
-        self.process.wait()
-        self.errors.close()
+    def read(self, seconds: float = math.inf) -> dict[str, Any]:
+        """See `Worker.read`."""
+        try:
+            return super().read(seconds)
+        except WorkerError as error:
+            raise WorkerError(f"the measuring process failed: {error}") from None
 
     def round(self, runs: int) -> None:
         """Time some more runs."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{runs}\n")
-        self.process.stdin.flush()
-        self.seconds.extend(self._read()["seconds"])
+        self.seconds.extend(self.times(runs))
 
     def result(self) -> Measured:
         """What was measured until now."""
         return Measured(statistics.median(self.seconds), self.loaded["peak_bytes"], self.loaded["load_seconds"])
 
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            self.errors.seek(0)
-            words = self.errors.read().strip().splitlines()
-            raise SessionError(f"the measuring process failed: {words[-1] if words else self.process.returncode}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
-
-def take_turns(workers: Sequence[Worker], rounds: int, runs: int) -> None:
+def take_turns(workers: Sequence[MeasuredSession], rounds: int, runs: int) -> None:
     """Time every worker in turn, ``rounds`` times ``runs`` runs each."""
     for _ in range(rounds):
         for worker in workers:
@@ -217,4 +186,4 @@ if __name__ == "__main__":
     try:
         serve(Job(**json.loads(Path(sys.argv[1]).read_text())))
     except MemongerError as error:
-        sys.exit(str(error))
+        say({"failed": str(error)})

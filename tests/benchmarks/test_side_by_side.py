@@ -17,11 +17,13 @@ pytest.importorskip("onnxscript")
 
 from benchmarks import gpu, peers, torch_models  # noqa: E402
 from benchmarks.side_by_side import contestants, devices, networks, probe, program, results, rows, turns  # noqa: E402
-from benchmarks.side_by_side.process import Clock, Failed, OutOfTime, Process  # noqa: E402
 from benchmarks.side_by_side.search import TOLERANCE, TRIES, largest_batch  # noqa: E402
 from benchmarks.side_by_side.table import table  # noqa: E402
+from benchmarks.side_by_side.turns import Clock, OutOfTime  # noqa: E402
+from memonger.cli.worker import Worker  # noqa: E402
 
 PUBLISHED = {
+    "resnet18": 11_689_512,
     "resnet50": 25_557_032,
     "resnet200": 64_673_832,
     "densenet121": 7_978_856,
@@ -195,24 +197,11 @@ def _job(place: Path, weights: str) -> Any:
     )  # fmt: skip
 
 
-def test_a_process_that_is_silent_or_ends_has_failed(tmp_path: Path) -> None:
-    with (
-        Process("json.tool", [], tmp_path / "a.err", Clock(), {}) as process,
-        pytest.raises(Failed, match="within 0 s"),
-    ):
-        process.read(0.2)
-    missing = [str(tmp_path / "missing.json")]
-    with Process("json.tool", missing, tmp_path / "b.err", Clock(), {}) as process:
-        with pytest.raises(Failed, match=r"missing\.json"):
-            process.read(60.0)
-        assert process.process.wait() != 0
-
-
 def test_the_clock_ends_a_wait(tmp_path: Path) -> None:
     clock = Clock(time.monotonic() + 0.2)
-    with Process("json.tool", [], tmp_path / "a.err", clock, {}) as process, pytest.raises(OutOfTime):
-        process.read(60.0)
-    assert process.process.poll() is not None
+    with Worker("json.tool", [], tmp_path / "a.err", left=clock.left) as worker, pytest.raises(OutOfTime):
+        worker.read(60.0)
+    assert worker.process.poll() is not None
 
 
 def _row(kind: str, name: str, *_: Any) -> results.Row:

@@ -1,0 +1,1 @@
+"""Convolutions and their gradients in standard ONNX operators, measured against PyTorch's own kernels."""
