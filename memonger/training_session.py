@@ -54,11 +54,12 @@ class TrainingSession(Trainer):
         Raises:
             SessionError: wrong inputs; the plan holds no forward model.
         """
+        self._check_whole()
         if not self._guests:
             self._guests.append(self._plan_evaluation())
         (evaluation,) = self._guests
         self._has_outputs = False
-        evaluation.run(inputs)
+        evaluation.run(evaluation.checked(inputs))
         return {name: evaluation.result(name).copy() for name in evaluation.program.outputs}
 
     def _plan_evaluation(self) -> Binding:
@@ -84,6 +85,7 @@ class TrainingSession(Trainer):
         Raises:
             SessionError: the model has none of the trained weights, or other shapes; the file can't be written.
         """
+        self._check_whole()
         weights = {name: self._weights.array(name) for name in self._weights.tensors}
         _export(Path(path), weights, model if model is not None else self._forward, self._name)
 

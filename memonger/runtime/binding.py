@@ -1,6 +1,6 @@
 """A plan bound to addresses: inputs are fed, outputs read, what persists stays, runs are captured as CUDA graphs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
+from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.runtime.store import Store
 
@@ -108,33 +109,71 @@ class Binding:
         self.arena = arena
         self.bind()
 
-    def run(self, inputs: feeding.Feeds) -> None:
-        """Run once; `result` gives what came out.
+    def checked(self, inputs: feeding.Feeds) -> feeding.Feeds:
+        """Inputs as `run` takes them.
 
         Raises:
-            SessionError: wrong inputs; the runtime failed, or didn't follow the planned order.
+            SessionError: a wrong name, type or shape; the session doesn't run any more.
         """
         inputs = feeding.taken(inputs, self.device)
         feeding.check_feeds(self.inputs, inputs, "the model")
         if self.engine.refused is not None:
             raise SessionError(self.engine.refused)
-        self.run_checked(inputs)
+        return inputs
 
-    def run_checked(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
-        """Run once on inputs that were checked; outputs named in ``targets`` are written to these tensors."""
-        if self._fed != set(inputs):
-            self._begin_feeding(set(inputs))
-        self._feed(inputs)
-        for name in self._unplanned:
-            self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
-        if targets or self._redirected:
-            self._redirect(targets)
-        self._execute()
-        for name in sorted(targets.keys() - self._redirected):
-            self._copy_out(name, targets[name])
+    def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
+        """Run once; `result` gives what came out. Ctrl-C waits until the run is over.
+
+        Args:
+            inputs: What `checked` returned.
+            targets: Tensors that outputs are written to, by the outputs' names.
+
+        Raises:
+            SessionError: the runtime failed, or didn't follow the planned order; targets overlap.
+        """
+        with interrupts_later():
+            overwritten = self._overwritten(inputs, targets)
+            if overwritten and self.device.is_host:
+                inputs = {name: feeding.copy_of(f) if name in overwritten else f for name, f in inputs.items()}
+            if self._fed != set(inputs):
+                self._begin_feeding(set(inputs))
+            self._feed(inputs, overwritten)
+            for name in self._unplanned:
+                self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
+            if targets or self._redirected:
+                self._redirect(targets)
+            self._execute()
+            for name in sorted(targets.keys() - self._redirected):
+                self._copy_out(name, targets[name])
+
+    def _overwritten(self, inputs: feeding.Feeds, targets: Mapping[str, Any]) -> set[str]:
+        """Inputs that the run would write over before it has read them: they lie in the arena, or where an output goes.
+
+        Raises:
+            SessionError: a target lies in the arena, or over another one.
+        """
+        arena = (self.arena.address, self.arena.address + self.arena.size)
+        written: list[tuple[feeding.Span, str]] = [(arena, "the session's own arena, as results of copy=False do")]
+        for name, target in targets.items():
+            span = feeding.span_of(target, self.device)
+            other = next((what for place, what in written if _overlap(span, place)), None)
+            if other is not None:
+                raise SessionError(f"the tensor given for output '{name}' lies in {other}: give memory of its own.")
+            written.append((span, f"that for output '{name}'"))
+        return {
+            name
+            for name, feed in inputs.items()
+            if any(_overlap(feeding.span_of(feed, self.device), place) for place, _ in written)
+        }
+
+    @property
+    def changes_anything(self) -> bool:
+        """Whether the last run, which failed, may have written over what persists: from its first update on."""
+        return self.engine.failed_at is None or self.engine.failed_at >= self.program.first_update
 
     def _begin_feeding(self, names: set[str]) -> None:
         """Bind inputs anew: what isn't fed now has its default again. Each set of inputs has its own CUDA graph."""
+        self._fed = None  # until all is bound: something here may raise
         self.binding.clear_binding_inputs()
         for name, array in self._own.items():
             if name in self._own_store:
@@ -143,13 +182,13 @@ class Binding:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
         for name, store in self.fixed.items():
             self._bind_input(name, store)
-        self._fed, self._foreign = names, set(self._input_store.tensors)
+        self._foreign = set(self._input_store.tensors)
         fed = frozenset(names)
         if fed not in self._graphs:
             self._graphs[fed] = self.engine.next_graph()
-        self._number = self._graphs[fed]
+        self._number, self._fed = self._graphs[fed], names
 
-    def _feed(self, inputs: feeding.Feeds) -> None:
+    def _feed(self, inputs: feeding.Feeds, overwritten: Collection[str]) -> None:
         if self.scalars:
             self._copy_own()
         copied = self._input_store.tensors
@@ -158,7 +197,7 @@ class Binding:
         for name, feed in inputs.items():
             if name not in copied:
                 self._bind_on_host(name, feed)
-            elif feeding.is_on_device(feed) and not self.engine.captures:
+            elif feeding.is_on_device(feed) and not self.engine.captures and name not in overwritten:
                 self.binding.bind_ortvalue_input(name, feed)
                 self._foreign.add(name)
             else:
@@ -205,6 +244,7 @@ class Binding:
         direct = {name for name, target in targets.items() if self._is_writable(target)}
         if direct:
             backend(self.device).synchronize()
+        self._redirected |= direct  # should anything here raise, the next run binds all of them anew
         for name in sorted(self._redirected - direct):
             self._bind_output(self._planned[name])
         for name in sorted(direct):
@@ -275,6 +315,10 @@ class Binding:
         if tensor.dtype.bitwidth < 8:
             raise SessionError(f"output '{tensor.name}' of type {tensor.dtype.name} can't be read as an array.")
         return self.arena.read(tensor.offset, tensor.dtype.numpy(), tensor.shape, copy=copy)
+
+
+def _overlap(one: feeding.Span, other: feeding.Span) -> bool:
+    return one is not None and other is not None and max(one[0], other[0]) < min(one[1], other[1])
 
 
 def bind_plan(

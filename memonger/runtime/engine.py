@@ -1,5 +1,7 @@
 """One onnxruntime session that runs plans: how it is made, where inputs and outputs lie, whether it keeps the order."""
 
+import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.profile import scratch
 from memonger.runtime.program import Group
+
+_FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
 
 
 class Engine:
@@ -31,6 +35,8 @@ class Engine:
         captures: Whether its runs are captured as CUDA graphs.
         why_not: Why they aren't; empty if they are.
         scratch: Bytes each node took on a CUDA device in the first run, if its pool was recording then.
+        refused: Why it doesn't run any more; None as long as it does.
+        failed_at: The step at which the last run failed; None where it didn't, or nobody knows.
 
     Raises:
         SessionError: onnxruntime refuses the model; a planned value lies on the host; ``on`` can't be.
@@ -48,6 +54,8 @@ class Engine:
     ) -> None:
         self.members, self.programs, self.device = group.members, group.programs, device
         self.refused: str | None = None
+        self.failed_at: int | None = None
+        self._owner = os.getpid()
         self.is_new, self._graphs = True, 0
         self.pool: Any = None
         self.scratch: dict[str, int] = {}
@@ -152,15 +160,22 @@ class Engine:
             number: Of the CUDA graph this binding's runs are captured in and replayed from.
 
         Raises:
-            SessionError: the runtime failed, or didn't follow the planned order.
+            SessionError: the runtime failed, or didn't follow the planned order; this process is a fork of the one that
+                made the session.
         """
-        options = None
+        if os.getpid() != self._owner:
+            raise SessionError(
+                "this session was made before the process forked, and onnxruntime's threads stay with the parent: make "
+                "a session in the child, or start it by spawning (multiprocessing.set_start_method('spawn'))."
+            )
+        self.failed_at, options = None, None
         if self.captures:  # a run that is replayed has no order to look at: the checked one isn't captured
             options = ort.run_options({"gpu_graph_id": str(-1 if self.unchecked else number)})
         try:
             self.session.run_with_iobinding(binding, options)
         except Exception as error:  # pybind exceptions share no base class
             refused = self.pool.refused if self.pool is not None else None
+            self.failed_at = self._step_of(str(error))
             raise SessionError(refused or f"onnxruntime failed: {str(error).strip()}") from error
         if self._folder is not None:
             self._check_order(self._folder)
@@ -168,14 +183,25 @@ class Engine:
             self.is_new = False
             self._cap()
 
+    def _step_of(self, message: str) -> int | None:
+        """The step whose node onnxruntime names as the one that failed."""
+        named = _FAILED_NODE.search(message)
+        order = self.programs[0].order
+        return order.index(named[1]) if named is not None and named[1] in order else None
+
     def _check_order(self, folder: ScratchFolder) -> None:
-        """Compare the order the first run took with the schedule."""
+        """Compare the order of the first run that succeeded with the schedule."""
         start = self.session.get_profiling_start_time_ns()
-        runs = profile.read_profile(Path(self.session.end_profiling()))
+        try:
+            runs = profile.read_profile(Path(self.session.end_profiling()), last_run=True)
+        except SessionError as error:
+            self.refused = f"the order of the run can't be checked: {error} Make a new session once there is room."
+            raise SessionError(self.refused) from error
+        finally:
+            folder.remove()
+            self._folder = None
         if self.pool is not None and self.pool.events is not None:
             self.scratch = scratch(runs, start, self.pool.events)
-        folder.remove()
-        self._folder = None
         program = self.programs[0]
         foreign = {run.name for run in runs if run.provider not in ("", self.device.provider)}
         left_out = program.unordered | foreign

@@ -17,6 +17,7 @@ from memonger.runtime.onnxruntime import onnxruntime
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
+Span = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,10 @@ def taken(feeds: Feeds, device: Device) -> dict[str, Feed]:
     """The feeds, tensors of other libraries as arrays of the host or OrtValues of the device, over the same memory.
 
     Raises:
-        SessionError: a tensor lies on another device, or isn't contiguous there.
+        SessionError: not a mapping; a tensor lies on another device, or isn't contiguous there.
     """
+    if not isinstance(feeds, Mapping):
+        raise SessionError(f"tensors are given by name, as in {{'x': array}}, not as {type(feeds).__name__}.")
     return {name: _taken(name, feed, device) for name, feed in feeds.items()}
 
 
@@ -150,6 +153,32 @@ def is_on_device(feed: Feed) -> bool:
 def address_of(feed: Feed) -> int:
     """Where a tensor lies on its device."""
     return int(feed.ctypes.data) if isinstance(feed, np.ndarray) else int(feed.data_ptr())
+
+
+def span_of(feed: Feed, device: Device) -> Span:
+    """The addresses ``(first, after the last)`` of a tensor on the device; None if it lies elsewhere or in pieces."""
+    if isinstance(feed, np.ndarray):
+        if not device.is_host or feed.dtype.kind in "OUS" or not feed.flags.c_contiguous:
+            return None
+        address = feed.__array_interface__["data"][0]
+        return address, address + feed.nbytes
+    if shape_of(feed) is None or is_on_device(feed) == device.is_host or feed.element_type() == ir.DataType.STRING:
+        return None
+    return feed.data_ptr(), feed.data_ptr() + feed.tensor_size_in_bytes()
+
+
+def copy_of(feed: Feed) -> Feed:
+    """The content of a tensor on the host, elsewhere.
+
+    Raises:
+        SessionError: numpy has no type for it.
+    """
+    if isinstance(feed, np.ndarray):
+        return feed.copy()
+    try:
+        return feed.numpy()
+    except RuntimeError as error:
+        raise SessionError(f"an input lies where the run writes, and can't be copied: {str(error).strip()}") from error
 
 
 def as_bytes(feed: Feed) -> np.ndarray:

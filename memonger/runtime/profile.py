@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from memonger.errors import SessionError
+
 if TYPE_CHECKING:
     from memonger.runtime.cuda.pool import Event
 
@@ -46,11 +48,29 @@ class NodeRun:
     begin: int = 0
 
 
-def read_profile(path: Path) -> tuple[NodeRun, ...]:
-    """The node executions of a profile, in the order they began; those in subgraphs included."""
-    with path.open() as file:
-        events = (json.loads(line.rstrip().rstrip(",")) for line in file if line.startswith("{"))  # an event a line
-        runs = [(e["ts"], _node_run(e)) for e in events if e.get("cat") == "Node" and e["name"].endswith(SUFFIX)]
+def read_profile(path: Path, *, last_run: bool = False) -> tuple[NodeRun, ...]:
+    """The node executions of a profile, in the order they began; those in subgraphs included.
+
+    Args:
+        path: What onnxruntime wrote when the profile ended.
+        last_run: Leave out what belongs to earlier runs of the session: those that failed.
+
+    Raises:
+        SessionError: the file is cut short, as where the disk is full.
+    """
+    try:
+        with path.open() as file:
+            events = [json.loads(line.rstrip().rstrip(",")) for line in file if line.startswith("{")]  # an event a line
+        begin = max(e["ts"] for e in events if e["name"] == "model_run") if last_run else 0
+        runs = [
+            (e["ts"], _node_run(e))
+            for e in events
+            if e.get("cat") == "Node" and e["name"].endswith(SUFFIX) and e["ts"] >= begin
+        ]
+    except (OSError, ValueError, KeyError) as error:
+        raise SessionError(
+            f"onnxruntime's profile of a run, {path}, is missing or cut short: is {path.parent} full? ({error})"
+        ) from error
     runs.sort(key=lambda run: run[0])  # stable: equal stamps stay in the order they were written
     return tuple(run for _, run in runs)
 

@@ -40,6 +40,7 @@ class Program:
         is_accounted: Whether arena and scratch are all that a run takes: the scratch was measured, and the runtime is
             left no value to hold that could be large.
         replacing: Outputs that are written over persistent inputs.
+        first_update: The first step that writes over a persistent input; the number of steps if none does.
         copies_from_host: The first node that no CUDA graph may replay (`cuda.replay`), named; empty if there is none.
     """
 
@@ -54,6 +55,7 @@ class Program:
     workspace_bytes: int
     is_accounted: bool
     replacing: frozenset[str]
+    first_update: int
     copies_from_host: str
 
 
@@ -76,6 +78,7 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         arena_bytes=plan.arena_bytes,
         workspace_bytes=plan.workspace_bytes or 0,
         is_accounted=plan.workspace is not None and not _held_by_runtime(plan),
+        first_update=next((step for step, pairs in enumerate(plan.graph.updates) if pairs), len(plan.graph.nodes)),
         replacing=frozenset(plan.graph.values[new] for pairs in plan.graph.updates for _, new in pairs),
         copies_from_host=f"node '{copying.name}' ({copying.op_type})" if copying is not None else "",
     )

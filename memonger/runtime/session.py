@@ -149,7 +149,7 @@ class Session:
 
     def _run(self, index: int, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         binding = self._bindings()[index]
-        binding.run_checked(inputs, outputs)
+        binding.run(inputs, outputs)
         return binding.results(outputs, copy)
 
     def _pick(self, inputs: feeding.Feeds) -> int:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +23,7 @@ from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, bind_plan
 from memonger.runtime.engine import Engine
+from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.program import program_of
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
@@ -77,6 +79,7 @@ class Trainer:
         self._guests: list[Binding] = []  # of other plans, run in the same arena between steps
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
+        self._torn = False  # whether a step failed after it had begun to update
         self._threads, self._graphs = intra_op_threads or plans[0].threads, cuda_graph
         self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
         del plan, accumulation, plans, one  # with the models, whose weights would be there twice
@@ -96,54 +99,90 @@ class Trainer:
         Raises:
             SessionError: wrong inputs; the state is released; the runtime failed.
         """
-        batches = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-        if self._released is not None:
-            raise SessionError("the training state is released: leave release_training_state() before the next step.")
-        if not batches or (len(batches) > 1 and len(self._bound) == 1):
-            raise SessionError(
-                f"{len(batches)} batches can't be one step of this session: give one, or an accumulation plan "
-                "(differentiate with accumulate='add' and 'apply')."
-            )
-        self._set("learning_rate", self.learning_rate if learning_rate is None else learning_rate)
-        self._set("accumulation_scale", 1.0 / len(batches))
-        self._set("step", self.steps)
-        self._set("random_key", self.random_key)
-        loss = self._accumulated(batches) if len(self._bound) > 1 else self._run(0, batches[0])
-        if self._was_finite:
-            self.steps += 1
-        else:
-            self.skipped_steps += 1
-            what = "the gradients' norm" if np.isfinite(loss) else "the loss"
-            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+        batches = self._checked(inputs)
+        rate = self.learning_rate if learning_rate is None else _checked_rate(learning_rate)
+        with interrupts_later() as interrupts:
+            self._set("learning_rate", rate)
+            self._set("accumulation_scale", 1.0 / len(batches))
+            self._set("step", self.steps)
+            self._set("random_key", self.random_key)
+            loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
+            if self._was_finite:
+                self.steps += 1
+            else:
+                self.skipped_steps += 1
+                what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+                logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
         return loss
 
-    def _accumulated(self, batches: Sequence[Inputs]) -> float:
-        """All micro-batches; a loss that isn't finite undoes what the earlier ones did to running statistics."""
+    def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
+        """The batches of a step, each checked before the first one runs.
+
+        Raises:
+            SessionError: too many, or one is wrong; the session has no whole state.
+        """
+        if self._released is not None:
+            raise SessionError("the training state is released: leave release_training_state() before the next step.")
+        self._check_whole()
+        batches: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        if not batches or (len(batches) > 1 and len(self._bound) == 1):
+            raise SessionError(
+                f"a step of this session takes one batch, not {len(batches)}: several need an accumulation plan "
+                "(differentiate with accumulate='add' and 'apply')."
+            )
+        last = len(batches) - 1
+        return [self._bound[0 if number == last else 1].checked(batch) for number, batch in enumerate(batches)]
+
+    def _accumulated(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> float:
+        """All micro-batches; what the earlier ones did is undone where one fails, or has a loss that isn't finite."""
         before = {name: self._weights.array(name).copy() for name in self._roles[0].statistics}
         losses = []
-        for number, batch in enumerate(batches):
-            last = number == len(batches) - 1
-            losses.append(self._run(0 if last else 1, batch))
-            if not self._was_finite:
+        is_whole = False
+        try:
+            for number, batch in enumerate(batches):
+                last = number == len(batches) - 1
+                losses.append(self._run(0 if last else 1, batch))
+                if not self._was_finite:
+                    break
+                if interrupts and not last:
+                    raise KeyboardInterrupt
+                if not last and "random_key" in self._scalars:  # other masks for each micro-batch
+                    self._set("random_key", (self.random_key + (number + 1) * 0x9E3779B9) % 2**32)
+            is_whole = self._was_finite
+        finally:
+            if not is_whole:
                 for name, array in before.items():
                     self._weights.fill(name, array)
-                break
-            if not last and "random_key" in self._scalars:  # other masks for each micro-batch
-                self._set("random_key", (self.random_key + (number + 1) * 0x9E3779B9) % 2**32)
+            self._forget_accumulated()
+        return float(np.mean(losses))
+
+    def _forget_accumulated(self) -> None:
         for name in self._roles[0].accumulated.values():
             self._state.fill(name, 0)
-        return float(np.mean(losses))
 
     def _run(self, index: int, batch: Inputs) -> float:
         bound, loss = self._bound[index], self._roles[index].loss
         assert loss is not None
         self._has_outputs = False
-        bound.run(batch)
+        try:
+            bound.run(batch)
+        except BaseException:
+            self._torn = index == 0 and bound.changes_anything
+            raise
         self._has_outputs = index == 0
         norm = self._roles[index].gradient_norm
-        found = [float(bound.result(name).reshape(())) for name in (loss, *([norm] if norm else []))]
-        self._was_finite = bool(np.isfinite(found).all())
-        return found[0]
+        numbers = [float(bound.result(name).reshape(())) for name in (loss, *([norm] if norm else []))]
+        self._was_finite = bool(np.isfinite(numbers).all())
+        return numbers[0]
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Used by each step that isn't given another; the optimizer's own at first."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | None) -> None:
+        self._learning_rate = None if rate is None else _checked_rate(rate)
 
     @property
     def inputs(self) -> tuple[feeding.Input, ...]:
@@ -173,7 +212,7 @@ class Trainer:
         Raises:
             SessionError: it names the first that is missing, unknown or different.
         """
-        self._check_held()
+        self._check_held(whole=False)
         wanted = self._saved()
         unknown = [name for name in tensors if name not in wanted]
         if unknown:
@@ -189,8 +228,15 @@ class Trainer:
                 raise SessionError(
                     f"'{name}' is {dtype}{list(tensor.shape)}, what was given is {given.dtype}{list(given.shape)}."
                 )
-        for name in wanted:
-            self._write(name, np.asarray(tensors[name]))
+        self._take_over({name: np.asarray(tensors[name]) for name in wanted})
+
+    def _take_over(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Write the whole state."""
+        with interrupts_later():
+            for name, array in tensors.items():
+                self._write(name, array)
+            self._forget_accumulated()
+            self._torn = False
 
     def save(self, path: str | Path) -> None:
         """Write the training state, whole or not at all: `load` continues from it bit for bit.
@@ -208,11 +254,13 @@ class Trainer:
         Raises:
             SessionError: not a state, cut short, changed since it was written, or of another model.
         """
-        self._check_held()
+        self._check_held(whole=False)
         state = states.load(Path(path), {name: self._array(name) for name in self._saved()})
-        for name, array in state.tensors.items():
-            self._write(name, array)
-        self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+        if state.learning_rate is not None:
+            _checked_rate(state.learning_rate)
+        with interrupts_later():
+            self._take_over(state.tensors)
+            self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
 
     @contextmanager
     def release_training_state(self) -> Iterator["Trainer"]:
@@ -224,21 +272,24 @@ class Trainer:
         self._check_held()
         folder = ScratchFolder()
         kept = folder.path / "state"
-        self._state.arena.save(kept)
-        self._released, self._has_outputs = folder, False
-        self._state.arena.discard()
-        self._arena.discard()
-        for guest in self._guests:
-            if not guest.arena.address:  # a CUDA device's memory is gone
-                guest.move(backend(self.device).arena(guest.program.arena_bytes))
         try:
+            with interrupts_later():
+                self._state.arena.save(kept)
+                self._released, self._has_outputs = folder, False
+                self._state.arena.discard()
+                self._arena.discard()
+                for guest in self._guests:
+                    if not guest.arena.address:  # a CUDA device's memory is gone
+                        guest.move(backend(self.device).arena(guest.program.arena_bytes))
             yield self
         finally:
-            self._state.arena.restore(kept)
-            self._arena.take_again()
-            self._rebind()
-            self._released = None
-            folder.remove()
+            with interrupts_later():
+                if self._released is not None:
+                    self._state.arena.restore(kept)
+                    self._arena.take_again()
+                    self._rebind()
+                    self._released = None
+                folder.remove()
 
     def _rebind(self) -> None:
         """Bind to where memory lies that was given back and taken again: elsewhere, on a device that isn't the host."""
@@ -250,9 +301,18 @@ class Trainer:
             if guest.program.arena_bytes <= self._arena.size:
                 guest.move(self._arena)
 
-    def _check_held(self) -> None:
+    def _check_held(self, *, whole: bool = True) -> None:
         if self._released is not None:
             raise SessionError("the training state is released: leave release_training_state() first.")
+        if whole:
+            self._check_whole()
+
+    def _check_whole(self) -> None:
+        if self._torn:
+            raise SessionError(
+                f"a step of {self._name} failed after it had begun to update: part of the parameters is of this step, "
+                "part of the one before. Load a saved state (load, load_state_dict) to go on."
+            )
 
     def _saved(self) -> list[str]:
         accumulated = {name for roles in self._roles for name in roles.accumulated.values()}
@@ -299,6 +359,21 @@ class Trainer:
             plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
             check_order=check_order, cuda_graph=self._graphs,
         )  # fmt: skip
+
+
+def _checked_rate(rate: float) -> float:
+    """A learning rate.
+
+    Raises:
+        SessionError: it isn't a number that float32 can hold, at least 0.
+    """
+    try:
+        is_right = 0 <= float(rate) <= float(np.finfo(np.float32).max)
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise SessionError(f"the learning rate must be a number from 0 to float32's largest, not {rate!r}.")
+    return float(rate)
 
 
 def _roles(plan: Plan) -> Training:

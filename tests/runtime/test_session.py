@@ -219,8 +219,8 @@ def test_an_order_the_runtime_does_not_follow_is_refused() -> None:
 def test_the_order_is_checked_against_what_ran(plan: memonger.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     read = profile.read_profile
 
-    def swapped(path: object) -> tuple[profile.NodeRun, ...]:
-        runs = list(read(path))  # type: ignore[arg-type]
+    def swapped(path: object, **options: bool) -> tuple[profile.NodeRun, ...]:
+        runs = list(read(path, **options))  # type: ignore[arg-type]
         runs[1], runs[2] = runs[2], runs[1]
         return tuple(runs)
 
