@@ -10,6 +10,7 @@ from memonger.errors import PlanError
 from memonger.model import load
 from memonger.model.marks import inline
 from memonger.model.model import Model
+from memonger.model.replacing import insert_for
 from memonger.model.shape_inference import infer
 from memonger.model.values import static_shape
 
@@ -54,12 +55,12 @@ def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
         function = _as_function(proto, f"{node.op_type}_{number}", opset)
         model.ir.functions[function.identifier()] = function
         call = ir.Node(
-            _DOMAIN, function.name, node.inputs, _attributes(node, opset), outputs=None, num_outputs=len(node.outputs),
-            name=node.name, metadata_props=dict(node.metadata_props),
-        )  # fmt: skip
+            _DOMAIN, function.name, node.inputs, _attributes(node, opset), num_outputs=len(node.outputs), name=node.name
+        )
         for old, new in zip(node.outputs, call.outputs, strict=True):
-            new.name, new.type, new.shape = old.name, old.type, old.shape
-        ir.convenience.replace_nodes_and_values(model.graph, node, [node], [call], node.outputs, call.outputs)
+            new.type, new.shape = old.type, old.shape
+        insert_for(node, [call], call.outputs)
+        model.graph.remove(node, safe=True)
     model.ir.opset_imports.setdefault(_DOMAIN, 1)
     inline(model.ir)
     model.ir.opset_imports.pop(_DOMAIN, None)

@@ -11,7 +11,6 @@ storage requirement in the out-of-core multifrontal method, 1986): of several su
 result the most goes first. Left out: an optimum for graphs that are no trees, which is NP-hard (Sethi 1975).
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,15 +53,9 @@ def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
     return _post_order(roots, [sorted(found, key=place.__getitem__) for found in sources])
 
 
-def sources_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """For each node the nodes it reads from, each once."""
-    writer = {value: node for node, writes in enumerate(graph.writes) for value in writes}
-    return tuple(tuple(dict.fromkeys(writer[v] for v in reads if v in writer)) for reads in graph.reads)
-
-
 def best_file_order(graph: Graph) -> FileOrder:
     """The order to write nodes in so that ``DEFAULT`` order needs little memory; ties go to the graph's own order."""
-    sources = sources_of(graph)
+    sources = graph.sources
     aims = dict.fromkeys([tuple(range(len(graph.nodes))), *(order(graph) for order in ORDERS.values()), _liu(graph)])
     tried = dict.fromkeys(arrange(sources, aim) for aim in aims for arrange in ARRANGEMENTS)
     reached: dict[tuple[int, ...], tuple[int, ...]] = {}  # many files come out at one order
@@ -76,7 +69,7 @@ def best_file_order(graph: Graph) -> FileOrder:
 def written_as_is(graph: Graph) -> FileOrder:
     """What ``DEFAULT`` order makes of the graph's own order."""
     written = tuple(range(len(graph.nodes)))
-    executed = default_order(sources_of(graph), written)
+    executed = default_order(graph.sources, written)
     return FileOrder(written, executed, stock_bytes(graph, executed))
 
 
@@ -127,20 +120,12 @@ def _as_planned(sources: Sources, schedule: Sequence[int]) -> tuple[int, ...]:
 
 def _late_first(sources: Sources, schedule: Sequence[int]) -> tuple[int, ...]:
     """A topological order that begins with what should run late: of the ready nodes the last of the schedule."""
-    readers: list[list[int]] = [[] for _ in sources]
-    for node, found in enumerate(sources):
-        for source in found:
-            readers[source].append(node)
-    return _listed([len(found) for found in sources], readers, [-rank for rank in _ranks(schedule)])
+    return rewrite.topological_order(sources, [-rank for rank in _ranks(schedule)])
 
 
 def _early_last(sources: Sources, schedule: Sequence[int]) -> tuple[int, ...]:
     """A topological order, made from its end, that ends with what should run early."""
-    left = [0] * len(sources)
-    for found in sources:
-        for source in found:
-            left[source] += 1
-    return _listed(left, sources, _ranks(schedule))[::-1]
+    return rewrite.topological_order(rewrite.readers_of(sources), _ranks(schedule))[::-1]
 
 
 ARRANGEMENTS: tuple[Arrange, ...] = (_as_planned, _early_last, _late_first)
@@ -153,24 +138,9 @@ def _ranks(schedule: Sequence[int]) -> list[int]:
     return ranks
 
 
-def _listed(waits_for: list[int], frees: Sources, keys: Sequence[int]) -> tuple[int, ...]:
-    """List scheduling: of the nodes that wait for nothing the one with the least key, ties by number."""
-    ready = [(keys[node], node) for node, left in enumerate(waits_for) if not left]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, node = heapq.heappop(ready)
-        order.append(node)
-        for freed in frees[node]:
-            waits_for[freed] -= 1
-            if not waits_for[freed]:
-                heapq.heappush(ready, (keys[freed], freed))
-    return tuple(order)
-
-
 def _liu(graph: Graph) -> tuple[int, ...]:
     """The best post-order, were the graph a tree. A value with several readers counts for each."""
-    sources = sources_of(graph)
+    sources = graph.sources
     result = [sum(graph.sizes[v] for v in writes if graph.planned[v]) for writes in graph.writes]
     peaks = [0] * len(sources)
     last_first: list[list[int]] = []

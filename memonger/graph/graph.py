@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -14,7 +15,7 @@ from memonger.model.values import all_values, dense, nbytes, subgraphs
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, as it keeps its indexes once they are made
 class Graph:
     """Nodes, values, sizes and costs of a model with static shapes, as dense integers.
 
@@ -58,6 +59,29 @@ class Graph:
     forward: tuple[bool, ...]
     costs: tuple[float, ...]
     workspace: tuple[int, ...]
+
+    @cached_property
+    def producer(self) -> tuple[int, ...]:
+        """The node that writes each value; -1 for what is there before the run."""
+        found = [-1] * len(self.values)
+        for node, writes in enumerate(self.writes):
+            for value in writes:
+                found[value] = node
+        return tuple(found)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that read each value, in file order."""
+        found: list[list[int]] = [[] for _ in self.values]
+        for node, reads in enumerate(self.reads):
+            for value in reads:
+                found[value].append(node)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that each node reads from, each once, in the order of its inputs."""
+        return tuple(_unique(self.producer[v] for v in reads if self.producer[v] >= 0) for reads in self.reads)
 
 
 def from_model(

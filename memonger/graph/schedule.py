@@ -1,9 +1,10 @@
-"""rewrite: a schedule → a graph, and a model, with one node a step: recomputed nodes as copies.
+"""A schedule → a graph, and a model, with one node a step: recomputed nodes as copies. And orders by a key.
 
 A node that stands in the schedule again computes copies of its outputs, named ``<value>.recompute<k>``; who reads those
 values afterwards reads the latest copy. Outputs of the model are the first copies.
 """
 
+import heapq
 import re
 from collections.abc import Sequence
 
@@ -71,6 +72,38 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
 
 def _is_own_order(schedule: Sequence[int], nodes: int) -> bool:
     return len(schedule) == nodes and all(step == node for step, node in enumerate(schedule))
+
+
+def topological_order(sources: Sequence[Sequence[int]], keys: Sequence[int]) -> tuple[int, ...]:
+    """List scheduling: of the nodes whose sources all stand already, next the one with the least key, ties by number.
+
+    Args:
+        sources: For each node the nodes that have to stand before it, without repeats. What lies on a cycle, or behind
+            one, is left out of the order.
+        keys: One for each node.
+    """
+    readers = readers_of(sources)
+    missing = [len(found) for found in sources]
+    ready = [(keys[node], node) for node, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, node = heapq.heappop(ready)
+        order.append(node)
+        for reader in readers[node]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (keys[reader], reader))
+    return tuple(order)
+
+
+def readers_of(sources: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For each node the nodes of which it is a source."""
+    readers: list[list[int]] = [[] for _ in sources]
+    for node, found in enumerate(sources):
+        for source in found:
+            readers[source].append(node)
+    return readers
 
 
 def is_copy(name: str) -> bool:

@@ -4,7 +4,6 @@ The optimizer's output is loaded again with every optimization off, and has to r
 file order: only then may its values be given addresses.
 """
 
-import heapq
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
 from memonger.graph.graph import read_values
+from memonger.graph.schedule import topological_order
 from memonger.lowering import calibrate
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
@@ -153,28 +153,24 @@ def in_source_order(model: ir.Model, source: ir.Model) -> None:
     Values keep their names. A node none of whose outputs the source has comes right before its first reader.
     """
     nodes = list(model.graph)
-    written = {value.name: step for step, node in enumerate(source.graph) for value in node.outputs if value.name}
     producer = {value: number for number, node in enumerate(nodes) for value in node.outputs}
-    read = [sorted({producer[v] for v in read_values(node) if v in producer}) for node in nodes]
-    readers: list[list[int]] = [[] for _ in nodes]
-    for number, sources in enumerate(read):
-        for before in sources:
-            readers[before].append(number)
-    rank = [len(written)] * len(nodes)
-    for number in reversed(range(len(nodes))):
-        known = [written[v.name] for v in nodes[number].outputs if v.name in written]
-        rank[number] = min(known) if known else min((rank[r] for r in readers[number]), default=len(written))
-    missing = [len(sources) for sources in read]
-    ready = [(rank[number], number) for number, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
+    sources = [sorted({producer[v] for v in read_values(node) if v in producer}) for node in nodes]
+    order = topological_order(sources, _ranks(nodes, sources, source))
     model.graph.remove(nodes)
-    while ready:
-        _, number = heapq.heappop(ready)
-        model.graph.append(nodes[number])
-        for reader in readers[number]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (rank[reader], reader))
+    model.graph.extend(nodes[number] for number in order)
+
+
+def _ranks(nodes: list[ir.Node], sources: list[list[int]], source: ir.Model) -> list[int]:
+    """For each node the step of ``source`` that writes the first of its outputs, or else that of its first reader."""
+    written = {value.name: step for step, node in enumerate(source.graph) for value in node.outputs if value.name}
+    ranks = [len(written)] * len(nodes)
+    for number in reversed(range(len(nodes))):
+        own = [written[v.name] for v in nodes[number].outputs if v.name in written]
+        if own:
+            ranks[number] = min(own)
+        for before in sources[number]:
+            ranks[before] = min(ranks[before], ranks[number])
+    return ranks
 
 
 def _as_written(model: ir.Model, run: calibrate.Run) -> bool:

@@ -1,4 +1,4 @@
-"""Putting what was emitted in a node's place."""
+"""Nodes in another node's place: the one way in which a pass replaces nodes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,36 @@ from memonger.model.emitter import Emitter
 from memonger.model.marks import spread
 
 
+def insert_for(node: ir.Node, made: Sequence[ir.Node], results: Sequence[ir.Value | None]) -> None:
+    """Insert nodes before a node, and let all that read its outputs read theirs. The node itself is not removed.
+
+    Args:
+        node: Its outputs' names, and its metadata, pass to what stands for them.
+        made: Nodes that are in no graph yet.
+        results: A value for each output of the node; None where nobody uses it. One that ``made`` doesn't write keeps
+            the name it has.
+    """
+    assert node.graph is not None
+    spread(node, made, [each for each in made if results[0] in each.outputs])
+    node.graph.insert_before(node, made)
+    written = {value for each in made for value in each.outputs}
+    for old, new in zip(node.outputs, results, strict=False):
+        if new is None:
+            continue
+        if new in written:
+            old.name, new.name = None, old.name
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
 @dataclass(slots=True)
 class Replacer:
     """Replaces nodes of a graph by what was emitted.
 
     Attributes:
-        graph: It.
+        graph: The graph that is changed.
         op: What was emitted is taken from it.
-        gone: Nodes that are out of use. They read nothing, and are removed at the end: removing one takes onnx-ir a
-            look at every output of the graph.
+        gone: Nodes that are out of use. They read nothing, and are removed together at the end: for each call of
+            ``remove``, onnx-ir looks at every output of the graph.
     """
 
     graph: ir.Graph
@@ -27,25 +48,18 @@ class Replacer:
 
     def insert(self, before: ir.Node) -> None:
         """Put what was emitted before a node."""
-        self.graph.insert_before(before, self.op.nodes)
-        self.op.nodes = []
+        self.graph.insert_before(before, self._emitted())
 
     def replace(self, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-        """Put what was emitted in a node's place.
-
-        Args:
-            node: Its outputs' names and its metadata go to what stands for them.
-            results: A value for each output of the node, written by what was emitted; None where nobody uses it.
-        """
-        spread(node, self.op.nodes, [each for each in self.op.nodes if results[0] in each.outputs])
-        self.insert(node)
-        for old, new in zip(node.outputs, results, strict=False):
-            if new is not None:
-                old.name, new.name = None, old.name
-                ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        """Put what was emitted in a node's place, and drop what only that node needed; see `insert_for`."""
+        insert_for(node, self._emitted(), results)
         read = [v for v in node.inputs if v is not None]
         self._retire(node)
         self.drop_unread(read)
+
+    def _emitted(self) -> list[ir.Node]:
+        made, self.op.nodes = self.op.nodes, []
+        return made
 
     def drop_unread(self, values: Iterable[ir.Value]) -> None:
         """Retire the nodes that compute what nobody reads, and then what only those read."""

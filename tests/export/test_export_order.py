@@ -70,7 +70,7 @@ def graph_of(sources: Sequence[Sequence[int]], sizes: Sequence[int]) -> Graph:
 
 def best_by_brute_force(graph: Graph) -> int:
     """The least peak of ``DEFAULT`` order over all files, every topological order tried."""
-    sources = order.sources_of(graph)
+    sources = graph.sources
     files = (
         one
         for one in itertools.permutations(range(len(sources)))
@@ -104,7 +104,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 @given(graphs())
 def test_the_file_is_a_topological_order_and_no_worse_than_the_graphs_own(graph: Graph) -> None:
-    best, sources = order.best_file_order(graph), order.sources_of(graph)
+    best, sources = order.best_file_order(graph), graph.sources
     for sequence in (best.written, best.executed):
         assert sorted(sequence) == list(range(len(sources)))
         assert all(sequence.index(s) < sequence.index(node) for node, found in enumerate(sources) for s in found)
