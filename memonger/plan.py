@@ -1,4 +1,4 @@
-"""plan: the decision for one model, and the decision for a bare graph; from the first a file, from the second JSON."""
+"""A plan for a model, which is saved as a file, and a plan for a graph without a model, which gives JSON."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from memonger import plan_file
-from memonger.devices import CPU, Device, Stamp, parse_device
+from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError
 from memonger.graph import schedule, verify
 from memonger.graph.graph import Graph, from_model
@@ -19,7 +19,7 @@ from memonger.model import training_roles
 from memonger.model.model import Model
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes
-from memonger.plan_file import Header, PlanFileError
+from memonger.plan_file import Header, PlanFileError, Record
 from memonger.remat.marks import annotate
 from memonger.remat.strategies import Outcome
 
@@ -91,17 +91,13 @@ class Arrangement:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Plan(Arrangement):
+class Plan(Arrangement, Header):
     """The order a model's nodes run in and the byte of one arena at which every planned value lies.
+
+    It also has the fields of `memonger.plan_file.Header`, which say what it was made for.
 
     Attributes:
         model: The model, its nodes in the planned order. Not to be edited.
-        mode: ``inference`` or ``training``.
-        device: What the plan was made for.
-        stamp: The machine and runtime it is bound to; None for a portable plan.
-        threads: Threads within a node the scratch was measured with; 0 is onnxruntime's default.
-        workspace: Scratch bytes of each node by name, where measured and above zero; None if never measured.
-        batch: The batch size asked for, if any.
         budget: Bytes the plan was to fit, if any.
         strategy: The strategy that decided what is recomputed; None for a plan from a file.
         outcome: What it found; None for a plan from a file.
@@ -109,16 +105,9 @@ class Plan(Arrangement):
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
         files: Keeps temporary files alive that the model's tensors lie in.
-        host: Names of values that lie in the host's memory although the model runs on another device: not planned.
     """
 
     model: ir.Model
-    mode: str
-    device: str
-    stamp: Stamp | None
-    threads: int
-    workspace: Mapping[str, int] | None
-    batch: int | None = None
     budget: int | None = None
     strategy: str | None = None
     outcome: Outcome | None = None
@@ -126,7 +115,6 @@ class Plan(Arrangement):
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: object = None
-    host: frozenset[str] = frozenset()
 
     @cached_property
     def training(self) -> Training | None:
@@ -188,11 +176,14 @@ class Plan(Arrangement):
         """
         self.verify()
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
-        header = Header(
-            mode=self.mode, device=self.device, alignment=self.alignment, arena_bytes=self.arena_bytes, offsets=offsets,
-            stamp=self.stamp, threads=self.threads, workspace=self.workspace, batch=self.batch, host=self.host,
-        )  # fmt: skip
-        plan_file.save(self.model, header, Path(path))
+        record = Record(
+            **self.header(),
+            alignment=self.alignment,
+            arena_bytes=self.arena_bytes,
+            graph_digest=plan_file.graph_digest(self.model),
+            offsets=offsets,
+        )
+        plan_file.save(self.model, record, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -202,25 +193,19 @@ class Plan(Arrangement):
             PlanFileError: not a planned model, malformed, of a newer format, or its graph was changed.
             VerificationError: its layout is wrong.
         """
-        model, header = plan_file.load(Path(path))
-        graph = graph_of(model, None, header.workspace, header.host, _device(header.device, path))
+        model, record = plan_file.load(Path(path))
+        graph = graph_of(model, None, record.workspace, record.host, _device(record.device, path))
         number = {name: value for value, name in enumerate(graph.values)}
-        unknown = [name for name in header.offsets if name not in number]
+        unknown = [name for name in record.offsets if name not in number]
         if unknown:
             raise PlanFileError(f"{path}: the plan gives '{unknown[0]}' an offset, but the model has no such value.")
         plan = Plan(
+            **record.header(),
             model=model,
             graph=graph,
-            offsets={number[name]: offset for name, offset in header.offsets.items()},
-            arena_bytes=header.arena_bytes,
-            alignment=header.alignment,
-            mode=header.mode,
-            device=header.device,
-            stamp=header.stamp,
-            threads=header.threads,
-            workspace=header.workspace,
-            batch=header.batch,
-            host=header.host,
+            offsets={number[name]: offset for name, offset in record.offsets.items()},
+            arena_bytes=record.arena_bytes,
+            alignment=record.alignment,
         )
         plan.verify()
         return plan
