@@ -1,10 +1,11 @@
 """A plan for a model, which is saved as a file, and a plan for a graph without a model, which gives JSON."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -22,6 +23,9 @@ from memonger.model.values import nbytes
 from memonger.plan_file import Header, PlanFileError, Record
 from memonger.remat.marks import annotate
 from memonger.remat.strategies import Outcome
+
+if TYPE_CHECKING:
+    import networkx
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,6 +84,54 @@ class Arrangement:
     def recomputed(self) -> tuple[int, ...]:
         """Steps that compute something again."""
         return tuple(step for step, name in enumerate(self.graph.nodes) if schedule.is_copy(name))
+
+    @property
+    def source_nodes(self) -> tuple[object, ...]:
+        """For each step the node it runs: a recomputed node occurs again."""
+        return tuple(schedule.original(name) for name in self.graph.nodes)
+
+    def to_networkx(self) -> "networkx.DiGraph[str]":
+        """The planned steps as a ``networkx.DiGraph``; `memonger.search_plan` takes it as a graph without a model.
+
+        There is one node for each step, in the planned order, under a name of its own: that of the model's node, with
+        ``.recompute<k>`` behind it where the step is a recomputation. Edges lead from the step that writes a value to
+        the steps that read it. Attributes:
+
+        - of the graph: ``arena_bytes``, ``alignment``, ``peak_bytes``;
+        - of a node: ``node`` (what the step runs: the same for a recomputation), ``step``, ``op``, ``cost``,
+          ``workspace`` (bytes), ``forward``, ``recomputed``, and as of an edge ``values``, ``bytes``, ``offsets`` of
+          what it writes;
+        - of an edge: ``values`` (names), ``bytes`` (their total in the arena), ``offsets`` (one for each value; None
+          for one that the runtime keeps, which counts no bytes).
+        """
+        import networkx
+
+        graph, writer = self.graph, dict[int, str]()
+        steps: networkx.DiGraph[str] = networkx.DiGraph(
+            arena_bytes=self.arena_bytes, alignment=self.alignment, peak_bytes=self.peak_bytes
+        )
+        for step, (name, source) in enumerate(zip(graph.nodes, self.source_nodes, strict=True)):
+            steps.add_node(
+                name, node=source, step=step, op=graph.ops[step], cost=graph.costs[step],
+                workspace=graph.workspace[step], forward=graph.forward[step],
+                recomputed=schedule.is_copy(name), **self._described(graph.writes[step]),
+            )  # fmt: skip
+            writer.update(dict.fromkeys(graph.writes[step], name))
+            by_writer: dict[str, list[int]] = {}
+            for value in graph.reads[step]:
+                if value in writer:
+                    by_writer.setdefault(writer[value], []).append(value)
+            for origin, values in by_writer.items():
+                steps.add_edge(origin, name, **self._described(values))
+        return steps
+
+    def _described(self, values: Sequence[int]) -> dict[str, object]:
+        graph = self.graph
+        return {
+            "values": tuple(graph.values[value] for value in values),
+            "bytes": sum(graph.sizes[value] for value in values if value in self.offsets),
+            "offsets": tuple(self.offsets.get(value) for value in values),
+        }
 
     def verify(self) -> None:
         """Run the independent checker.
@@ -226,6 +278,11 @@ class GraphPlan(Arrangement):
     budget: int | None = None
     strategy: str | None = None
     outcome: Outcome | None = None
+
+    @property
+    def source_nodes(self) -> tuple[object, ...]:
+        """For each step the node it runs, by the graph's own name."""
+        return self.schedule
 
     def to_json(self) -> str:
         """The plan as one JSON object: ``schedule`` (names), ``steps`` (name, offset, bytes of each), figures.
