@@ -1,15 +1,16 @@
-"""plan: the decision for one model, and the decision for a bare graph; from the first a file, from the second JSON."""
+"""A plan for a model, which is saved as a file, and a plan for a graph without a model, which gives JSON."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from memonger import plan_file
-from memonger.devices import CPU, Device, Stamp, parse_device
+from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError
 from memonger.graph import schedule, verify
 from memonger.graph.graph import Graph, from_model
@@ -19,9 +20,12 @@ from memonger.model import training_roles
 from memonger.model.model import Model
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes
-from memonger.plan_file import Header, PlanFileError
+from memonger.plan_file import Header, PlanFileError, Record
 from memonger.remat.marks import annotate
 from memonger.remat.strategies import Outcome
+
+if TYPE_CHECKING:
+    import networkx
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,6 +85,54 @@ class Arrangement:
         """Steps that compute something again."""
         return tuple(step for step, name in enumerate(self.graph.nodes) if schedule.is_copy(name))
 
+    @property
+    def source_nodes(self) -> tuple[object, ...]:
+        """For each step the node it runs: a recomputed node occurs again."""
+        return tuple(schedule.original(name) for name in self.graph.nodes)
+
+    def to_networkx(self) -> "networkx.DiGraph[str]":
+        """The planned steps as a ``networkx.DiGraph``; `memonger.search_plan` takes it as a graph without a model.
+
+        There is one node for each step, in the planned order, under a name of its own: that of the model's node, with
+        ``.recompute<k>`` behind it where the step is a recomputation. Edges lead from the step that writes a value to
+        the steps that read it. Attributes:
+
+        - of the graph: ``arena_bytes``, ``alignment``, ``peak_bytes``;
+        - of a node: ``node`` (what the step runs: the same for a recomputation), ``step``, ``op``, ``cost``,
+          ``workspace`` (bytes), ``forward``, ``recomputed``, and as of an edge ``values``, ``bytes``, ``offsets`` of
+          what it writes;
+        - of an edge: ``values`` (names), ``bytes`` (their total in the arena), ``offsets`` (one for each value; None
+          for one that the runtime keeps, which counts no bytes).
+        """
+        import networkx
+
+        graph, writer = self.graph, dict[int, str]()
+        steps: networkx.DiGraph[str] = networkx.DiGraph(
+            arena_bytes=self.arena_bytes, alignment=self.alignment, peak_bytes=self.peak_bytes
+        )
+        for step, (name, source) in enumerate(zip(graph.nodes, self.source_nodes, strict=True)):
+            steps.add_node(
+                name, node=source, step=step, op=graph.ops[step], cost=graph.costs[step],
+                workspace=graph.workspace[step], forward=graph.forward[step],
+                recomputed=schedule.is_copy(name), **self._described(graph.writes[step]),
+            )  # fmt: skip
+            writer.update(dict.fromkeys(graph.writes[step], name))
+            by_writer: dict[str, list[int]] = {}
+            for value in graph.reads[step]:
+                if value in writer:
+                    by_writer.setdefault(writer[value], []).append(value)
+            for origin, values in by_writer.items():
+                steps.add_edge(origin, name, **self._described(values))
+        return steps
+
+    def _described(self, values: Sequence[int]) -> dict[str, object]:
+        graph = self.graph
+        return {
+            "values": tuple(graph.values[value] for value in values),
+            "bytes": sum(graph.sizes[value] for value in values if value in self.offsets),
+            "offsets": tuple(self.offsets.get(value) for value in values),
+        }
+
     def verify(self) -> None:
         """Run the independent checker.
 
@@ -91,17 +143,13 @@ class Arrangement:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Plan(Arrangement):
+class Plan(Arrangement, Header):
     """The order a model's nodes run in and the byte of one arena at which every planned value lies.
+
+    It also has the fields of `memonger.plan_file.Header`, which say what it was made for.
 
     Attributes:
         model: The model, its nodes in the planned order. Not to be edited.
-        mode: ``inference`` or ``training``.
-        device: What the plan was made for.
-        stamp: The machine and runtime it is bound to; None for a portable plan.
-        threads: Threads within a node the scratch was measured with; 0 is onnxruntime's default.
-        workspace: Scratch bytes of each node by name, where measured and above zero; None if never measured.
-        batch: The batch size asked for, if any.
         budget: Bytes the plan was to fit, if any.
         strategy: The strategy that decided what is recomputed; None for a plan from a file.
         outcome: What it found; None for a plan from a file.
@@ -109,16 +157,9 @@ class Plan(Arrangement):
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
         files: Keeps temporary files alive that the model's tensors lie in.
-        host: Names of values that lie in the host's memory although the model runs on another device: not planned.
     """
 
     model: ir.Model
-    mode: str
-    device: str
-    stamp: Stamp | None
-    threads: int
-    workspace: Mapping[str, int] | None
-    batch: int | None = None
     budget: int | None = None
     strategy: str | None = None
     outcome: Outcome | None = None
@@ -126,7 +167,6 @@ class Plan(Arrangement):
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: object = None
-    host: frozenset[str] = frozenset()
 
     @cached_property
     def training(self) -> Training | None:
@@ -188,11 +228,14 @@ class Plan(Arrangement):
         """
         self.verify()
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
-        header = Header(
-            mode=self.mode, device=self.device, alignment=self.alignment, arena_bytes=self.arena_bytes, offsets=offsets,
-            stamp=self.stamp, threads=self.threads, workspace=self.workspace, batch=self.batch, host=self.host,
-        )  # fmt: skip
-        plan_file.save(self.model, header, Path(path))
+        record = Record(
+            **self.header(),
+            alignment=self.alignment,
+            arena_bytes=self.arena_bytes,
+            graph_digest=plan_file.graph_digest(self.model),
+            offsets=offsets,
+        )
+        plan_file.save(self.model, record, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -202,32 +245,20 @@ class Plan(Arrangement):
             PlanFileError: not a planned model, malformed, of a newer format, or its graph was changed.
             VerificationError: its layout is wrong.
         """
-        model, header = plan_file.load(Path(path))
-        graph = graph_of(
-            model,
-            training_roles.read(model, str(model.graph.name)),
-            None,
-            header.workspace,
-            header.host,
-            _device(header.device, path),
-        )
+        model, record = plan_file.load(Path(path))
+        roles = training_roles.read(model, str(model.graph.name))
+        graph = graph_of(model, roles, None, record.workspace, record.host, _device(record.device, path))
         number = {name: value for value, name in enumerate(graph.values)}
-        unknown = [name for name in header.offsets if name not in number]
+        unknown = [name for name in record.offsets if name not in number]
         if unknown:
             raise PlanFileError(f"{path}: the plan gives '{unknown[0]}' an offset, but the model has no such value.")
         plan = Plan(
+            **record.header(),
             model=model,
             graph=graph,
-            offsets={number[name]: offset for name, offset in header.offsets.items()},
-            arena_bytes=header.arena_bytes,
-            alignment=header.alignment,
-            mode=header.mode,
-            device=header.device,
-            stamp=header.stamp,
-            threads=header.threads,
-            workspace=header.workspace,
-            batch=header.batch,
-            host=header.host,
+            offsets={number[name]: offset for name, offset in record.offsets.items()},
+            arena_bytes=record.arena_bytes,
+            alignment=record.alignment,
         )
         plan.verify()
         return plan
@@ -248,6 +279,11 @@ class GraphPlan(Arrangement):
     budget: int | None = None
     strategy: str | None = None
     outcome: Outcome | None = None
+
+    @property
+    def source_nodes(self) -> tuple[object, ...]:
+        """For each step the node it runs, by the graph's own name."""
+        return self.schedule
 
     def to_json(self) -> str:
         """The plan as one JSON object: ``schedule`` (names), ``steps`` (name, offset, bytes of each), figures.

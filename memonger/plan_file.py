@@ -1,4 +1,4 @@
-"""file: a planned model on disk. An ordinary ONNX file, its node order the schedule, its layout one metadata string.
+"""A planned model on disk: an ordinary ONNX file whose node order is the schedule, the layout one metadata string.
 
 A plan file is untrusted input. What is read here is checked for form; `memonger.graph.verify` checks what it means.
 """
@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import onnx_ir as ir
 
-from memonger.devices import SEARCHES, Cuda, Stamp
+from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError
+from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.model.load import load_as_is
 from memonger.model.save import save_model
 from memonger.model.values import static_shape
@@ -23,25 +24,54 @@ KEY = "memonger.plan"
 
 FORMAT = 1
 
-ALIGNMENTS = (64, 128, 256, 512, 1024, 2048, 4096)  # bytes; an arena begins at a page
+Size = Annotated[int, AtLeast(0)]
 
-LARGEST = 2**62  # bytes; sums of two such sizes still fit 64 bits
+Alignment = Annotated[int, OneOf((64, 128, 256, 512, 1024, 2048, 4096))]  # bytes; an arena begins at a page
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Header:
-    """What a planned file says beside its model. Sizes are bytes; ``offsets`` are by value name."""
+    """What a plan was made for, and what was measured there.
+
+    Attributes:
+        mode: ``inference`` or ``training``.
+        device: What the plan was made for.
+        stamp: The machine and runtime it is bound to; None for a portable plan.
+        threads: Threads within a node that the workspace was measured with; 0 is onnxruntime's default.
+        workspace: Bytes of workspace of each node by name, where measured and above zero; None if never measured.
+        batch: The batch size asked for, if any.
+        host: Names of values that lie in the host's memory although the model runs on another device: not planned.
+    """
 
     mode: str
     device: str
-    alignment: int
-    arena_bytes: int
-    offsets: Mapping[str, int]
-    stamp: Stamp | None
-    threads: int
-    workspace: Mapping[str, int] | None
-    batch: int | None
+    threads: Size
+    stamp: Stamp | None = None
+    workspace: Mapping[str, Size] | None = None
+    batch: Annotated[int, AtLeast(1)] | None = None
     host: frozenset[str] = frozenset()
+
+    def header(self) -> dict[str, Any]:
+        """These fields by name, to make another record that has them, too."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Header)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Record(Header):
+    """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name."""
+
+    format: int = FORMAT
+    alignment: Alignment
+    arena_bytes: Size
+    graph_digest: str
+    offsets: Mapping[str, Annotated[int, AtLeast(-LARGEST)]]  # the checker says whether they lie in the arena
+
+
+_ORDER = (
+    "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
+    "stamp", "host",
+)  # fmt: skip
+"""Order of the entries in a file, so that a plan is the same file byte for byte."""
 
 
 def graph_digest(model: ir.Model) -> str:
@@ -73,33 +103,19 @@ def _attribute_bytes(attribute: ir.Attr) -> bytes:
     return ir.to_proto(attribute).SerializeToString(deterministic=True)
 
 
-def _to_json(model: ir.Model, header: Header) -> str:
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "mode": header.mode,
-        "device": header.device,
-        "alignment": header.alignment,
-        "arena_bytes": header.arena_bytes,
-        "batch": header.batch,
-        "threads": header.threads,
-        "graph_digest": graph_digest(model),
-        "offsets": dict(header.offsets),
-        "workspace": None if header.workspace is None else dict(header.workspace),
-        "stamp": None,
-    }
-    if header.stamp is not None:
-        stamp = header.stamp
-        content["stamp"] = {
-            "runtime": stamp.runtime, "provider": stamp.provider, "machine": stamp.machine, "level": stamp.level
-        }  # fmt: skip
-        if stamp.cuda is not None:
-            content["stamp"]["cuda"] = dataclasses.asdict(stamp.cuda)
-    if header.host:
-        content["host"] = sorted(header.host)
+def _to_json(record: Record) -> str:
+    content = {name: getattr(record, name) for name in _ORDER}
+    if record.stamp is not None:
+        content["stamp"] = dataclasses.asdict(record.stamp)
+        if record.stamp.cuda is None:
+            del content["stamp"]["cuda"]
+    content["host"] = sorted(record.host)
+    if not record.host:
+        del content["host"]
     return json.dumps(content, separators=(",", ":"))
 
 
-def load(path: Path) -> tuple[ir.Model, Header]:
+def load(path: Path) -> tuple[ir.Model, Record]:
     """Read a planned file.
 
     Raises:
@@ -117,16 +133,16 @@ def load(path: Path) -> tuple[ir.Model, Header]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{name}: its plan is not valid JSON: {error}.") from error
-    header = _parse_header(content, name)
-    if content["graph_digest"] != graph_digest(model):
+    record = _parse(content, name)
+    if record.graph_digest != graph_digest(model):
         raise PlanFileError(
             f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
             "Plan it again."
         )
-    return model, header
+    return model, record
 
 
-def _parse_header(content: Any, name: str) -> Header:
+def _parse(content: Any, name: str) -> Record:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise PlanFileError(f"{name}: its plan is malformed: it has no format number.")
     if content["format"] != FORMAT:
@@ -135,96 +151,21 @@ def _parse_header(content: Any, name: str) -> Header:
             f"{name}: its plan is in format {content['format']}, {newer} than this memonger's {FORMAT}. "
             "Upgrade memonger, or plan the model again."
         )
-    fields = _Fields(content, name)
-    stamp = content.get("stamp")
-    if fields.integer("alignment", 1) not in ALIGNMENTS:
-        raise PlanFileError(
-            f"{name}: its plan is malformed: 'alignment' is {content['alignment']}, and can be one of "
-            f"{', '.join(map(str, ALIGNMENTS))} bytes."
-        )
-    offsets = fields.sizes("offsets", -LARGEST)  # whether they lie in the arena is for the checker to say
-    fields.text("graph_digest")
-    return Header(
-        mode=fields.text("mode"),
-        device=fields.text("device"),
-        alignment=fields.integer("alignment", 1),
-        arena_bytes=fields.integer("arena_bytes", 0),
-        offsets=offsets if offsets is not None else {},
-        stamp=None if stamp is None else _parse_stamp(_Fields(stamp, name)),
-        threads=fields.integer("threads", 0),
-        workspace=fields.sizes("workspace"),
-        batch=None if content.get("batch") is None else fields.integer("batch", 1),
-        host=fields.names("host"),
-    )
+    try:
+        return decode(Record, content, ignore_unknown=True)
+    except DecodingError as error:
+        raise PlanFileError(f"{name}: its plan is malformed: {error}.") from error
 
 
-def _parse_stamp(fields: "_Fields") -> Stamp:
-    cuda = fields.content.get("cuda")
-    return Stamp(
-        runtime=fields.text("runtime"),
-        provider=fields.text("provider"),
-        machine=fields.text("machine"),
-        level=fields.text("level"),
-        cuda=None if cuda is None else _parse_cuda(_Fields(cuda, fields.name)),
-    )
-
-
-def _parse_cuda(fields: "_Fields") -> Cuda:
-    search = fields.text("convolution_search")
-    if search not in SEARCHES:
-        _malformed(fields.name, "convolution_search")
-    return Cuda(search, fields.flag("max_workspace"), fields.flag("tf32"), fields.flag("deterministic"))
-
-
-def _malformed(name: str, key: str) -> Any:
-    raise PlanFileError(f"{name}: its plan is malformed: '{key}' is missing or of the wrong type.")
-
-
-class _Fields:
-    """Typed reading of untrusted JSON."""
-
-    def __init__(self, content: Any, name: str) -> None:
-        self.content: dict[str, Any] = content if isinstance(content, dict) else _malformed(name, "stamp")
-        self.name = name
-
-    def text(self, key: str) -> str:
-        value = self.content.get(key)
-        return value if isinstance(value, str) else _malformed(self.name, key)
-
-    def flag(self, key: str) -> bool:
-        value = self.content.get(key)
-        return value if isinstance(value, bool) else bool(_malformed(self.name, key))
-
-    def names(self, key: str) -> frozenset[str]:
-        value = self.content.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            _malformed(self.name, key)
-        return frozenset(value)
-
-    def integer(self, key: str, least: int) -> int:
-        value = self.content.get(key)
-        if type(value) is not int or not least <= value < LARGEST:
-            return int(_malformed(self.name, key))
-        return value
-
-    def sizes(self, key: str, least: int = 0) -> dict[str, int] | None:
-        value = self.content.get(key)
-        if value is None and key != "offsets":
-            return None
-        if not isinstance(value, dict) or any(type(v) is not int or not least <= v < LARGEST for v in value.values()):
-            return dict(_malformed(self.name, key))
-        return value
-
-
-def save(model: ir.Model, header: Header, path: Path) -> None:
+def save(model: ir.Model, record: Record, path: Path) -> None:
     """Write a planned file.
 
     Raises:
         PlanFileError: see `save_model`.
     """
     planned = model.clone()
-    planned.metadata_props[KEY] = _to_json(model, header)
+    planned.metadata_props[KEY] = _to_json(record)
     save_model(planned, path)
 
 
-__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "graph_digest", "load", "save", "save_model"]
+__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "Record", "graph_digest", "load", "save", "save_model"]

@@ -5,12 +5,12 @@ It stands as JSON in ``metadata_props["memonger.training"]``; all else about the
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.model.decoding import DecodingError, decode
 
 KEY = "memonger.training"
 FORMAT = 1
@@ -81,22 +81,13 @@ def read(model: ir.Model, name: str) -> Training | None:
         raise PlanError(f"{name}: its metadata '{KEY}' is not valid JSON: {error}.") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise PlanError(f"{name}: its metadata '{KEY}' is not in format {FORMAT}: differentiate the model again.")
-    kinds = {f.name: f.type for f in fields(Training)}
-    for key, value in content.items():
-        if key not in kinds or not _fits(key, value):
-            raise PlanError(f"{name}: its metadata '{KEY}' is malformed at '{key}': differentiate the model again.")
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-    training = Training(**known)
+    try:
+        training = decode(Training, content)
+    except DecodingError as error:
+        problem = f"is malformed at {error.where}, which {error.problem}"
+        raise PlanError(f"{name}: its metadata '{KEY}' {problem}: differentiate the model again.") from error
     _check_names(model, training, name)
     return training
-
-
-def _fits(key: str, value: Any) -> bool:
-    if key in ("loss", "gradient_norm"):
-        return value is None or isinstance(value, str)
-    if key in ("gradients", "updates", "accumulated", "scalars", "output_gradients"):
-        return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-    return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
 def _check_names(model: ir.Model, training: Training, name: str) -> None:
