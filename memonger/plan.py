@@ -21,7 +21,7 @@ from memonger.model.training_roles import Training
 from memonger.model.values import nbytes
 from memonger.plan_file import Header, PlanFileError
 from memonger.remat.marks import annotate
-from memonger.remat.strategies import Outcome
+from memonger.remat.strategy import Outcome
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -36,7 +36,7 @@ from memonger.model.save import save_model
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.planning.search_plan import pareto, search_plan
-from memonger.remat import BUDGETED, MIRRORING
+from memonger.remat import STRATEGIES
 from memonger.report import text
 from memonger.report.summary import plan_record
 
@@ -135,14 +135,15 @@ def _planning(model: Path, quiet: bool, flags: dict[str, Any]) -> Iterator[tuple
 
 
 def _check_strategy(strategy: str | None, budget: bool, mirror: bool) -> None:
-    if strategy in BUDGETED and not budget:
+    chosen = STRATEGIES.get(strategy or "")
+    if chosen and chosen.takes_budget and not budget:
         raise click.UsageError(f"--strategy {strategy} needs a --budget, such as 4GiB.")
-    if budget and strategy is not None and strategy not in BUDGETED:
-        raise click.UsageError(f"--strategy {strategy} takes no --budget: {' and '.join(BUDGETED)} do.")
-    if mirror and (budget or (strategy is not None and strategy not in MIRRORING)):
-        raise click.UsageError(
-            f"--mirror goes with --strategy {', '.join(MIRRORING)}; the others decide by themselves."
-        )
+    if budget and chosen and not chosen.takes_budget:
+        names = " and ".join(name for name, each in STRATEGIES.items() if each.takes_budget)
+        raise click.UsageError(f"--strategy {strategy} takes no --budget: {names} do.")
+    if mirror and (budget or (chosen and not chosen.heeds_marks)):
+        names = ", ".join(name for name, each in STRATEGIES.items() if each.heeds_marks)
+        raise click.UsageError(f"--mirror goes with --strategy {names}; the others decide by themselves.")
 
 
 def _optimizer(flags: dict[str, Any]) -> Optimizer | None:

@@ -12,7 +12,7 @@ from memonger.autodiff.optimizers import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
-from memonger.remat import BUDGETED, EFFORT, MIRRORING, STRATEGIES
+from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import parse_size
 
 
@@ -29,8 +29,8 @@ class Choices:
             live bytes and scratch at the worst step, parameters and inputs take no more.
         strategy: One of `memonger.remat.STRATEGIES`: what decides which nodes are recomputed. None: ``budget``
             where there is a budget; else ``sweep`` for training, ``none`` for inference.
-        mirror: Patterns of nodes (by name, operator or output) to recompute, for the strategies of
-            `memonger.remat.MIRRORING`; what can't run again is kept, and a note says so (``marks``: an error).
+        mirror: Patterns of nodes (by name, operator or output) to recompute, for the strategies that heed marks; what
+            can't run again is kept, and a note says so (``marks``: an error).
         keep: Patterns of nodes to keep. They overrule ``mirror``.
         trials: Thresholds in the sweep's grid.
         effort: How many changes a search may try, some 10 µs each.
@@ -79,9 +79,10 @@ def check(options: Choices) -> int | None:
     if options.time_limit is not None and not 0 <= options.time_limit < math.inf:
         raise PlanError(f"time_limit={options.time_limit} can't be: 0 or more seconds.")
     budget = _budget(options.budget)
-    if budget is None and options.strategy in BUDGETED:
+    takes_budget = options.strategy is not None and STRATEGIES[options.strategy].takes_budget
+    if budget is None and takes_budget:
         raise PlanError(f"strategy {options.strategy!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
-    if budget is not None and options.strategy not in (None, *BUDGETED):
+    if budget is not None and options.strategy is not None and not takes_budget:
         raise PlanError(f"strategy {options.strategy!r} takes no budget: 'budget' and 'exact' do.")
     return budget
 
@@ -112,9 +113,10 @@ def strategy_for(options: Choices, mode: str) -> str:
     chosen = options.strategy or ("sweep" if mode == "training" else "none")
     if options.strategy is None and options.budget is not None:
         chosen = "budget"
-    if options.mirror and chosen not in MIRRORING:
+    if options.mirror and not STRATEGIES[chosen].heeds_marks:
+        heeding = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.heeds_marks)
         raise PlanError(
-            f"strategy {chosen!r} decides by itself what is recomputed: mirror goes with {', '.join(MIRRORING)}; "
+            f"strategy {chosen!r} decides by itself what is recomputed: mirror goes with {heeding}; "
             "what to keep can be told to any."
         )
     return chosen
@@ -133,7 +135,7 @@ def check_bare(options: Choices, batch: int | None, dims: Mapping[str, int] | No
     wrong = [name for name in given if name not in general]
     if wrong:
         raise PlanError(f"{wrong[0]} is for models: a graph without one takes {', '.join(sorted(general))}.")
-    if options.strategy in ("cheap", "marks"):
+    if options.strategy is not None and STRATEGIES[options.strategy].needs_model:
         raise PlanError(
             f"strategy {options.strategy!r} needs a model: a graph without one has neither operators nor marks."
         )
