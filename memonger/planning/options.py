@@ -135,7 +135,8 @@ def check_bare(options: Choices, batch: int | None, dims: Mapping[str, int] | No
     wrong = [name for name in given if name not in general]
     if wrong:
         raise PlanError(f"{wrong[0]} is for models: a graph without one takes {', '.join(sorted(general))}.")
-    if options.strategy is not None and STRATEGIES[options.strategy].needs_model:
+    strategy = STRATEGIES.get(options.strategy or "")
+    if strategy is not None and strategy.needs_model:
         raise PlanError(
             f"strategy {options.strategy!r} needs a model: a graph without one has neither operators nor marks."
         )
