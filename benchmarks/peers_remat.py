@@ -31,8 +31,8 @@ from benchmarks.machine import keep, stamp
 from benchmarks.peer_planners import GRACE
 from benchmarks.remat import KNOWN, PERCENT, ROOT
 from memonger.errors import PlanError
-from memonger.remat.portfolio import Result, search
-from memonger.remat.problem import Problem, check, cost, peak
+from memonger.remat.portfolio import search
+from memonger.remat.problem import Problem, Result, check, cost, peak
 
 _PLANNERS = ("moccasin", "checkmate")
 _LATE = "no answer in time"

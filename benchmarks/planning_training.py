@@ -24,7 +24,7 @@ def strategy_seconds(training: memonger.Model, name: str, budget: int | None) ->
     """Seconds of a strategy alone."""
     graph = graph_of(training.ir, training.training, None, None)
     begin = time.perf_counter()
-    remat.STRATEGIES[name](remat.Request(graph, budget=budget))
+    remat.STRATEGIES[name].run(remat.Request(graph, budget=budget))
     return time.perf_counter() - begin
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.machine import Table, keep, stamp
 from memonger.errors import PlanError
 from memonger.remat.cp_sat import ExactOptions, solve
-from memonger.remat.greedy import Relief, relieve, tidy
+from memonger.remat.greedy import GreedyOptions, fit_budget, remove_redundant
 from memonger.remat.portfolio import search, smallest_budget
 from memonger.remat.problem import Problem, cost, peak
 from memonger.remat.timeline import Timeline
@@ -86,10 +86,10 @@ def graphs() -> Iterator[tuple[str, Problem]]:
 def greedy_overhead(case: Case) -> str:
     """Percent of the plain greedy, or none."""
     timeline = Timeline(case.problem)
-    timeline.moving = False
-    if not relieve(timeline, case.budget, Relief(plain=True), lambda: timeline.work > 300_000):
+    timeline.first_runs_move = False
+    if not fit_budget(timeline, case.budget, GreedyOptions(plain=True), lambda: timeline.work > 300_000):
         return "none"
-    tidy(timeline, case.budget, lambda: False)
+    remove_redundant(timeline, case.budget, lambda: False)
     return f"{100 * (timeline.cost / cost(case.problem, case.problem.schedule) - 1):.3f}"
 
 

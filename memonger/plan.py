@@ -22,7 +22,7 @@ from memonger.model.training_roles import Training
 from memonger.model.values import nbytes
 from memonger.plan_file import Header, PlanFileError, Record
 from memonger.remat.marks import annotate
-from memonger.remat.strategies import Outcome
+from memonger.remat.strategy import Outcome
 
 if TYPE_CHECKING:
     import networkx

@@ -1,4 +1,4 @@
-"""Offsets for buffers: every allocator by name, the one function that tries them, and the checks around them."""
+"""Buffers with sizes and lifetimes → an offset for each in one arena. To add an allocator, see `ALLOCATORS`."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,10 +32,16 @@ ALLOCATORS: Mapping[str, Allocator] = MappingProxyType(
         "search": search,
     }
 )
-"""Every allocator by name, in the order in which ``allocate`` tries them."""
+"""Every allocator by name, in the order in which ``allocate`` tries them.
 
-_MANY, _FEW_STRATEGIES = 20_000, 3
-"""From how many buffers on only the first few allocators are tried by default: each takes seconds there."""
+To add one, write a file with a function from buffers to a layout, and name it in this table.
+"""
+
+_MANY_BUFFERS = 20_000
+"""From so many buffers on an allocator takes seconds, so that by default only the first few are tried."""
+
+_FIRST_FEW = 3
+"""How many allocators are tried by default for many buffers."""
 
 
 def allocate(
@@ -43,19 +49,19 @@ def allocate(
     strategies: Sequence[str] | None = None,
     search_options: SearchOptions | None = None,
 ) -> Layout:
-    """Lay buffers out with the best of several allocators: the smallest arena, the first of equals.
+    """The layout with the smallest arena that several allocators give; of equals the first.
 
-    Tries them in order and stops at the first that comes within less than the smallest alignment of the lower bound.
-    The same buffers in the same order give the same offsets, whatever their ids.
+    The allocators are tried in order, until one comes within less than the smallest alignment of the lower bound. The
+    same buffers in the same order give the same offsets, whatever their ids.
 
     Args:
-        buffers: The problem; empty gives the empty layout.
-        strategies: Names from ``ALLOCATORS``, tried in this order. By default all, or from 20,000 buffers on the first
-            three.
-        search_options: Settings of the strategy ``search``.
+        buffers: What to lay out. No buffers give the empty layout.
+        strategies: Names from ``ALLOCATORS``, tried in this order. By default all of them, or the first three from
+            20,000 buffers on.
+        search_options: Settings of the allocator ``search``.
 
     Raises:
-        LayoutError: The problem is malformed (the message names the buffer), or a strategy is unknown.
+        LayoutError: The problem is malformed (the message names the buffer), or there is no allocator of that name.
     """
     names = _defaults(len(buffers)) if strategies is None else tuple(strategies)
     unknown = [name for name in names if name not in ALLOCATORS]
@@ -72,4 +78,4 @@ def allocate(
 
 
 def _defaults(count: int) -> tuple[str, ...]:
-    return tuple(ALLOCATORS)[: _FEW_STRATEGIES if count >= _MANY else None]
+    return tuple(ALLOCATORS)[: _FIRST_FEW if count >= _MANY_BUFFERS else None]

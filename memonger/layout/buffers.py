@@ -11,11 +11,11 @@ class Buffer:
     """The bytes of one value over its lifetime.
 
     Attributes:
-        id: The caller's number for it; unique in a problem.
+        id: The caller's number of the buffer, unique in a problem.
         size: Bytes, at least 1.
         start: First step at which the bytes are in use.
-        stop: First step at which they are free again; lifetimes are half-open, ``[start, stop)``.
-        alignment: The offset is a multiple of this many bytes.
+        stop: First step at which the bytes are free again: lifetimes are half-open, ``[start, stop)``.
+        alignment: The offset must be a multiple of this many bytes.
     """
 
     id: int
@@ -34,13 +34,14 @@ class Layout:
 
 
 Allocator = Callable[[Sequence[Buffer]], Layout]
+"""The one signature of all allocators: a pure function, whose result does not depend on the ids."""
 
 
 _INT64 = 2**63
-"""The allocators rank ``offset * number of buffers`` in 64-bit integers, and the search offsets far below 2^62."""
+"""Limit on offset times number of buffers, by which allocators sort in 64-bit integers. Offsets stay below 2^62."""
 
 _FARTHEST = 2**62
-"""Steps beyond this, either way, would make a duration that is no 64-bit integer."""
+"""Limit on the absolute value of a step: the duration of a buffer must be a 64-bit integer."""
 
 
 def validate(buffers: Sequence[Buffer]) -> None:

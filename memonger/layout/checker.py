@@ -1,4 +1,4 @@
-"""An independent check that a layout is right. It shares no code with the allocators."""
+"""An independent check that a layout is valid. It shares no code with the allocators."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ Span = tuple[int, int, int]
 def check_layout(buffers: Sequence[Buffer], layout: Layout) -> None:
     """Check that no two buffers alive at the same step share a byte, and that all lie aligned within the arena.
 
-    Walks the steps in order with the bytes in use as a sorted list. As long as nothing collided, the buffers in use are
-    disjoint, so one that arrives can only collide if it collides with the one just below or just above it. Alignment is
-    checked on the offset: that the arena's own address is aligned is the session's affair.
+    Goes through the steps in order with a sorted list of the bytes in use. As long as nothing collided the buffers in
+    use are disjoint, so a new buffer that collides with any of them collides with the one just below or just above it.
+    Alignment is checked on the offset; the session aligns the address of the arena.
 
     Raises:
         VerificationError: A wrong number of offsets, a negative or misaligned offset, a buffer that leaves the arena,
@@ -24,11 +24,11 @@ def check_layout(buffers: Sequence[Buffer], layout: Layout) -> None:
     if len(layout.offsets) != len(buffers):
         raise VerificationError(f"the layout has {len(layout.offsets)} offsets for {len(buffers)} buffers")
     for buffer, offset in zip(buffers, layout.offsets, strict=True):
-        _check_place(buffer, offset, layout.size)
+        _check_offset(buffer, offset, layout.size)
     _check_collisions(buffers, layout.offsets)
 
 
-def _check_place(buffer: Buffer, offset: int, arena: int) -> None:
+def _check_offset(buffer: Buffer, offset: int, arena: int) -> None:
     if buffer.size < 1 or buffer.start >= buffer.stop or buffer.alignment < 1:
         raise VerificationError(f"{buffer} is no buffer: its size, lifetime or alignment is empty")
     if offset < 0:

@@ -14,16 +14,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """One entry a buffer, and the steps that matter.
+    """One entry for each buffer. Steps are ranks among the steps at which a buffer starts or stops.
 
     Attributes:
         size: Bytes.
         slack: Bytes by which the size falls short of a multiple of ``unit``.
-        start: First step, as the rank among all steps at which a buffer starts or stops.
-        stop: Step at which the bytes are free again, likewise.
+        start: Rank of the first step at which the bytes are in use.
+        stop: Rank of the first step at which they are free again.
         alignment: Bytes.
         unit: The smallest alignment, in bytes: every offset is a multiple of it.
-        steps: How many steps there are at which a buffer starts or stops.
+        steps: Number of steps at which a buffer starts or stops.
     """
 
     size: Ints

@@ -1,11 +1,12 @@
 """An evolutionary search for problems on which lowest-offset-first leaves a gap.
 
-Lowest-offset-first takes the buffer with the least offset next. Here each buffer has a bias, in bytes, that is added to
-its offset in that comparison only: with all biases 0 this is plain lowest-offset-first, with large ones it drops the
-buffers in any order whatever, so some biases give an optimal layout. A (1 + λ) evolution strategy looks for them: every
-round makes λ children of the best biases so far by changing a few of them a little, lays all children out at the same
-time as one batch of vectors, and goes on from the smallest arena. It ends in local optima: on MiniMalloc's challenging
-instances ten times the effort takes off less than a percentage point, and seeds differ by more.
+Lowest-offset-first lays out the buffer with the lowest possible offset next. Here each buffer has a bias in bytes,
+which is added to its offset in that comparison only. With all biases 0 this is plain lowest-offset-first; with large
+biases the buffers are laid out in any order whatever, so some biases give an optimal layout. A (1 + λ) evolution
+strategy searches for them: each round makes λ children of the best biases so far by changing a few of them a little,
+lays out all children at the same time as one batch of vectors, and continues from the smallest arena. It ends in local
+optima: on MiniMalloc's challenging instances ten times the effort makes the arena less than one percentage point
+smaller, and seeds differ by more.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from memonger.layout.lowest_offset import lowest_offset_first
 from memonger.layout.orders import ORDERS
 from memonger.layout.rows import Rows
 
-_PLACED = 2**62
+_LAID_OUT = 2**62
+"""Key of a buffer that is laid out already: larger than every offset with its bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class SearchOptions:
 
     Attributes:
         effort: How many vector elements may be visited in all; 10^8 take about half a second. Laying out one child
-            visits n² of them, so with the default effort problems beyond some 1,700 buffers are not searched.
+            visits n² of them, so with the default effort problems of more than about 1,700 buffers are not searched.
         patience: Rounds without a smaller arena after which the search ends.
         order: What breaks ties between buffers, from ``ORDERS``, and so where the search begins.
         children: λ.
@@ -50,10 +52,10 @@ class SearchOptions:
 
 
 def search(buffers: Sequence[Buffer], options: SearchOptions | None = None) -> Layout:
-    """The best layout found within the effort; plain lowest-offset-first if that doesn't suffice for a single round.
+    """The best layout found within the effort, or plain lowest-offset-first if the effort is too small for one round.
 
-    The same buffers and options give the same offsets. Ends early when less than one alignment is left to the lower
-    bound. O(n²) bytes of memory, and some 50 n bytes a child.
+    The same buffers and options give the same offsets. The search ends early within less than one alignment of the
+    lower bound. It takes O(n²) bytes of memory, and some 50 n bytes for each child.
 
     Raises:
         LayoutError: The problem is malformed (see ``validate``).
@@ -68,7 +70,7 @@ def search(buffers: Sequence[Buffer], options: SearchOptions | None = None) -> L
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
-    """A problem laid out for many children at once: columns in the order that breaks ties, and who overlaps whom."""
+    """Columns of a problem in the order that breaks ties, and which buffers overlap: for many children at once."""
 
     rows: Rows
     order: NDArray[np.intp]
@@ -83,8 +85,8 @@ class _Batch:
         overlaps = (start[:, None] < stop) & (start < stop[:, None])
         return cls(rows, order, rows.occupied[order], rows.floor[order], rows.alignment[order], overlaps)
 
-    def place(self, biases: Ints) -> Ints:
-        """Depths of every buffer, one child a line, for biases likewise."""
+    def depths_for(self, biases: Ints) -> Ints:
+        """Depths in bytes of shape (children, buffers), for biases in bytes of the same shape."""
         children, count = biases.shape
         every = np.arange(children)
         least = np.tile(self.floor, (children, 1))
@@ -99,22 +101,22 @@ class _Batch:
             np.maximum(growth, 0, out=growth)
             least += growth
             key += growth
-            key[every, chosen] = _PLACED
+            key[every, chosen] = _LAID_OUT
         return depths
 
     def layout(self, depths: Ints) -> Layout:
-        """The layout with these depths of one child."""
+        """The layout of one child, from the depths of its buffers."""
         by_row = np.empty_like(depths)
         by_row[self.order] = depths
         return self.rows.layout(by_row)
 
 
 def _evolve(batch: _Batch, bound: int, rounds: int, options: SearchOptions) -> Layout:
-    """The best layout after at most so many rounds, from biases that are all 0."""
+    """The best layout after at most this many rounds. The search starts with all biases 0."""
     random = np.random.RandomState(options.seed)  # its stream is the same in every version of numpy
     shape = (options.children, len(batch.order))
     biases = np.zeros((1, shape[1]), dtype=np.int64)
-    depths = batch.place(biases)[0]
+    depths = batch.depths_for(biases)[0]
     improved = 0
     for turn in range(rounds):
         height = (depths + batch.occupied).max()
@@ -123,11 +125,11 @@ def _evolve(batch: _Batch, bound: int, rounds: int, options: SearchOptions) -> L
         changed = random.random_sample(shape) < options.changes / shape[1]
         change = random.normal(0.0, options.deviation * bound, shape)
         children = biases + np.where(changed, change, 0.0).astype(np.int64)
-        placed = batch.place(children)
-        heights = (placed + batch.occupied).max(axis=1)
+        depths_of = batch.depths_for(children)
+        heights = (depths_of + batch.occupied).max(axis=1)
         winner = int(heights.argmin())
         if heights[winner] < height:
             improved = turn
         if heights[winner] <= height:
-            biases, depths = children[winner : winner + 1], placed[winner]
+            biases, depths = children[winner : winner + 1], depths_of[winner]
     return batch.layout(depths)

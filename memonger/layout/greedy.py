@@ -1,4 +1,4 @@
-"""The classic greedy allocators: take buffers in a fixed order, put each into a gap between those placed before.
+"""The classic greedy allocators: lay out buffers in a fixed order, each in a gap between those laid out before.
 
 Greedy by size with best fit is Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020),
 algorithm 3, and what TensorFlow Lite and XLA's heap simulator do in the main; by start with first fit is what a runtime
@@ -28,8 +28,8 @@ def greedy(buffers: Sequence[Buffer], order: str = "size", fit: Fit = "best") ->
     chain of long-lived buffers, each overlapping the next, every other one lies at the same end, and the short-lived
     ones between them.
 
-    A buffer that fits no gap goes on top of its neighbours. O(n) memory. Time: n sorts of the offsets of the buffers
-    that overlap the one placed.
+    A buffer that fits no gap goes on top of its neighbours. Takes O(n) memory, and the time of n sorts of the offsets
+    of the buffers that overlap one.
 
     Raises:
         LayoutError: The problem is malformed (see ``validate``).
@@ -38,11 +38,11 @@ def greedy(buffers: Sequence[Buffer], order: str = "size", fit: Fit = "best") ->
         return Layout((), 0)
     rows = Rows.of(buffers)
     capacity = -(-lower_bound(buffers) // rows.unit) * rows.unit if fit == "ends" else None
-    return rows.layout(_place(rows, ORDERS[order](rows), fit, capacity))
+    return rows.layout(_depths(rows, ORDERS[order](rows), fit, capacity))
 
 
-def _place(rows: Rows, order: NDArray[np.intp], fit: Fit, capacity: int | None) -> Ints:
-    """Depths by row, taken in this order."""
+def _depths(rows: Rows, order: NDArray[np.intp], fit: Fit, capacity: int | None) -> Ints:
+    """Depths in bytes by row, for rows laid out in this order."""
     depths, ends = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     alignment, occupied = rows.alignment.tolist(), rows.occupied.tolist()
     for row in order.tolist():
@@ -59,7 +59,7 @@ def _place(rows: Rows, order: NDArray[np.intp], fit: Fit, capacity: int | None) 
 
 
 def _neighbours(rows: Rows, row: int, depths: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Depths, and ends, of the placed buffers alive together with this one, each sorted by itself."""
+    """Depths and ends of the buffers laid out already that overlap this one, each list sorted by itself."""
     begin = rows.start[row]
     windows = [slice(first[row], last[row]) for first, last in rows.windows]
     chosen = [(rows.stop[window] > begin) & (ends[window] > 0) for window in windows]
@@ -78,8 +78,8 @@ def _nearest_to_an_end(floors: Ints, below: Ints, occupied: int, alignment: int,
         return int(floors[-1])
     lowest = floors[fits]
     highest = np.maximum((ceilings[fits] - occupied) & -alignment, lowest)
-    places = np.concatenate((lowest, highest))
-    return int(places[np.minimum(places, capacity - occupied - places).argmin()])
+    depths = np.concatenate((lowest, highest))
+    return int(depths[np.minimum(depths, capacity - occupied - depths).argmin()])
 
 
 def _choose_gap(floors: Ints, below: Ints, occupied: int, fit: Fit) -> int:

@@ -1,6 +1,6 @@
 """Lowest-offset-first: fill the arena from one end, always where the floor is lowest.
 
-Place the unplaced buffer whose lowest feasible offset is smallest, break ties by rank, and raise the lowest feasible
+Lay out next the buffer whose lowest feasible offset is smallest, break ties by rank, and raise the lowest feasible
 offset of every buffer alive at the same time above it. So the floor rises evenly over all steps, as in the skyline
 heuristics for strip packing (Burke, Kendall and Whitwell, "A new placement heuristic for the orthogonal stock-cutting
 problem", 2004), with time for the strip's width; buffers can't move in time, which makes "best fit" the rank alone.
@@ -17,13 +17,14 @@ from memonger.layout.columns import Ints
 from memonger.layout.orders import ORDERS
 from memonger.layout.rows import Rows
 
-_PLACED = np.iinfo(np.int64).max
+_LAID_OUT = np.iinfo(np.int64).max
+"""Key of a buffer that is laid out already."""
 
 
 def lowest_offset_first(buffers: Sequence[Buffer], order: str = "area") -> Layout:
     """Lay buffers out lowest offset first, ties broken by an order from ``ORDERS``.
 
-    O(n) memory. Time: n vector operations over the buffers that can overlap the one placed.
+    Takes O(n) memory, and n vector operations on the buffers that can overlap one.
 
     Raises:
         LayoutError: The problem is malformed (see ``validate``).
@@ -31,10 +32,10 @@ def lowest_offset_first(buffers: Sequence[Buffer], order: str = "area") -> Layou
     if not buffers:
         return Layout((), 0)
     rows = Rows.of(buffers)
-    return rows.layout(_place(rows, ORDERS[order](rows)))
+    return rows.layout(_depths(rows, ORDERS[order](rows)))
 
 
-def _place(rows: Rows, order: NDArray[np.intp]) -> Ints:
+def _depths(rows: Rows, order: NDArray[np.intp]) -> Ints:
     """Depths by row.
 
     The next buffer is the argmin of one column: depth × n + rank, a single integer that compares by depth, then rank.
@@ -47,7 +48,7 @@ def _place(rows: Rows, order: NDArray[np.intp]) -> Ints:
     for _ in range(count):
         row = int(key.argmin())
         depth = depths[row] = int(key[row]) // count
-        key[row] = _PLACED
+        key[row] = _LAID_OUT
         for first, last in rows.windows:
             window = slice(first[row], last[row])
             raised = _aligned(rows, window, depth + occupied[row]) * count + rank[window]

@@ -14,11 +14,11 @@ from memonger.layout.lower_bound import may_be_topmost
 Steps = NDArray[np.int32]
 Window = tuple[list[int], list[int]]
 
-_PINNED_CHOICES = (0, 64, 1024)
+_FIRST_PART_SIZES = (0, 64, 1024)
 """How many of the longest-lived buffers may form a part of their own."""
 
 _PART_COST = 2048
-"""Rows that could be compared in the time one more window costs."""
+"""Cost of one more window for each row, in comparisons of rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,8 +38,8 @@ class Rows:
         occupied: Bytes each row keeps others from using: its size, up to the next multiple of ``unit``.
         floor: The least depth, in bytes, with which a layout can be as small as the lower bound: 0, or ``unit`` where
             the slack doesn't suffice. An allocator that fills the arena evenly should respect it.
-        start: First step, as the rank among all steps that occur.
-        stop: Step at which the bytes are free again, likewise.
+        start: Rank of the first step at which the bytes are in use, among all steps that occur.
+        stop: Rank of the first step at which they are free again.
         alignment: Bytes.
         unit: The smallest alignment, in bytes: every depth is a multiple of it.
         uniform: Whether all alignments are equal.
@@ -67,7 +67,7 @@ class Rows:
             LayoutError: The problem is malformed (see ``validate``).
         """
         columns = Columns.of(buffers)
-        source, pinned = _arrange(columns.start.astype(np.int32), columns.stop.astype(np.int32))
+        source, first_part = _order_and_parts(columns.start.astype(np.int32), columns.stop.astype(np.int32))
         start, stop = columns.start[source].astype(np.int32), columns.stop[source].astype(np.int32)
         uniform = bool((columns.alignment == columns.unit).all())
         kept_below = ~may_be_topmost(columns) if uniform else np.zeros(len(source), dtype=np.bool_)
@@ -81,7 +81,7 @@ class Rows:
             alignment=columns.alignment[source],
             unit=columns.unit,
             uniform=uniform,
-            windows=tuple(_window(start, stop, *part) for part in _parts(pinned, len(source))),
+            windows=tuple(_window(start, stop, *part) for part in _parts(first_part, len(source))),
         )
 
     def __len__(self) -> int:
@@ -91,39 +91,39 @@ class Rows:
         """The layout with these depths, in bytes by row."""
         ends = depths + self.occupied
         offsets = ends.max() - ends if self.uniform else depths
-        placed = np.empty_like(offsets)
-        placed[self.source] = offsets
-        return Layout(tuple(placed.tolist()), int((offsets + self.size).max()))
+        by_buffer = np.empty_like(offsets)
+        by_buffer[self.source] = offsets
+        return Layout(tuple(by_buffer.tolist()), int((offsets + self.size).max()))
 
 
-def _arrange(start: Steps, stop: Steps) -> tuple[NDArray[np.intp], int]:
-    """The order of the rows and how many of them are in the first part: the choice with the smallest windows."""
+def _order_and_parts(start: Steps, stop: Steps) -> tuple[NDArray[np.intp], int]:
+    """The order of the rows, and how many of them form the first part, such that the windows are smallest."""
     by_start = np.lexsort((stop, start))
     rank = np.empty(len(start), dtype=np.intp)
     rank[np.lexsort((start, start - stop))] = np.arange(len(start))
     cheapest, best = -1, (by_start, 0)
-    for pinned in _PINNED_CHOICES:
-        if pinned >= len(start):
+    for first_part in _FIRST_PART_SIZES:
+        if first_part >= len(start):
             break
-        long_lived = rank[by_start] < pinned
+        long_lived = rank[by_start] < first_part
         source = np.concatenate((by_start[long_lived], by_start[~long_lived]))
-        cost = _comparisons(start[source], stop[source], pinned)
+        cost = _comparisons(start[source], stop[source], first_part)
         if cheapest < 0 or cost < cheapest:
-            cheapest, best = cost, (source, pinned)
+            cheapest, best = cost, (source, first_part)
     return best
 
 
-def _comparisons(start: Steps, stop: Steps, pinned: int) -> int:
-    """Rows in all windows together, and what the windows themselves cost, in rows."""
+def _comparisons(start: Steps, stop: Steps, first_part: int) -> int:
+    """Estimated time of going through all windows, in comparisons of rows."""
     cost = 0
-    for part in _parts(pinned, len(start)):
+    for part in _parts(first_part, len(start)):
         first, last = _bounds(start, stop, *part)
         cost += int((last - first).sum()) + _PART_COST * len(start)
     return cost
 
 
-def _parts(pinned: int, count: int) -> tuple[tuple[int, int], ...]:
-    return ((0, pinned), (pinned, count)) if pinned else ((0, count),)
+def _parts(first_part: int, count: int) -> tuple[tuple[int, int], ...]:
+    return ((0, first_part), (first_part, count)) if first_part else ((0, count),)
 
 
 def _bounds(start: Steps, stop: Steps, low: int, high: int) -> tuple[Ints, Ints]:

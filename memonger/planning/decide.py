@@ -9,7 +9,7 @@ from memonger.graph import schedule as rewrite
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, needed_bytes
 from memonger.layout import Layout, allocate, lower_bound
-from memonger.remat import FRONTIERS, STRATEGIES, Outcome, Request
+from memonger.remat import STRATEGIES, Outcome, Request
 from memonger.remat.orders import ORDERS
 
 ATTEMPTS = 4
@@ -59,7 +59,7 @@ def decide(request: Request, strategy: str, order: str) -> Decision:
     if strategy == "none":
         return _without(request, names)
     ordered, schedule = _least(request, names)
-    found = _placed(request, schedule, STRATEGIES[strategy](ordered))
+    found = _placed(request, schedule, STRATEGIES[strategy].run(ordered))
     if request.budget is None:
         return found
     return _within(request, ordered, schedule, strategy, found)
@@ -72,7 +72,9 @@ def frontier(request: Request, points: int, order: str) -> list[Decision]:
         PlanError: an unknown order.
     """
     ordered, schedule = _least(request, _orders(order, len(request.graph.nodes)))
-    return [_placed(request, schedule, outcome) for outcome in FRONTIERS["budget"](ordered, points)]
+    outcomes = STRATEGIES["budget"].frontier
+    assert outcomes is not None
+    return [_placed(request, schedule, outcome) for outcome in outcomes(ordered, points)]
 
 
 def _orders(order: str, nodes: int) -> list[str]:
@@ -138,7 +140,7 @@ def _within(request: Request, ordered: Request, order: tuple[int, ...], strategy
             return found
         target -= over
         try:
-            outcome = STRATEGIES[strategy](dataclasses.replace(ordered, budget=target))
+            outcome = STRATEGIES[strategy].run(dataclasses.replace(ordered, budget=target))
         except PlanError:
             break
         found = _placed(request, order, outcome)

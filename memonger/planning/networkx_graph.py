@@ -50,7 +50,7 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
         inplace=nothing,
         ties=nothing,
         updates=nothing,
-        forward=tuple(bool(source.nodes[name].get("forward", True)) for name in problem.names),
+        forward=problem.forward,
         costs=problem.costs,
         workspace=problem.workspace,
     )

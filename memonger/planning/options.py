@@ -17,7 +17,7 @@ from memonger.devices import Cuda, Device
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
-from memonger.remat import BUDGETED, EFFORT, MIRRORING
+from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import parse_size
 
 Progress = Callable[[str], None]
@@ -98,15 +98,17 @@ class Options:
         self._check_strategy()
 
     def _check_strategy(self) -> None:
-        chosen = self.chosen_strategy
-        if self.budget_bytes is None and chosen in BUDGETED:
-            raise PlanError(f"strategy {chosen!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
-        if self.budget is not None and chosen not in BUDGETED:
-            raise PlanError(f"strategy {chosen!r} takes no budget: 'budget' and 'exact' do.")
-        if self.mirror and chosen not in MIRRORING:
+        chosen = STRATEGIES[self.chosen_strategy]
+        if self.budget_bytes is None and chosen.takes_budget:
+            raise PlanError(f"strategy {chosen.name!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
+        if self.budget is not None and not chosen.takes_budget:
+            names = " and ".join(repr(name) for name, each in STRATEGIES.items() if each.takes_budget)
+            raise PlanError(f"strategy {chosen.name!r} takes no budget: {names} do.")
+        if self.mirror and not chosen.heeds_marks:
+            names = ", ".join(name for name, each in STRATEGIES.items() if each.heeds_marks)
             raise PlanError(
-                f"strategy {chosen!r} decides by itself what is recomputed: mirror goes with {', '.join(MIRRORING)}. "
-                "Every strategy takes keep."
+                f"strategy {chosen.name!r} decides by itself what is recomputed: mirror goes with {names}. Every "
+                "strategy takes keep."
             )
 
     @property
@@ -187,7 +189,7 @@ def check_graph_options(options: Options) -> None:
     for name in (f.name for f in dataclasses.fields(Options) if f.name not in general):
         if getattr(options, name) != getattr(plain, name):
             raise PlanError(f"{name} is for models: a graph without one takes {', '.join(general)}.")
-    if options.strategy in ("cheap", "marks"):
+    if options.strategy is not None and STRATEGIES[options.strategy].needs_model:
         raise PlanError(
             f"strategy {options.strategy!r} needs a model: a graph without one has neither operators nor marks."
         )

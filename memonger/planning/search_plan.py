@@ -34,7 +34,7 @@ from memonger.planning.options import (
     combine,
     takes_options,
 )
-from memonger.remat import MIRRORING, Request, mirror_plan
+from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
 from memonger.units import format_size
@@ -360,7 +360,7 @@ def _unheeded(job: _Job, decision: Decision) -> tuple[str, ...]:
     request, graph, runs = job.request, job.request.graph, Counter(decision.schedule)
     if not any(request.forced.values()) or job.strategy in ("none", "marks"):
         return ()
-    forward = forward_pass(graph.reads, graph.writes, graph.forward)
+    forward = forward_pass(graph)
     read = {value for node, reads in enumerate(graph.reads) if not forward[node] for value in reads}
     kept = [
         node
@@ -372,7 +372,7 @@ def _unheeded(job: _Job, decision: Decision) -> tuple[str, ...]:
         return ()
     names = f"'{graph.nodes[kept[0]]}'" + (f" and {len(kept) - 1} more" if len(kept) > 1 else "")
     why = f"strategy '{job.strategy}' decides by itself what is recomputed"
-    if job.strategy in MIRRORING:
+    if STRATEGIES[job.strategy].heeds_marks:
         why = "what writes next to nothing, or can't run again, isn't recomputed"
     return (
         f"marked to be recomputed, but kept: {names}; {why}. strategy='marks' (--strategy marks) obeys every mark.",

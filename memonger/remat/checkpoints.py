@@ -1,8 +1,8 @@
-"""Candidates for keeping, and which of them are kept at a threshold: what lies between is recomputed.
+"""Candidates for checkpoints, and which of them are kept at a threshold. What lies between them is recomputed.
 
-Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", and MXNet's memonger: candidates are marked by hand,
-and one is kept as soon as the nodes since the last one wrote as many bytes as the threshold. Graphs without marks have
-candidates by their structure.
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", and MXNet's memonger: stages are marked by hand, and
+a stage is kept as soon as the nodes since the last kept one wrote as many bytes as the threshold. For graphs without
+marks the candidates are found by their structure.
 """
 
 import math
@@ -15,17 +15,17 @@ from memonger.remat.on_demand import in_time
 from memonger.remat.problem import Problem
 
 SMALL = 1 / 1024
-"""A node that writes less than this part of the largest forward value is kept always."""
+"""Nodes that write less than this fraction of the largest forward value are always kept."""
 _MENTIONS = 16
-"""Nodes in all narrow stages together, for each node of the forward pass: so many at most."""
+"""Limit on the nodes of all narrow stages together, for each node of the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A candidate for keeping.
+    """A candidate for a checkpoint.
 
     Attributes:
-        nodes: They are kept together or not at all; ascending.
+        nodes: Nodes that are kept together or not at all, ascending.
         name: Its mark, or the name of its last node.
     """
 
@@ -40,8 +40,8 @@ class Mirror:
     Attributes:
         kept: Forward nodes whose values stay for the backward pass, ascending.
         dropped: Forward nodes that run again where the backward pass needs them, ascending.
-        segments: Stretches of the forward pass between kept stages.
-        largest: Bytes that the largest segment writes, the stage at its end included.
+        segments: Number of stretches of the forward pass between kept stages.
+        largest: Bytes that the largest segment writes, including the stage at its end.
         saved: Bytes that the kept stages write.
     """
 
@@ -53,9 +53,9 @@ class Mirror:
 
 
 def marked(marks: Mapping[int, str]) -> tuple[Stage, ...]:
-    """Stages of ``mirror_stage`` marks by node: each "True" is a stage, nodes of one other name share one.
+    """The stages of ``mirror_stage`` marks by node, in the order of their last nodes.
 
-    In the order of their last nodes.
+    Each node marked "True" is a stage of its own; nodes with the same other mark are one stage.
     """
     groups: dict[tuple[str, int], list[int]] = {}
     for node, name in sorted(marks.items()):
@@ -64,14 +64,13 @@ def marked(marks: Mapping[int, str]) -> tuple[Stage, ...]:
     return tuple(sorted(stages, key=lambda stage: stage.nodes[-1]))
 
 
-def structural(problem: Problem, forward: Sequence[bool]) -> tuple[Stage, ...]:
-    """Nodes on every path from the first to the last node of the longest path of the forward pass.
+def structural(problem: Problem) -> tuple[Stage, ...]:
+    """A stage for every node on all paths from the first to the last node of the forward pass's longest path.
 
-    They dominate the last node. What hangs in from the side (masks, transposed weights) is no path of its own.
-    Without the edges that nobody passes from the first to the last node, such a node is one that no edge leaps over in
-    file order.
+    These nodes dominate the last node. Side inputs (masks, transposed weights) are on no such path. Of the subgraph
+    between the first and the last node, they are the nodes that no edge passes over in file order.
     """
-    before = _before(problem, forward)
+    before = _before(problem)
     path = _longest_path(before)
     if not path:
         return ()
@@ -96,16 +95,18 @@ def structural(problem: Problem, forward: Sequence[bool]) -> tuple[Stage, ...]:
     return tuple(Stage((node,), str(problem.names[node])) for node in cuts)
 
 
-def _before(problem: Problem, forward: Sequence[bool]) -> list[list[int]]:
+def _before(problem: Problem) -> list[list[int]]:
     """For each forward node the forward nodes whose values it reads."""
     return [
-        [problem.producer[v] for v in reads if problem.producer[v] >= 0 and forward[problem.producer[v]]] if of else []
-        for reads, of in zip(problem.reads, forward, strict=True)
+        [problem.producer[v] for v in reads if problem.producer[v] >= 0 and problem.forward[problem.producer[v]]]
+        if of
+        else []
+        for reads, of in zip(problem.reads, problem.forward, strict=True)
     ]
 
 
 def _longest_path(before: Sequence[Sequence[int]]) -> list[int]:
-    """The nodes of the longest path, by their number; the first such among equals. Empty: there is no edge."""
+    """The nodes of the longest path, ascending; of equal paths the first. Empty if there is no edge."""
     length = [0] * len(before)
     previous = [-1] * len(before)
     for node, nodes in enumerate(before):
@@ -120,15 +121,16 @@ def _longest_path(before: Sequence[Sequence[int]]) -> list[int]:
     return [node, *reversed(path)] if path else []
 
 
-def narrow(problem: Problem, forward: Sequence[bool]) -> tuple[Stage, ...]:
-    """Where the bytes that cross from one forward node to later ones are locally smallest: who wrote these.
+def narrow(problem: Problem) -> tuple[Stage, ...]:
+    """A stage for every place in the forward pass where the bytes that later forward nodes read are locally smallest.
 
-    For graphs whose dominators are few or far apart: U-Nets, dense blocks, unrolled recurrent layers. Values of nodes
-    that are kept always don't count. Of many wide stages the widest are left out.
+    The nodes of a stage are those that wrote these bytes. Such stages suit graphs whose dominators are few or far
+    apart: U-Nets, dense blocks, unrolled recurrent layers. Values of nodes that are always kept do not count. If the
+    stages together have too many nodes, the widest are left out.
     """
-    free = droppable(problem, forward)
+    free = droppable(problem)
     last = [-1] * problem.nodes  # for each node its last forward reader
-    for node, nodes in enumerate(_before(problem, forward)):
+    for node, nodes in enumerate(_before(problem)):
         for each in nodes:
             last[each] = node
     ends: dict[int, list[int]] = {}
@@ -139,12 +141,12 @@ def narrow(problem: Problem, forward: Sequence[bool]) -> tuple[Stage, ...]:
             for sums, amount in ((change, written(problem, node)), (count, 1)):
                 sums[node] += amount
                 sums[end] -= amount
-    places = [node for node in range(problem.nodes) if forward[node]]
+    own = [node for node in range(problem.nodes) if problem.forward[node]]
     crossing, width = list(accumulate(change)), list(accumulate(count))
-    chosen = _thinned(_local_minima(places, crossing), width, _MENTIONS * len(places))
+    chosen = _thinned(_local_minima(own, crossing), width, _MENTIONS * len(own))
     stages = []
     alive: dict[int, None] = {}
-    for node in places:
+    for node in own:
         for each in ends.get(node, ()):
             del alive[each]
         if free[node] and last[node] >= 0:
@@ -154,19 +156,20 @@ def narrow(problem: Problem, forward: Sequence[bool]) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _local_minima(places: Sequence[int], crossing: Sequence[int]) -> list[int]:
-    found = []
-    for index, node in enumerate(places):
-        around = [crossing[near] for near in places[max(0, index - 1) : index + 2]]
+def _local_minima(nodes: Sequence[int], crossing: Sequence[int]) -> list[int]:
+    """The nodes with no more bytes crossing after them than after their neighbours, but some."""
+    minima = []
+    for index, node in enumerate(nodes):
+        around = [crossing[near] for near in nodes[max(0, index - 1) : index + 2]]
         if 0 < crossing[node] == min(around):
-            found.append(node)
-    return found
+            minima.append(node)
+    return minima
 
 
-def _thinned(places: Sequence[int], width: Sequence[int], most: int) -> set[int]:
-    """The narrowest places, as many as have no more than ``most`` nodes together."""
+def _thinned(nodes: Sequence[int], width: Sequence[int], most: int) -> set[int]:
+    """The narrowest stages, by their last nodes: as many as have at most ``most`` nodes together."""
     chosen: set[int] = set()
-    for node in sorted(places, key=lambda each: (width[each], each)):
+    for node in sorted(nodes, key=lambda each: (width[each], each)):
         most -= width[node]
         if most < 0:
             break
@@ -179,68 +182,65 @@ def written(problem: Problem, node: int) -> int:
     return sum(problem.sizes[value] for value in problem.writes[node])
 
 
-def droppable(problem: Problem, forward: Sequence[bool], forced: Mapping[int, bool] | None = None) -> list[bool]:
-    """Whether each node belongs to the forward pass, may run again, and writes more than next to nothing.
+def droppable(problem: Problem, forced: Mapping[int, bool] | None = None) -> list[bool]:
+    """Whether each node belongs to the forward pass, may run again, and writes enough to be worth recomputing.
 
     Args:
         problem: What is planned.
-        forward: Whether each node belongs to the forward pass.
-        forced: Node → True: it is recomputed however little it writes; False: it is kept.
+        forced: Node → True if it is recomputed however little it writes, False if it is kept.
 
     Raises:
-        PlanError: a node is to be recomputed that can't be. It names the node.
+        PlanError: ``forced`` names a node that can't run again. The message names it.
     """
-    own = [node for node in range(problem.nodes) if forward[node]]
+    own = [node for node in range(problem.nodes) if problem.forward[node]]
     limit = SMALL * max((problem.sizes[value] for node in own for value in problem.writes[node]), default=0)
-    found = [False] * problem.nodes
+    droppable = [False] * problem.nodes
     for node in own:
-        found[node] = problem.recomputable[node] and written(problem, node) > limit
+        droppable[node] = problem.recomputable[node] and written(problem, node) > limit
     for node, recomputed in (forced or {}).items():
-        if not 0 <= node < problem.nodes or (recomputed and not (forward[node] and problem.recomputable[node])):
+        if not 0 <= node < problem.nodes or (recomputed and not (problem.forward[node] and problem.recomputable[node])):
             name = problem.names[node] if 0 <= node < problem.nodes else node
             raise PlanError(
                 f"node {name!r} is to be recomputed or kept, but the forward pass has no such node that may run "
                 "again: take that decision off it."
             )
-        found[node] = recomputed
-    return found
+        droppable[node] = recomputed
+    return droppable
 
 
 def make_mirror(
     problem: Problem,
-    forward: Sequence[bool],
     stages: Sequence[Stage],
     threshold: float,
     forced: Mapping[int, bool] | None = None,
 ) -> Mirror:
-    """Keep a stage as soon as the nodes since the last kept one wrote ``threshold`` bytes; drop what lies between.
+    """Keep a stage as soon as the nodes since the last kept one wrote ``threshold`` bytes, and drop what lies between.
 
-    Always kept are nodes that may not run again or not in time, and those that write next to nothing. What comes after
-    the last kept stage is kept as well: the backward pass begins there.
+    Nodes that can't run again, or not before their deadline, are always kept, and so are nodes that write next to
+    nothing. What comes after the last kept stage is also kept, since the backward pass begins there.
 
     Args:
         problem: What is planned.
-        forward: Whether each node belongs to the forward pass.
         stages: The candidates.
         threshold: Bytes. 0 keeps every candidate, infinity none.
-        forced: Node → True: it is recomputed; False: it is kept, whatever its stage.
+        forced: Node → True if it is recomputed, False if it is kept, whatever its stage.
 
     Raises:
-        PlanError: the threshold is negative or no number, or a node is to be recomputed that can't be.
+        PlanError: the threshold is negative or not a number, or ``forced`` names a node that can't run again.
     """
-    return ForwardWalk(problem, forward, forced).mirror(stages, threshold)
+    return ForwardWalk(problem, forced).mirror(stages, threshold)
 
 
 class ForwardWalk:
-    """What `make_mirror` needs of a problem, for many thresholds.
+    """What `make_mirror` computes once for many thresholds.
 
     Raises:
         PlanError: see `droppable`.
     """
 
-    def __init__(self, problem: Problem, forward: Sequence[bool], forced: Mapping[int, bool] | None = None) -> None:
-        self.problem, self.forward = problem, forward
-        free = droppable(problem, forward, forced)
+    def __init__(self, problem: Problem, forced: Mapping[int, bool] | None = None) -> None:
+        self.problem = problem
+        free = droppable(problem, forced)
         self.free = [node for node, may in enumerate(free) if may]
         self.bytes = {node: written(problem, node) for node in self.free}
         self.again = {node for node, recomputed in (forced or {}).items() if recomputed}
@@ -263,16 +263,16 @@ class ForwardWalk:
         return self._mirror(kept, final, segments + (since > 0), max(largest, since))
 
     def all_kept(self) -> Mirror:
-        """Nothing is dropped but what is forced."""
+        """Only what is forced is dropped."""
         return self._mirror(set(self.free), self.problem.nodes, 1, sum(self.bytes.values()))
 
     def _mirror(self, kept: set[int], final: int, segments: int, largest: int) -> Mirror:
         problem = self.problem
-        loose = [node for node in self.free if node in self.again or not (node in kept or node > final)]
-        dropped = in_time(problem.reads, problem.writes, self.forward, problem.deadline, loose)
+        wanted = [node for node in self.free if node in self.again or not (node in kept or node > final)]
+        dropped = in_time(problem, problem.deadline, wanted)
         gone = set(dropped)
         return Mirror(
-            kept=tuple(node for node, early in enumerate(self.forward) if early and node not in gone),
+            kept=tuple(node for node, early in enumerate(problem.forward) if early and node not in gone),
             dropped=tuple(dropped),
             segments=segments,
             largest=largest,

@@ -1,10 +1,11 @@
-"""The cheapest schedule within a budget by constraint programming, with proof or bound.
+"""The strategy ``exact``: the cheapest schedule within a budget by constraint programming, with a proof or a bound.
 
-Bartan et al. 2023, "Moccasin: Efficient Tensor Rematerialization for Neural Networks": every node has up to C runs;
-each has a start and, for each value it writes, a retention interval; the intervals' bytes fit the budget at every time;
-whoever reads a value lies in one of its intervals. With ``order="given"`` first runs are in the given order and
-recomputations stand, by id, in the stage before a first run, as there (and in Checkmate); with ``order="free"`` any
-order is allowed, which only very small graphs allow. Solved by OR-Tools' CP-SAT, from the search's plan on.
+Bartan et al. 2023, "Moccasin: Efficient Tensor Rematerialization for Neural Networks": every node has up to C runs.
+Each run has a start and, for each value it writes, a retention interval. At every time the bytes of the intervals must
+be within the budget, and every reader of a value must run within one of its intervals. With ``order="given"``, as in
+that paper and in Checkmate, first runs are in the given order, and the recomputations right before a first run are in
+ascending order. With ``order="free"`` any order is allowed, which is feasible for very small graphs only. OR-Tools'
+CP-SAT solves the model, starting from the schedule of the search.
 """
 
 import math
@@ -15,11 +16,14 @@ from itertools import pairwise
 from typing import Any
 
 from memonger.errors import PlanError, RuntimeUnavailableError
-from memonger.remat.portfolio import Result
-from memonger.remat.problem import Problem
+from memonger.remat.portfolio import search
+from memonger.remat.problem import Problem, Result
+from memonger.remat.strategy import Outcome, Request, Strategy
 
+EXACT_SECONDS = 60.0
+"""Time limit of the strategy ``exact`` for requests without one."""
 _PRECISE = 2**50
-"""Costs are scaled so that their sum is an integer up to this."""
+"""Costs that are not integers are scaled so that their sum is about this, then rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +32,15 @@ class ExactOptions:
 
     Attributes:
         copies: How many times a node may run.
-        order: "given" or "free"; see the module.
+        order: "given" or "free"; see the docstring of the module.
         time_limit: Seconds.
-        workers: Threads. One gives the same result every time, unless time runs out.
+        workers: Threads. With one thread the result is always the same, unless time runs out.
         seed: Of the random numbers.
     """
 
     copies: int = 2
     order: str = "given"
-    time_limit: float = 60.0
+    time_limit: float = EXACT_SECONDS
     workers: int = 1
     seed: int = 1
 
@@ -46,9 +50,9 @@ class Exact:
     """What the solver found.
 
     Attributes:
-        result: The cheapest schedule, None if there is none or none was found.
-        bound: No schedule with this order and so many copies costs less; infinite if there is none.
-        proven: Whether the result is optimal, or its absence proven, under these restrictions.
+        result: The cheapest schedule. None if there is none, or the solver found none in time.
+        bound: No schedule with this order and number of copies costs less. Infinite if there is no such schedule.
+        proven: Whether the result is proven optimal, or proven not to exist, under these restrictions.
     """
 
     result: Result | None
@@ -103,7 +107,7 @@ def _cp_model() -> Any:
 
 
 class _Model:
-    """Variables and constraints. Time is an integer; a step is one unit long."""
+    """Variables and constraints. Time is an integer, and a step is one unit long."""
 
     def __init__(self, model: Any, problem: Problem, budget: int, options: ExactOptions) -> None:
         self.model = model
@@ -121,7 +125,7 @@ class _Model:
         self.overwritten: list[list[list[Any]]] = [[] for _ in problem.sizes]
 
     def build(self) -> None:
-        """Everything but the hint."""
+        """Add all variables, constraints and the objective."""
         for node in range(self.problem.nodes):
             self._node(node)
         for node in range(self.problem.nodes):
@@ -176,7 +180,7 @@ class _Model:
                 self.model.add(begin < self.begin[deadline][0]).only_enforce_if(present)
 
     def _reads(self, node: int, value: int, over: list[list[Any]]) -> None:
-        """Every run of the node lies in the retention of one copy of the value, and may overwrite that at its end."""
+        """Every run of the node reads a copy of the value within its retention interval; the last may overwrite it."""
         source, model = self.problem.producer[value], self.model
         for present, begin, several in zip(self.present[node], self.begin[node], over, strict=True):
             chosen = []
@@ -226,7 +230,7 @@ class _Model:
             self.model.add(self.begin[before][0] < self.begin[after][0])
 
     def hint(self, schedule: Sequence[int]) -> None:
-        """Begin with this schedule, as far as it goes."""
+        """Start the solver from this schedule, as far as the restrictions allow."""
         turns = [0] * self.problem.nodes
         stage = 0
         for step, node in enumerate(schedule):
@@ -253,8 +257,45 @@ class _Model:
 
 
 def _scale(costs: Sequence[float]) -> float:
-    """Factor that makes integers of the costs: 1 where they are already."""
+    """Factor by which costs are multiplied before they are rounded: 1 if they are integers."""
     total = math.fsum(costs)
     if all(float(cost).is_integer() for cost in costs) and total < _PRECISE:
         return 1.0
     return _PRECISE / total
+
+
+def _run(request: Request) -> Outcome:
+    """The cheapest schedule that CP-SAT finds starting from the search's, with a proof or a bound; see `solve`.
+
+    Raises:
+        PlanError: no schedule is within the budget, or none was found.
+        RuntimeUnavailableError: OR-Tools isn't installed.
+    """
+    reduced, budget = request.reduced(), request.required_budget()
+    problem = reduced.problem
+    try:
+        start: Result | None = search(problem, budget, effort=request.effort)
+    except PlanError:
+        start = None
+    limit = EXACT_SECONDS if request.time_limit is None else request.time_limit
+    solved = solve(problem, budget, ExactOptions(time_limit=limit), None if start is None else start.schedule)
+    best = solved.result
+    if start is not None and (best is None or start.cost < best.cost):
+        best = start
+    if best is None:
+        state = (
+            "there is none with two runs a node in this order" if solved.proven else f"none was found in {limit:g} s"
+        )
+        raise PlanError(f"no schedule within {budget} bytes: {state}. Try strategy 'budget', which names the smallest.")
+    once = math.fsum(problem.costs)
+    return Outcome(
+        reduced.expand(best.schedule),
+        bound=max(0.0, solved.bound / once - 1) if once and math.isfinite(solved.bound) else None,
+        proven=solved.proven and solved.result is not None and best.cost <= solved.result.cost,
+    )
+
+
+EXACT = Strategy(
+    "exact", "The cheapest recomputation within the budget, by constraint programming with a proof or a bound.", _run,
+    takes_budget=True,
+)  # fmt: skip

@@ -1,11 +1,13 @@
-"""Greedy relief of a timeline that is above its budget, and the tidying after it.
+"""The greedy algorithm: recompute values until a timeline is within its budget, then remove what is redundant.
 
-Relief: at the worst step every value that lies there unread may be dropped and computed again before its next use,
-together with those of its inputs that are dead by then; the step that relieves most bytes · steps above the budget for
-the cost it adds is taken, until the budget holds. Tidying takes out every recomputation the budget holds without, most
-expensive first. Beyond that plain greedy, a recomputation may also come earlier, where its inputs die anyway; a dead
-input is kept where there is room; nodes move (a first run that nobody reads any more vanishes, a last reader may come
-earlier); and scores may be perturbed.
+At the step with the most bytes, every value that lies there unread may be dropped and computed again before its next
+use, together with those of its inputs that are dead by then. Of these moves the one is made that takes away the most
+bytes × steps above the budget for the cost it adds, and so on until the timeline is within the budget. At the end every
+recomputation that the budget does not need is removed, the most expensive first.
+
+Beyond this plain algorithm, a recomputation may also run earlier, where its inputs die anyway; a dead input is kept
+instead of recomputed where there is room; nodes move (a first run that nobody reads any more is removed, a last reader
+may run earlier); and scores may be perturbed.
 """
 
 import heapq
@@ -18,99 +20,114 @@ import numpy as np
 from memonger.remat.timeline import Timeline
 
 _LONGEST = 400
-"""Nodes of a chain that one recomputation may need."""
+"""Most nodes that one recomputation may run, its inputs included."""
+_EPSILON = 1e-9
+"""Stands for a cost of 0 where a score is divided by a cost."""
+_NEARLY = 0.8
+"""A move is made at once if its score is at least this fraction of the best score still estimated."""
 
 
 @dataclass(frozen=True, slots=True)
-class Relief:
-    """Settings of `relieve`.
+class GreedyOptions:
+    """Settings of `fit_budget`.
 
     Attributes:
-        plain: Only what the plain greedy does.
-        noise: Factor on a score: called once for each candidate.
-        step: Which of the steps above the budget to relieve, from their number: called once a round. None: the worst.
-        stop: Gives up as soon as the cost is above this.
-        many: For large problems: takes one move after the other at a step before it looks for others.
-        chosen: How many of the candidates that promise most are tried.
+        plain: Only what the plain algorithm does.
+        noise: Returns a random factor for the score of one candidate.
+        pick_step: Given the number of steps above the budget, returns which of them is worked on next. None: the step
+            with the most bytes.
+        cost_limit: Gives up as soon as the schedule costs more than this.
+        bulk: Makes several moves at a step before it looks for candidates again; for large problems.
+        tried: How many of the candidates with the best estimates are tried.
     """
 
     plain: bool = False
     noise: Callable[[], float] | None = None
-    step: Callable[[int], int] | None = None
-    stop: float = float("inf")
-    many: bool = False
-    chosen: int = 12
+    pick_step: Callable[[int], int] | None = None
+    cost_limit: float = float("inf")
+    bulk: bool = False
+    tried: int = 12
 
 
 Move = tuple[int, int, int]
-"""A node, the label of the step before which it is to run, and the label of a run to take out or -1."""
+"""A node, the label of the step before which it is to run, and the label of a run to remove or -1."""
 
 
 def excess(timeline: Timeline, budget: int) -> int:
     """Bytes above the budget, summed over all steps."""
-    return int(np.maximum(timeline.held - budget, 0).sum())
+    return int(np.maximum(timeline.memory - budget, 0).sum())
 
 
-def relieve(timeline: Timeline, budget: int, relief: Relief, expired: Callable[[], bool]) -> bool:
-    """Change the timeline until the budget holds; False if no single move relieves it any more, or it gave up."""
+def fit_budget(timeline: Timeline, budget: int, options: GreedyOptions, expired: Callable[[], bool]) -> bool:
+    """Recompute until the timeline is within the budget.
+
+    Args:
+        timeline: Changed.
+        budget: Bytes.
+        options: Settings.
+        expired: Whether to give up.
+
+    Returns:
+        Whether it is. It is not if no single move lowers the excess any more, or it gave up.
+    """
     above = excess(timeline, budget)
     while above:
-        if timeline.cost > relief.stop or expired():
+        if timeline.cost > options.cost_limit or expired():
             return False
-        turn = _many if relief.many else _best
-        chosen = turn(timeline, budget, above, _worst(timeline, budget, relief), relief)
+        turn = _apply_in_bulk if options.bulk else _apply_best
+        chosen = turn(timeline, budget, above, _worst(timeline, budget, options), options)
         if chosen is None:
             return False
         above = chosen
     return True
 
 
-def _worst(timeline: Timeline, budget: int, relief: Relief) -> int:
-    """Index of the step to relieve."""
-    held = timeline.held
-    if relief.step is None:
-        return int(held.argmax())
-    over = np.flatnonzero(held > budget)
-    return int(over[relief.step(len(over))])
+def _worst(timeline: Timeline, budget: int, options: GreedyOptions) -> int:
+    """Index of the step to work on."""
+    memory = timeline.memory
+    if options.pick_step is None:
+        return int(memory.argmax())
+    over = np.flatnonzero(memory > budget)
+    return int(over[options.pick_step(len(over))])
 
 
-def _best(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) -> int | None:
-    """Apply the best move at this step; returns the excess after it, or None if no move relieves."""
-    candidates = list(_promising(timeline, budget, at, relief))
+def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: GreedyOptions) -> int | None:
+    """Make the best move at this step. Returns the excess in bytes after it, or None if no move lowers the excess."""
+    candidates = list(_promising(timeline, budget, at, options))
     candidates.sort(key=lambda c: (-c[0], c[1]))
     timeline.work += 5 + len(candidates) + len(timeline.sizes) // 20
     best: tuple[float, Move] | None = None
     for index, (promise, move) in enumerate(candidates):
-        if best is not None and (promise <= best[0] or (not relief.plain and index >= relief.chosen)):
+        if best is not None and (promise <= best[0] or (not options.plain and index >= options.tried)):
             break
         mark, before = len(timeline.journal), timeline.cost
-        apply(timeline, move, budget, keep=not relief.plain)
+        apply(timeline, move, budget, keep=not options.plain)
         gain = above - excess(timeline, budget)
         added = timeline.cost - before
         timeline.rollback(mark)
         if gain <= 0:
             continue
         score = gain / max(added, _EPSILON)
-        if relief.noise is not None:
-            score *= relief.noise()
+        if options.noise is not None:
+            score *= options.noise()
         if best is None or score > best[0]:
             best = score, move
     if best is None:
         return None
     mark = len(timeline.journal)
-    apply(timeline, best[1], budget, keep=not relief.plain)
-    return excess(timeline, budget) if relief.plain else _merge(timeline, budget, mark)
+    apply(timeline, best[1], budget, keep=not options.plain)
+    return excess(timeline, budget) if options.plain else _merge(timeline, budget, mark)
 
 
 def _merge(timeline: Timeline, budget: int, mark: int) -> int:
-    """Let what was just added live on where that saves a later run and costs no excess; returns the excess."""
+    """Keep what was just added until a later run where that adds no excess, and remove that run. Returns the excess."""
     above = excess(timeline, budget)
     for label, node in timeline.journal[mark:]:
         later = timeline.next_copy(node, label) if label in timeline.node else timeline.end
         if later == timeline.end:
             continue
         before = len(timeline.journal)
-        withdraw(timeline, later)
+        remove_recomputation(timeline, later)
         after = excess(timeline, budget)
         if after > above:
             timeline.rollback(before)
@@ -119,28 +136,24 @@ def _merge(timeline: Timeline, budget: int, mark: int) -> int:
     return above
 
 
-_EPSILON = 1e-9
-_NEARLY = 0.8
-
-
 def _silence() -> float:
     return 1.0
 
 
-def _many(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) -> int | None:
-    """Apply moves at this step until it is relieved, the best first; as `_best`.
+def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options: GreedyOptions) -> int | None:
+    """Make moves at this step until it is within the budget, the best first. Returns what `_apply_best` returns.
 
     Scores fall as moves are made, so the first of the heap is scored anew, and made if it is still the first (Minoux
     1978, "Accelerated greedy algorithms for maximizing submodular set functions").
     """
     worst, begin = timeline.labels[at], above
-    noise = relief.noise or _silence
+    noise = options.noise or _silence
     heap = [
-        (-promise * (factor := noise()), move, factor) for promise, move in _promising(timeline, budget, at, relief)
+        (-promise * (factor := noise()), move, factor) for promise, move in _promising(timeline, budget, at, options)
     ]
     heapq.heapify(heap)
     timeline.work += len(heap)
-    while heap and timeline.held[bisect_left(timeline.labels, worst)] > budget:
+    while heap and timeline.memory[bisect_left(timeline.labels, worst)] > budget:
         _, move, factor = heapq.heappop(heap)
         if not _current(timeline, worst, move):
             continue
@@ -158,7 +171,7 @@ def _many(timeline: Timeline, budget: int, above: int, at: int, relief: Relief) 
 
 
 def _current(timeline: Timeline, worst: int, move: Move) -> bool:
-    """Whether a move found before others were made still stands to reason."""
+    """Whether a move is still possible and useful after other moves were made."""
     node, anchor, gone = move
     if worst not in timeline.node or anchor not in timeline.node:
         return False
@@ -168,32 +181,34 @@ def _current(timeline: Timeline, worst: int, move: Move) -> bool:
     return turn > 0 and timeline.copies[node][turn - 1] < worst
 
 
-def _promising(timeline: Timeline, budget: int, at: int, relief: Relief) -> Iterator[tuple[float, Move]]:
-    """Moves at this step, each with what it can relieve at most for its cost."""
-    above = np.maximum(timeline.held - budget, 0)
+def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions) -> Iterator[tuple[float, Move]]:
+    """Moves at this step, each with an upper bound on the bytes × steps it takes away per cost."""
+    above = np.maximum(timeline.memory - budget, 0)
     bytes_to = [0, *np.cumsum(above).tolist()]
     steps_to = [0, *np.cumsum(above > 0).tolist()]
     costs, sizes, labels = timeline.problem.costs, timeline.sizes, timeline.labels
-    for value, begin, stop in across(timeline, labels[at]):
+    for value, begin, stop in idle_values(timeline, labels[at]):
         node = timeline.problem.producer[value]
         low, high = bisect_right(labels, begin), bisect_left(labels, stop)
-        low -= value in timeline.over[timeline.node[begin]]  # that step then overwrites it
-        relieved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
+        low -= value in timeline.overwrites[timeline.node[begin]]  # that step then overwrites it
+        saved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
         movable = begin == timeline.copies[node][0]  # then a first run may just move, for free
         price = _EPSILON if movable else max(costs[node], _EPSILON)
         if not timeline.fixed[node]:
-            for anchor in _places(timeline, node, at, stop, relief.plain):
-                yield relieved / price, (node, anchor, -1)
-        if not relief.plain and timeline.until(value, timeline.source(value, stop)) == stop:
+            for anchor in _anchors(timeline, node, at, stop, options.plain):
+                yield saved / price, (node, anchor, -1)
+        if not options.plain and timeline.until(value, timeline.source(value, stop)) == stop:
             anchor = _earliest(timeline, stop)
             if 0 <= anchor <= labels[at]:
-                yield relieved / _EPSILON, (timeline.node[stop], anchor, stop)
+                yield saved / _EPSILON, (timeline.node[stop], anchor, stop)
 
 
-def across(timeline: Timeline, label: int) -> Iterator[tuple[int, int, int]]:
-    """Values alive at the step of this label that it neither reads nor writes, or that it could overwrite if they were
-    not: (value, last use, next use)."""
-    over = timeline.over[timeline.node[label]]
+def idle_values(timeline: Timeline, label: int) -> Iterator[tuple[int, int, int]]:
+    """Values alive at a step that neither reads nor writes them, as (value, label of last use, label of next use).
+
+    Values that the step reads but could overwrite, if they were not used later, count as well.
+    """
+    over = timeline.overwrites[timeline.node[label]]
     copies, reads, producer = timeline.copies, timeline.reads, timeline.problem.producer
     for value, size in enumerate(timeline.sizes):
         if not size or not reads[value] or reads[value][-1] <= label or timeline.pinned[value]:
@@ -213,8 +228,8 @@ def across(timeline: Timeline, label: int) -> Iterator[tuple[int, int, int]]:
         yield value, begin, uses[after]
 
 
-def _places(timeline: Timeline, node: int, worst: int, stop: int, plain: bool) -> Iterator[int]:
-    """Labels before which the node may run, after the worst step's index, for the reader at ``stop``."""
+def _anchors(timeline: Timeline, node: int, worst: int, stop: int, plain: bool) -> Iterator[int]:
+    """Labels before which the node may run again for the reader at ``stop``, all of them after the worst step."""
     labels, limit = timeline.labels, timeline.limit(node)
     if stop <= limit:
         yield stop
@@ -232,7 +247,7 @@ def _places(timeline: Timeline, node: int, worst: int, stop: int, plain: bool) -
 
 
 def _before_larger(timeline: Timeline, node: int, stop: int) -> int:
-    """The first label of the run of recomputations before ``stop`` whose ids are larger than the node's."""
+    """The first label of the uninterrupted recomputations of larger ids than the node's right before ``stop``."""
     labels = timeline.labels
     at = bisect_left(labels, stop)
     while at:
@@ -253,7 +268,7 @@ def _earliest(timeline: Timeline, label: int) -> int:
 
 
 def apply(timeline: Timeline, move: Move, budget: int, keep: bool) -> None:
-    """Make a move: run the node there, and before it what it needs; drop what nobody reads any more.
+    """Make a move: run the node there, and before it what it needs, then remove the runs that nobody reads any more.
 
     Args:
         timeline: Changed.
@@ -269,11 +284,11 @@ def apply(timeline: Timeline, move: Move, budget: int, keep: bool) -> None:
         turn = bisect_left(copies, label)
         timeline.prune(copies[turn - 1 : turn] if turn else [])
     if gone >= 0:
-        withdraw(timeline, gone)
+        remove_recomputation(timeline, gone)
 
 
 def chain(timeline: Timeline, node: int, anchor: int, budget: int, keep: bool) -> list[int]:
-    """The node and those of its inputs, and theirs, that have to run before it at this place, in order."""
+    """The node and the producers of its dead inputs, and of theirs, in the order in which they must run here."""
     producer = timeline.problem.producer
     seen = {node}
     pending, order = [node], list[int]()
@@ -306,11 +321,11 @@ def _room(timeline: Timeline, value: int, source: int, label: int, budget: int) 
     """Whether the value fits into the budget from its last use to this label."""
     low = bisect_right(timeline.labels, timeline.until(value, source))
     high = bisect_left(timeline.labels, label)
-    return high <= low or int(timeline.held[low:high].max()) + timeline.sizes[value] <= budget
+    return high <= low or int(timeline.memory[low:high].max()) + timeline.sizes[value] <= budget
 
 
-def tidy(timeline: Timeline, budget: int, expired: Callable[[], bool]) -> None:
-    """Take out, most expensive first, every recomputation the budget holds without. The budget holds before."""
+def remove_redundant(timeline: Timeline, budget: int, expired: Callable[[], bool]) -> None:
+    """Remove every recomputation without which the timeline is still within the budget, the most expensive first."""
     costs, node = timeline.problem.costs, timeline.node
     again = True
     while again and not expired():
@@ -318,31 +333,31 @@ def tidy(timeline: Timeline, budget: int, expired: Callable[[], bool]) -> None:
         extra = [label for copies in timeline.copies for label in copies[1:]]
         timeline.work += len(extra) + len(timeline.sizes) // 20
         for label in sorted(extra, key=lambda label: (-costs[node[label]], label)):
-            again |= label in node and take_out(timeline, label, budget)
+            again |= label in node and remove_if_redundant(timeline, label, budget)
 
 
-def take_out(timeline: Timeline, label: int, budget: int) -> bool:
-    """Remove a run that isn't the node's first, if the budget holds without."""
+def remove_if_redundant(timeline: Timeline, label: int, budget: int) -> bool:
+    """Remove a run other than the node's first if the budget does not need it. Returns whether it was removed."""
     node = timeline.node[label]
     if timeline.copies[node][0] == label or not _may_fit(timeline, label, budget):
         return False
     mark = len(timeline.journal)
-    withdraw(timeline, label)
-    if int(timeline.held.max()) > budget:
+    remove_recomputation(timeline, label)
+    if int(timeline.memory.max()) > budget:
         timeline.rollback(mark)
         return False
     return True
 
 
-def withdraw(timeline: Timeline, label: int) -> None:
-    """Remove a run that isn't the node's first, and those that only it reads."""
+def remove_recomputation(timeline: Timeline, label: int) -> None:
+    """Remove a run other than the node's first, and the runs that only it reads."""
     sources = [timeline.source(value, label) for value in timeline.inputs[timeline.node[label]]]
     timeline.remove(label)
     timeline.prune(sources)
 
 
 def _may_fit(timeline: Timeline, label: int, budget: int) -> bool:
-    """Whether the budget might hold without this run: its values have to live on to it, its inputs needn't."""
+    """A quick necessary condition for `remove_if_redundant`: its values must be kept until then, its inputs not."""
     node = timeline.node[label]
     freed = sum(timeline.sizes[value] for value in timeline.inputs[node])
     longest, needed = label, 0
@@ -351,4 +366,4 @@ def _may_fit(timeline: Timeline, label: int, budget: int) -> bool:
             longest = min(longest, timeline.until(value, timeline.source(value, label)))
             needed = max(needed, timeline.sizes[value])
     low, high = bisect_right(timeline.labels, longest), bisect_left(timeline.labels, label)
-    return high <= low or int(timeline.held[low:high].max()) + needed - freed <= budget
+    return high <= low or int(timeline.memory[low:high].max()) + needed - freed <= budget

@@ -1,20 +1,15 @@
-"""Marks on a lowered model's nodes, and the decision written back to the user's own model."""
+"""The marks of a model on the nodes of what it was lowered to, and a schedule as marks on the user's model."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
-from memonger.remat.on_demand import forward_pass
-
-if TYPE_CHECKING:
-    pass
-
 from memonger.model.marks import FORCE, PART, STAGE, _is_marked
+from memonger.remat.on_demand import forward_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +17,10 @@ class Marks:
     """The marks of a lowered model, by node number in file order.
 
     Attributes:
-        stages: Node → its stage; "True" is a stage of its own.
+        stages: Node → the name of its stage; a node marked "True" is a stage of its own.
         forced: Node → whether it is recomputed.
-        parts: Those of ``forced`` that are parts of the node which was marked.
-        moved: What became of marks whose value the lowering took away, one sentence each.
+        parts: Those of ``forced`` that are parts of a marked node that was expanded.
+        moved: For each mark whose value the lowering removed, a sentence on where the mark went.
     """
 
     stages: Mapping[int, str] = field(default_factory=dict)
@@ -37,12 +32,12 @@ class Marks:
 def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
     """The marks of a model, on the nodes of what it was lowered to.
 
-    A mark whose value is no longer there moves to the first one downstream that is.
+    A mark whose value was removed moves to the first remaining value downstream.
 
     Args:
         source: The model before lowering.
-        lowered: After.
-        name: For messages.
+        lowered: The model after lowering.
+        name: What messages call the model.
 
     Raises:
         PlanError: a ``force_mirroring`` is neither True nor False.
@@ -85,7 +80,7 @@ def _decision(node: ir.Node, text: str, name: str) -> bool:
 
 
 def _surviving(node: ir.Node, number: Mapping[str, int]) -> str | None:
-    """The first value that is still there: the node's own outputs, then downstream, breadth first."""
+    """The first remaining value among the node's outputs and then, breadth first, those downstream."""
     pending, seen = [node], {node}
     for current in pending:
         for value in current.outputs:
@@ -104,17 +99,18 @@ def _readers(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def annotate(model: ir.Model, graph: Graph, recomputed: Iterable[int], origins: Mapping[str, str]) -> ir.Model:
-    """A copy of the model with the decision on every node.
+    """A copy of the model in which ``force_mirroring`` of every node says whether it runs again.
 
-    A node with parts is recomputed if its output is, or if parts are and no backward step reads its output.
+    A node that was expanded into parts counts as run again if the part that writes its output runs again, or if other
+    parts do and no backward step reads its output.
 
     Args:
-        model: The user's.
-        graph: Of what it was lowered to.
-        recomputed: Nodes of that which run again, or copies of them.
-        origins: See `origins`.
+        model: The user's model.
+        graph: The graph of the model it was lowered to.
+        recomputed: Nodes of the graph that run again, or copies of them.
+        origins: Value of a part → value of the node it is a part of; see `memonger.model.marks.origins`.
     """
-    forward = forward_pass(graph.reads, graph.writes, graph.forward)
+    forward = forward_pass(graph)
     read = {graph.values[v] for node, reads in enumerate(graph.reads) if not forward[node] for v in reads}
     names = [schedule.original(graph.values[v]) for node in recomputed for v in graph.writes[node]]
     again = {origins.get(name, name) for name in names if origins.get(name) not in read}

@@ -1,8 +1,9 @@
-"""Large-neighbourhood search on a timeline: take something out, repair it greedily with perturbed scores, tidy.
+"""Large-neighbourhood search on a timeline: remove something, repair the schedule greedily, remove what is redundant.
 
-Shaw 1998; accepted as in simulated annealing. What is taken out: recomputations next to each other, or here and there,
-or all of one node; or nothing, and a recomputation nobody asked for is put in, or a node is moved, for another basin.
-While the budget doesn't hold, bytes above it are what is minimized.
+Shaw 1998, "Using constraint programming and local search methods to solve vehicle routing problems"; changes are
+accepted as in simulated annealing. Removed are several recomputations in a row, or some at random places. Instead, a
+recomputation may be added that nothing needs, or a node may move, to get out of a local minimum. While the timeline is
+above the budget its excess is minimized, then the cost. Repairs perturb the scores of the greedy algorithm at random.
 """
 
 import math
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memonger.remat import greedy
-from memonger.remat.greedy import Relief
+from memonger.remat.greedy import GreedyOptions
 from memonger.remat.timeline import CrowdedError, Timeline
 
 
@@ -22,28 +23,29 @@ class Annealing:
 
     Attributes:
         seed: Of the random numbers.
-        warmth: Accepts plans that are worse by this fraction of what recomputation costs, at first; in the end none.
-        noise: Standard deviation of the logarithm of the factor on greedy scores.
-        most: Recomputations taken out at once.
-        many: How often `Relief.many` repairs.
+        temperature: Fraction of the cost of recomputation, at the beginning. A schedule that is worse by this much is
+            accepted with probability 1/e. Falls linearly to 0.
+        noise: Largest standard deviation of the logarithm of the random factor on greedy scores.
+        removed: Most recomputations removed at once.
+        bulk: Fraction of the repairs that make several moves at a step before they look again.
         patience: A repair gives up when recomputation costs this many times what it did before.
-        shifts: How often, while the budget doesn't hold, nodes are only moved.
+        shifts: Fraction of the turns above the budget in which nodes are only moved.
     """
 
     seed: int = 1
-    warmth: float = 0.02
+    temperature: float = 0.02
     noise: float = 0.25
-    most: int = 20
-    many: float = 0.3
+    removed: int = 20
+    bulk: float = 0.3
     patience: float = 2.0
     shifts: float = 0.0
 
 
 _SHIFTS = 20
-"""Moves of nodes in a row."""
+"""Attempts to move a node in one turn that only moves nodes."""
 
 Energy = tuple[int, float]
-"""Bytes above the budget summed over the steps, then the cost."""
+"""Bytes above the budget, summed over the steps, then the cost. This is minimized."""
 
 
 def improve(
@@ -51,43 +53,43 @@ def improve(
     budget: int,
     annealing: Annealing,
     done: Callable[[], float],
-    seen: Callable[[Energy], None],
+    report: Callable[[Energy], None],
 ) -> Energy:
-    """Improve the timeline, and leave it at the best that was found.
+    """Improve the timeline, and leave it at the best schedule of the search. Returns the energy of that.
 
     Args:
         timeline: Changed.
         budget: Bytes.
         annealing: Settings.
-        done: Which part of the effort is spent; it ends at 1.
-        seen: Called with every better one.
+        done: Fraction of the effort that is spent. The search ends at 1.
+        report: Called with the energy of every schedule better than all before.
     """
     rng = random.Random(annealing.seed)
     current = best = (greedy.excess(timeline, budget), timeline.cost)
-    kept = timeline.schedule()
+    best_schedule = timeline.schedule()
     least = math.fsum(timeline.problem.costs)
     while (spent := done()) < 1:
         mark = len(timeline.journal)
         timeline.work += 5 + len(timeline.sizes) // 20
         try:
             if current[0] and rng.random() < annealing.shifts:
-                found = _shift(timeline, budget, rng, current)
+                energy = _shift(timeline, budget, rng, current)
             else:
                 _destroy(timeline, rng, annealing)
-                found = _repair(timeline, budget, rng, annealing, current, least, done)
+                energy = _repair(timeline, budget, rng, annealing, current, least, done)
         except CrowdedError:
             timeline.rollback(mark)
             timeline.load(timeline.schedule())
             continue
-        slack = annealing.warmth * (1 - spent) * -math.log(1 - rng.random())
-        if _accepted(found, current, slack, least):
-            current = found
-            if found < best:
-                best, kept = found, timeline.schedule()
-                seen(best)
+        slack = annealing.temperature * (1 - spent) * -math.log(1 - rng.random())
+        if _accepted(energy, current, slack, least):
+            current = energy
+            if energy < best:
+                best, best_schedule = energy, timeline.schedule()
+                report(best)
         else:
             timeline.rollback(mark)
-    timeline.load(kept)
+    timeline.load(best_schedule)
     return best
 
 
@@ -98,18 +100,18 @@ def _shift(timeline: Timeline, budget: int, rng: random.Random, current: Energy)
         mark = len(timeline.journal)
         timeline.work += 1
         if move(timeline, rng):
-            found = greedy.excess(timeline, budget)
-            if found > above:
+            after = greedy.excess(timeline, budget)
+            if after > above:
                 timeline.rollback(mark)
             else:
-                above = found
+                above = after
     return above, timeline.cost
 
 
-def _accepted(found: Energy, current: Energy, slack: float, least: float) -> bool:
-    if found[0] or current[0]:
-        return found[0] <= current[0] * (1 + slack)
-    return found[1] <= current[1] + slack * (current[1] - least)
+def _accepted(energy: Energy, current: Energy, slack: float, least: float) -> bool:
+    if energy[0] or current[0]:
+        return energy[0] <= current[0] * (1 + slack)
+    return energy[1] <= current[1] + slack * (current[1] - least)
 
 
 def _repair(
@@ -122,15 +124,15 @@ def _repair(
     done: Callable[[], float],
 ) -> Energy:
     spread = annealing.noise * rng.random()
-    relief = Relief(
+    options = GreedyOptions(
         noise=lambda: math.exp(rng.gauss(0.0, spread)),
-        step=None if rng.random() < 0.5 else lambda count: int(rng.random() * count),
-        stop=math.inf if current[0] else least + (current[1] - least) * annealing.patience,
-        many=rng.random() < annealing.many,
-        chosen=8,
+        pick_step=None if rng.random() < 0.5 else lambda count: int(rng.random() * count),
+        cost_limit=math.inf if current[0] else least + (current[1] - least) * annealing.patience,
+        bulk=rng.random() < annealing.bulk,
+        tried=8,
     )
-    if greedy.relieve(timeline, budget, relief, lambda: done() >= 1):
-        greedy.tidy(timeline, budget, lambda: done() >= 1)
+    if greedy.fit_budget(timeline, budget, options, lambda: done() >= 1):
+        greedy.remove_redundant(timeline, budget, lambda: done() >= 1)
     return greedy.excess(timeline, budget), timeline.cost
 
 
@@ -138,9 +140,9 @@ def _destroy(timeline: Timeline, rng: random.Random, annealing: Annealing) -> No
     extra = sorted(label for copies in timeline.copies for label in copies[1:])
     kind = rng.random()
     if kind < 0.35 and extra:
-        _neighbours(timeline, rng, extra, annealing.most)
+        _neighbours(timeline, rng, extra, annealing.removed)
     elif kind < 0.55 and extra:
-        count = 1 + int(rng.random() * min(annealing.most, len(extra)))
+        count = 1 + int(rng.random() * min(annealing.removed, len(extra)))
         _withdraw(timeline, [extra[int(rng.random() * len(extra))] for _ in range(count)])
     elif kind < 0.8:
         _insert(timeline, rng)
@@ -157,20 +159,20 @@ def _withdraw(timeline: Timeline, labels: list[int]) -> None:
     for label in labels:
         node = timeline.node.get(label)
         if node is not None and timeline.copies[node][0] != label:
-            greedy.withdraw(timeline, label)
+            greedy.remove_recomputation(timeline, label)
 
 
 def _insert(timeline: Timeline, rng: random.Random) -> None:
-    """Compute a value again for one of its readers."""
+    """Compute a value again for one of its readers, at a random step."""
     label = timeline.labels[int(rng.random() * len(timeline.labels))]
-    found = [(value, stop) for value, _, stop in greedy.across(timeline, label)]
-    found = [(v, s) for v, s in found if not timeline.fixed[timeline.problem.producer[v]]]
-    if not found:
+    uses = [(value, stop) for value, _, stop in greedy.idle_values(timeline, label)]
+    uses = [(v, s) for v, s in uses if not timeline.fixed[timeline.problem.producer[v]]]
+    if not uses:
         return
-    value, stop = found[int(rng.random() * len(found))]
+    value, stop = uses[int(rng.random() * len(uses))]
     node = timeline.problem.producer[value]
     if stop <= timeline.limit(node):
-        greedy.apply(timeline, (node, stop, -1), int(timeline.held.max()), keep=rng.random() < 0.5)
+        greedy.apply(timeline, (node, stop, -1), int(timeline.memory.max()), keep=rng.random() < 0.5)
 
 
 def move(timeline: Timeline, rng: random.Random) -> bool:

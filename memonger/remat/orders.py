@@ -1,7 +1,7 @@
-"""Orders for inference: every node once, so that little is alive at a time.
+"""Evaluation orders in which every node runs once and little memory is live at a time.
 
-Finding the best order is NP-hard (Sethi 1975). These are list schedulers: of the nodes whose inputs are ready, each
-takes the one that looks best. Left out: backtracking, and the exact orders that small graphs would allow.
+Finding the best order is NP-hard (Sethi 1975). These are list schedulers: at each step they run the best node, by some
+key, of those whose inputs are ready. Left out: backtracking, and the exact methods that small graphs would allow.
 """
 
 import heapq
@@ -18,7 +18,7 @@ def file_order(graph: Graph) -> tuple[int, ...]:
 
 
 def by_growth(graph: Graph) -> tuple[int, ...]:
-    """Next the ready node that adds the fewest bytes (its outputs less the inputs that die), ties by file order."""
+    """Run next the ready node that adds the fewest bytes (outputs less dying inputs); break ties by file order."""
     waiting = _Waiting(graph)
 
     def key(node: int) -> tuple[float, ...]:
@@ -28,7 +28,7 @@ def by_growth(graph: Graph) -> tuple[int, ...]:
 
 
 def by_depth(graph: Graph) -> tuple[int, ...]:
-    """Next the ready node whose inputs are the freshest: one branch is finished before the next begins."""
+    """Run next the ready node with the most recently written input, so that one branch ends before the next begins."""
     waiting = _Waiting(graph)
 
     def key(node: int) -> tuple[float, ...]:
@@ -39,7 +39,7 @@ def by_depth(graph: Graph) -> tuple[int, ...]:
 
 
 class _Waiting:
-    """Which nodes are ready, and how many readers each value still has."""
+    """Which nodes are ready, and how many readers of each value have not run."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -59,7 +59,7 @@ class _Waiting:
         self.written_at = [-1] * len(graph.values)
 
     def _last_readers(self) -> list[list[int]]:
-        """For each node, the updates that overwrite what it reads: they wait for it."""
+        """For each node, the updates that overwrite what it reads, and so must run after it."""
         after: list[list[int]] = [[] for _ in self.graph.nodes]
         for update, pairs in enumerate(self.graph.updates):
             for old, _ in pairs:
@@ -91,7 +91,7 @@ class _Waiting:
         return tuple(order)
 
     def _run(self, node: int, step: int) -> list[int]:
-        """Mark the node as run; returns the nodes whose key may have become smaller."""
+        """Mark the node as run. Returns the nodes whose keys may have become smaller."""
         changed = []
         for value in self.graph.reads[node]:
             self.left[value] -= 1

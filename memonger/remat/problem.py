@@ -1,7 +1,7 @@
-"""The recomputation problem on integers, and what a schedule costs: peak, bytes at every step, time.
+"""The rematerialization problem on integers, and what a schedule of it costs: bytes at every step, peak, time.
 
-The memory model is the one of Jain et al. 2020, "Checkmate", and Bartan et al. 2023, "Moccasin": a step holds what it
-writes and every value that a later step reads before it is computed again.
+The memory model is that of Jain et al. 2020, "Checkmate", and Bartan et al. 2023, "Moccasin": in memory at a step are
+the values it writes and every value that a later step reads before it is computed again.
 """
 
 import heapq
@@ -21,23 +21,27 @@ class Problem:
 
     Attributes:
         costs: Cost of one run of each node, ≥ 0, in any unit.
-        reads: Values each node reads, without repeats. A value that no node writes is there throughout, for free.
+        reads: Values each node reads, without repeats. A value that no node writes is always in memory and counts in
+            ``base`` only.
         writes: Values each node writes; each value has one writer, and its readers come after it.
         sizes: Bytes of each value, ≥ 0.
-        recomputable: Whether the node may run more than once. Empty: all may. The others run exactly once, and in the
-            given order among themselves.
-        pinned: Values whose first copy stays to the end (a model's outputs). Other values that nobody reads live for
-            their own step only.
-        workspace: Bytes of scratch at the node's step. Empty: none.
-        base: Bytes that are there at every step (parameters, inputs).
-        deadline: For each node another one, not recomputable, before which all its runs have to be, or n. For readers
-            of what is updated in place. Empty: none.
-        inplace: For each node values it reads of which it may overwrite one if nobody reads that copy later: its step
-            holds that many bytes less. A pinned first copy isn't overwritten. Empty: none.
-        names: What the errors call the nodes. Empty: their numbers.
+        recomputable: Whether each node may run more than once. The others run exactly once, and in the given order
+            among themselves. Empty: all nodes may.
+        pinned: Values whose first copy stays in memory to the end, such as a model's outputs. Other values that nobody
+            reads live for their own step only.
+        workspace: Bytes that the kernel of each node needs during its step. Empty: none.
+        base: Bytes in use at every step: parameters, inputs.
+        deadline: For each node another node, which is not recomputable, before which all its runs must be; or n. It is
+            for nodes that read what is updated in place. Empty: none.
+        inplace: For each node, values that it reads and of which it may overwrite one if nobody reads that copy later.
+            Its step then takes that many bytes less. A pinned first copy is not overwritten. Empty: none.
+        forward: Whether each node belongs to the forward pass; see `memonger.remat.on_demand.forward_pass`. Empty: all
+            do, as in inference.
+        names: What errors call the nodes. Empty: their numbers.
 
     Raises:
-        PlanError: there is no node; or a cost or size is negative; or the order isn't topological. It names the node.
+        PlanError: there is no node; or a cost or size is negative; or the order isn't topological. The message names
+            the node.
     """
 
     costs: tuple[float, ...]
@@ -50,6 +54,7 @@ class Problem:
     base: int = 0
     deadline: tuple[int, ...] = ()
     inplace: tuple[tuple[int, ...], ...] = ()
+    forward: tuple[bool, ...] = ()
     names: tuple[object, ...] = ()
     producer: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -67,7 +72,7 @@ class Problem:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return len(self.costs)
 
     @property
@@ -77,7 +82,7 @@ class Problem:
 
     @property
     def lower_bound(self) -> int:
-        """A budget below this is infeasible: some node's own step takes as much, whatever the schedule."""
+        """Bytes that the step of some node needs in every schedule: no smaller budget is feasible."""
         sizes = self.sizes
         needed = (
             sum(sizes[v] for v in self.writes[node])
@@ -95,6 +100,7 @@ class Problem:
         sizes: Sequence[int],
         edges: Iterable[tuple[int, int]],
         names: Sequence[object] = (),
+        forward: Sequence[bool] = (),
     ) -> Self:
         """A problem in which node i writes value i, and an edge (a, b) says that b reads the value of a."""
         reads: list[dict[int, None]] = [{} for _ in costs]
@@ -106,6 +112,7 @@ class Problem:
             reads=tuple(tuple(sorted(r)) for r in reads),
             writes=tuple((i,) for i in every),
             sizes=tuple(sizes),
+            forward=tuple(forward),
             names=tuple(names),
         )
 
@@ -124,6 +131,8 @@ class Problem:
     def from_networkx(cls, graph: Any) -> Self:
         """A problem from a ``networkx.DiGraph`` whose nodes carry ``bytes`` and ``cost``; edges lead to readers.
 
+        Nodes of a backward pass carry ``forward=False`` as well.
+
         The nodes are numbered in the topological order that is closest to the one they were added in; ``names`` has
         the graph's own. Sinks live to the end of their own step only.
 
@@ -137,6 +146,7 @@ class Problem:
             [_attribute(graph, name, "bytes", operator.index) for name in order],
             [(number[a], number[b]) for a, b in graph.edges()],
             order,
+            [bool(graph.nodes[name].get("forward", True)) for name in order],
         )
 
 
@@ -146,6 +156,7 @@ def _defaults(nodes: int) -> dict[str, tuple[object, ...]]:
         "workspace": (0,) * nodes,
         "deadline": (nodes,) * nodes,
         "inplace": ((),) * nodes,
+        "forward": (True,) * nodes,
         "names": tuple(range(nodes)),
     }
 
@@ -202,22 +213,22 @@ def _topological(graph: Any) -> list[Any]:
 
 
 def _attribute(graph: Any, name: Any, key: str, convert: Any) -> Any:
-    found = graph.nodes[name].get(key)
+    value = graph.nodes[name].get(key)
     try:
-        return convert(found)
+        return convert(value)
     except (TypeError, ValueError):
-        what = "no" if found is None else f"a bad ({found!r})"
+        what = "no" if value is None else f"a bad ({value!r})"
         needed = "its bytes as an integer" if key == "bytes" else "a number"
         raise PlanError(f"node {name!r} has {what} '{key}' attribute: give it {needed}.") from None
 
 
 def cost(problem: Problem, schedule: Sequence[int]) -> float:
-    """Cost of all steps."""
+    """Sum of the costs of all steps."""
     return math.fsum(problem.costs[node] for node in schedule)
 
 
 def memory(problem: Problem, schedule: Sequence[int]) -> list[int]:
-    """Bytes at every step of the schedule, scratch and `Problem.base` included. Linear in its reads and writes.
+    """Bytes at every step of the schedule, workspace and `Problem.base` included. Linear in its reads and writes.
 
     Raises:
         PlanError: the schedule isn't valid; see `check`.
@@ -227,7 +238,7 @@ def memory(problem: Problem, schedule: Sequence[int]) -> list[int]:
 
 
 def usage(problem: Problem, schedule: Sequence[int]) -> tuple[list[int], list[int]]:
-    """`memory` of a valid schedule, and for each step the bytes it overwrites, which the first doesn't hold."""
+    """`memory` of a valid schedule, and for each step the bytes it overwrites, which `memory` does not count."""
     steps = len(schedule)
     sizes, inplace = problem.sizes, problem.inplace
     change = [0] * (steps + 1)
@@ -258,10 +269,10 @@ def usage(problem: Problem, schedule: Sequence[int]) -> tuple[list[int], list[in
     for value in range(len(sizes)):
         if 0 <= begin[value] < steps:
             close(value)
-    held = accumulate(change[:steps], initial=problem.base)
-    next(held)
+    live = accumulate(change[:steps], initial=problem.base)
+    next(live)
     workspace = (problem.workspace[node] for node in schedule)
-    return [live + more - less for live, more, less in zip(held, workspace, credit, strict=True)], credit
+    return [alive + more - less for alive, more, less in zip(live, workspace, credit, strict=True)], credit
 
 
 def peak(problem: Problem, schedule: Sequence[int]) -> int:
@@ -270,10 +281,10 @@ def peak(problem: Problem, schedule: Sequence[int]) -> int:
 
 
 def check(problem: Problem, schedule: Sequence[int]) -> None:
-    """Check that a schedule runs every node after what it reads, and the nodes that may run once only once.
+    """Check that a schedule runs every node after those it reads from, and only recomputable nodes more than once.
 
     Raises:
-        PlanError: it doesn't. The message names the step and the node.
+        PlanError: it is not valid. The message names the step and the node.
     """
     runs = [0] * problem.nodes
     last = -1
@@ -296,3 +307,30 @@ def check(problem: Problem, schedule: Sequence[int]) -> None:
         runs[node] += 1
     if 0 in runs:
         raise PlanError(f"node {problem.names[runs.index(0)]!r} doesn't run.")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A valid schedule, and what it costs.
+
+    Attributes:
+        schedule: Node ids; every occurrence of a node after its first is a recomputation.
+        peak: Bytes at the worst step.
+        cost: Sum over all steps.
+        overhead: Cost beyond that of running each node once, as a fraction of it.
+    """
+
+    schedule: tuple[int, ...]
+    peak: int
+    cost: float
+    overhead: float
+
+    @classmethod
+    def of(cls, problem: Problem, schedule: tuple[int, ...]) -> Self:
+        """What a schedule takes.
+
+        Raises:
+            PlanError: it isn't valid.
+        """
+        once, total = cost(problem, problem.schedule), cost(problem, schedule)
+        return cls(schedule, peak(problem, schedule), total, total / once - 1 if once else 0.0)

@@ -1,10 +1,11 @@
-"""A model's graph → the recomputation problem that is searched, and the problem's schedules back to the graph's.
+"""A graph → the smaller problem that is searched, and schedules of the problem → schedules of the graph.
 
-What decides nothing is folded away, so that a graph of 70,000 nodes becomes a problem of 10,000:
+Nodes about which nothing is to be decided are folded away, so that a graph of 70,000 nodes becomes a problem of 20,000:
 
-- A view is its source under another name: it costs nothing, and runs again right before whoever needs it.
-- Nodes in a row that write next to nothing are one node, which runs once. So do nodes that write a persistent input
-  or hold random state.
+- A view is its source under another name: it costs nothing, and runs again right before every reader that needs it.
+- Nodes in a row that write next to nothing become one node, which runs once.
+
+Nodes that write a persistent input or hold random state also run once.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +18,7 @@ from memonger.remat.on_demand import forward_pass
 from memonger.remat.problem import Problem
 
 SMALL = 1 / 64
-"""Nodes are folded that write less than this part of the largest value of the forward pass."""
+"""Nodes are folded if they write less than this fraction of the largest value of the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,6 @@ class Reduction:
     Attributes:
         problem: What to search.
         graph: What it was made of.
-        forward: Whether each node of the problem belongs to the forward pass; see `forward_pass`.
         members: Nodes of the graph behind each node of the problem, in file order.
         view_of: For each value the value it is a view of by a folded node, or -1.
         viewing: For each value the folded node that makes it a view, or -1.
@@ -35,27 +35,30 @@ class Reduction:
 
     problem: Problem
     graph: Graph
-    forward: tuple[bool, ...]
     members: tuple[tuple[int, ...], ...]
     view_of: tuple[int, ...]
     viewing: tuple[int, ...]
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """For each node of the graph the node of the problem it is in; -1 for views of inputs. A view is where its
-        source is written."""
-        found = [-1] * len(self.graph.nodes)
-        for group, nodes in enumerate(self.members):
+        """For each node of the graph the node of the problem it belongs to, or -1 for views of inputs.
+
+        A view belongs to the node that writes its source.
+        """
+        group = [-1] * len(self.graph.nodes)
+        for number, nodes in enumerate(self.members):
             for node in nodes:
-                found[node] = group
-        group_of = {value: found[node] for node, writes in enumerate(self.graph.writes) for value in writes}
+                group[node] = number
+        group_of = {value: group[node] for node, writes in enumerate(self.graph.writes) for value in writes}
         for value, node in enumerate(self.viewing):
             if node >= 0:
-                found[node] = group_of[value] = group_of.get(self.view_of[value], -1)
-        return tuple(found)
+                group[node] = group_of[value] = group_of.get(self.view_of[value], -1)
+        return tuple(group)
 
     def expand(self, schedule: Sequence[int]) -> tuple[int, ...]:
-        """The schedule of the graph's nodes. Views run before their first reader after each run of their source."""
+        """A schedule of the problem as a schedule of the graph. Views run before their first reader after each run of
+        their source.
+        """
         graph, view_of, viewing = self.graph, self.view_of, self.viewing
         steps: list[int] = []
         version = [0] * len(graph.values)
@@ -96,8 +99,8 @@ def reduce(
 
     Args:
         graph: Its nodes in file order.
-        base: Bytes that are there at every step: parameters, inputs.
-        sharing: What may share an address.
+        base: Bytes in use at every step: parameters, inputs.
+        sharing: Which values may share an address.
         keep: Nodes that may not run again.
         alignment: Of every address: sizes are rounded up to it.
     """
@@ -111,23 +114,24 @@ def reduce(
     for group, nodes in enumerate(members):
         for node in nodes:
             of_node[node] = group
-    found = _values(graph, members, of_node, root)
+    renumbered = _values(graph, members, of_node, root)
+    early = forward_pass(graph)
+    number = renumbered.number
     problem = Problem(
         costs=tuple(sum(graph.costs[node] for node in nodes) for nodes in members),
-        reads=found.reads,
-        writes=found.writes,
-        sizes=found.sizes,
+        reads=renumbered.reads,
+        writes=renumbered.writes,
+        sizes=renumbered.sizes,
         recomputable=tuple(len(nodes) == 1 and not fixed[nodes[0]] for nodes in members),
-        pinned=tuple(dict.fromkeys(found.number[root[v]] for v in graph.outputs if root[v] in found.number)),
-        workspace=found.scratch,
+        pinned=tuple(dict.fromkeys(number[root[v]] for v in graph.outputs if root[v] in number)),
+        workspace=renumbered.workspace,
         base=base,
         deadline=_deadlines(graph, members, of_node),
-        inplace=_inplace(graph, members, root, found) if sharing.inplace else (),
+        inplace=_inplace(graph, members, root, renumbered) if sharing.inplace else (),
+        forward=tuple(all(early[node] for node in nodes) for nodes in members),
         names=tuple(graph.nodes[nodes[0]] for nodes in members),
     )
-    early = forward_pass(graph.reads, graph.writes, graph.forward)
-    forward = tuple(all(early[node] for node in nodes) for nodes in members)
-    return Reduction(problem, graph, forward, members, tuple(view_of), tuple(viewing))
+    return Reduction(problem, graph, members, tuple(view_of), tuple(viewing))
 
 
 def _views(graph: Graph) -> tuple[list[int], list[int]]:
@@ -149,26 +153,26 @@ def _roots(view_of: Sequence[int]) -> list[int]:
 
 
 def fixed_nodes(graph: Graph, keep: Collection[int] = ()) -> list[bool]:
-    """Whether each node has to run exactly once.
+    """Whether each node must run exactly once.
 
-    Such nodes write an output, a persistent input or what isn't planned, hold random state, or stand in ``keep``.
+    Such nodes write an output, a persistent input or a value outside the arena, hold random state, or are in ``keep``.
     """
     once = set(keep)
-    held = {value for ties in graph.ties for pair in ties for value in pair} | set(graph.outputs)
+    tied = {value for ties in graph.ties for pair in ties for value in pair} | set(graph.outputs)
     return [
-        node in once or facts_of(op).random or any(v in held or not graph.planned[v] for v in writes)
+        node in once or facts_of(op).random or any(v in tied or not graph.planned[v] for v in writes)
         for node, (op, writes) in enumerate(zip(graph.ops, graph.writes, strict=True))
     ]
 
 
 def deadlines(graph: Graph) -> tuple[int, ...]:
-    """For each node the first other one that writes over what it reads, or the number of nodes."""
+    """For each node the first other node that writes over what it reads, or the number of nodes."""
     every = range(len(graph.nodes))
     return _deadlines(graph, [(node,) for node in every], every)
 
 
 def _group(graph: Graph, viewing: Sequence[int], root: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Small nodes in a row together, as long as the group holds no more at once than the most demanding node does."""
+    """Nodes in groups: small ones in a row together, as long as a group touches no more bytes than the largest node."""
     folded = {node for node in viewing if node >= 0}
     size = [size if planned else 0 for size, planned in zip(graph.sizes, graph.planned, strict=True)]
     most = max(sum(size[v] for v in (*r, *w)) for r, w in zip(graph.reads, graph.writes, strict=True))
@@ -176,49 +180,49 @@ def _group(graph: Graph, viewing: Sequence[int], root: Sequence[int]) -> tuple[t
         (size[v] for n, writes in enumerate(graph.writes) if graph.forward[n] for v in writes), default=0
     )
     groups: list[list[int]] = []
-    held: dict[int, int] = {}  # what the last group touches; empty: it takes nobody in
+    open_group: dict[int, int] = {}  # value → bytes, of what the last group touches; empty: no node may join it
     for node, writes in enumerate(graph.writes):
         if node in folded:
             continue
         touched = {root[v]: size[root[v]] for v in (*graph.reads[node], *writes)}
         if sum(size[v] for v in writes) > limit:
             groups.append([node])
-            held = {}
-        elif held and sum((held | touched).values()) <= most:
+            open_group = {}
+        elif open_group and sum((open_group | touched).values()) <= most:
             groups[-1].append(node)
-            held |= touched
+            open_group |= touched
         else:
             groups.append([node])
-            held = touched
+            open_group = touched
     return tuple(map(tuple, groups))
 
 
 def _values(
     graph: Graph, members: Sequence[Sequence[int]], of_node: Sequence[int], root: Sequence[int]
 ) -> "_Renumbered":
-    """What each group reads from others and writes for others or for itself alone."""
+    """The values that groups read and write, numbered anew; what only its own group reads counts as workspace."""
     producer = {value: of_node[node] for node, writes in enumerate(graph.writes) for value in writes}
     outputs = {root[value] for value in graph.outputs}
     group_reads: list[list[int]] = []
     wanted: set[int] = set(outputs)
     for group, nodes in enumerate(members):
-        found = dict.fromkeys(root[v] for node in nodes for v in graph.reads[node])
-        group_reads.append([v for v in found if producer.get(v, -1) not in (-1, group)])
+        values = dict.fromkeys(root[v] for node in nodes for v in graph.reads[node])
+        group_reads.append([v for v in values if producer.get(v, -1) not in (-1, group)])
         wanted.update(group_reads[-1])
     number: dict[int, int] = {}
-    writes, scratch = [], []
+    writes, workspace = [], []
     for nodes in members:
         own = [v for node in nodes for v in graph.writes[node]]
         kept = [v for v in own if v in wanted] if len(nodes) > 1 else own
         for value in kept:
             number[value] = len(number)
         writes.append(tuple(number[value] for value in kept))
-        scratch.append(_scratch(graph, nodes, wanted, root) if len(nodes) > 1 else graph.workspace[nodes[0]])
+        workspace.append(_workspace(graph, nodes, wanted, root) if len(nodes) > 1 else graph.workspace[nodes[0]])
     sizes = [0] * len(number)
     for value, index in number.items():
         sizes[index] = graph.sizes[value] if graph.planned[value] else 0
-    reads = tuple(tuple(number[v] for v in found) for found in group_reads)
-    return _Renumbered(reads, tuple(writes), tuple(sizes), tuple(scratch), number)
+    reads = tuple(tuple(number[v] for v in values) for values in group_reads)
+    return _Renumbered(reads, tuple(writes), tuple(sizes), tuple(workspace), number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +230,12 @@ class _Renumbered:
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
-    scratch: tuple[int, ...]
+    workspace: tuple[int, ...]
     number: dict[int, int]
 
 
-def _scratch(graph: Graph, nodes: Sequence[int], wanted: Collection[int], root: Sequence[int]) -> int:
-    """Bytes at the worst of a group's nodes, its own scratch and the values that only the group reads."""
+def _workspace(graph: Graph, nodes: Sequence[int], wanted: Collection[int], root: Sequence[int]) -> int:
+    """Bytes at the worst step of a group: the node's workspace and the live values that only the group reads."""
     last: dict[int, int] = {}
     for node in nodes:
         for value in graph.reads[node]:
@@ -249,24 +253,26 @@ def _scratch(graph: Graph, nodes: Sequence[int], wanted: Collection[int], root: 
 
 
 def _inplace(
-    graph: Graph, members: Sequence[Sequence[int]], root: Sequence[int], found: _Renumbered
+    graph: Graph, members: Sequence[Sequence[int]], root: Sequence[int], renumbered: _Renumbered
 ) -> tuple[tuple[int, ...], ...]:
-    """For each group of one node what its output may overwrite: roots it reads through no other value, and of which
-    the runtime holds no alias."""
+    """For each group of one node the values that its output may overwrite.
+
+    These are roots that it reads through no other value, and of which the runtime has no alias.
+    """
     tied = {root[source] for ties in graph.ties for source, _ in ties}
     result = []
     for group, nodes in enumerate(members):
         pairs = graph.inplace[nodes[0]] if len(nodes) == 1 else ()
         read = [root[value] for value in graph.reads[nodes[0]]] if pairs else []
-        inside = set(found.reads[group])
+        inside = set(renumbered.reads[group])
         roots = dict.fromkeys(root[source] for source, _ in pairs)
-        allowed = [r for r in roots if read.count(r) == 1 and r not in tied and found.number.get(r, -1) in inside]
-        result.append(tuple(found.number[r] for r in allowed))
+        allowed = [r for r in roots if read.count(r) == 1 and r not in tied and renumbered.number.get(r, -1) in inside]
+        result.append(tuple(renumbered.number[r] for r in allowed))
     return tuple(result)
 
 
 def _deadlines(graph: Graph, members: Sequence[Sequence[int]], of_node: Sequence[int]) -> tuple[int, ...]:
-    """For each group the first one that writes over what it reads."""
+    """For each group the first other group that writes over what it reads, or the number of groups."""
     update = {old: of_node[node] for node, pairs in enumerate(graph.updates) for old, _ in pairs}
     none = len(members)
     return tuple(

@@ -1,11 +1,11 @@
-"""The threshold of the smallest peak, found by trying some around the square root of what is kept.
+"""The strategy ``sweep``: the threshold with the smallest peak, of several around the square root of what is kept.
 
 After ``search_plan`` of MXNet's memonger: three guesses, then a grid.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,40 +15,21 @@ from memonger.remat import problem as problems
 from memonger.remat.checkpoints import ForwardWalk, Mirror, Stage
 from memonger.remat.on_demand import recompute_on_demand
 from memonger.remat.problem import Problem
+from memonger.remat.staged import StagedProblem
+from memonger.remat.strategy import Candidate, Outcome, Request, Strategy
 
 _GUESSES = 3
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """What one threshold gives.
-
-    Attributes:
-        source: Where the stages come from; "none": nothing is recomputed but what is forced.
-        threshold: Bytes.
-        segments: Stretches between kept stages.
-        kept_bytes: What the kept stages write.
-        peak: Bytes at the worst step of the whole schedule.
-        overhead: Cost beyond that of one pass, as a fraction of it.
-    """
-
-    source: str
-    threshold: int
-    segments: int
-    kept_bytes: int
-    peak: int
-    overhead: float
-
-
-@dataclass(frozen=True, slots=True)
 class Sweep:
-    """The best of the candidates.
+    """What a sweep returns.
 
     Attributes:
-        schedule: Node ids; one that occurs again is a recomputation.
-        mirror: What it keeps and drops.
-        candidates: All that was tried, in that order.
+        schedule: The best schedule: node ids; every occurrence of a node after its first is a recomputation.
+        mirror: What that schedule keeps and drops.
+        candidates: All thresholds tried, in that order.
     """
 
     schedule: tuple[int, ...]
@@ -58,31 +39,30 @@ class Sweep:
 
 def sweep(
     problem: Problem,
-    forward: Sequence[bool],
     stage_sets: Mapping[str, Sequence[Stage]],
     trials: int = 6,
     forced: Mapping[int, bool] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Sweep:
-    """The schedule with the smallest peak, the cheapest such, among the thresholds tried for each set of stages.
+    """The schedule with the smallest peak, of equals the cheapest, among several thresholds for each set of stages.
 
-    Tried are 0; twice sqrt(kept bytes × largest segment / 2) of the one before; and a grid from the smallest segment
-    seen to sqrt(2) × the next guess. To recompute nothing (but what is forced) is tried first.
+    To recompute only what is forced is tried first. Then, for each set, the threshold 0; two more guesses, each
+    sqrt(kept bytes × largest segment / 2) of the one before; and a grid from the smallest of these largest segments to
+    sqrt(2) × the next guess.
 
     Args:
         problem: What is planned.
-        forward: Whether each node belongs to the forward pass.
-        stage_sets: Candidates for keeping, by what they are called in the table.
+        stage_sets: Candidates for checkpoints, by the name of the set in the table of candidates.
         trials: Thresholds of the grid.
-        forced: Node → True: it is recomputed; False: it is kept, whatever its stage.
-        progress: Called with the part that is done.
+        forced: Node → True if it is recomputed, False if it is kept, whatever its stage.
+        progress: Called with the fraction that is done.
 
     Raises:
-        PlanError: ``trials`` is negative, or a node is to be recomputed that can't be.
+        PlanError: ``trials`` is negative, or ``forced`` names a node that can't run again.
     """
     if trials < 0:
         raise PlanError(f"{trials} trials: it has to be at least 0.")
-    walk = ForwardWalk(problem, forward, forced)
+    walk = ForwardWalk(problem, forced)
     tried = _Tried(walk, progress, 1 + len(stage_sets) * (_GUESSES + trials))
     tried.add("none", 0, walk.all_kept())
     for source, stages in stage_sets.items():
@@ -104,7 +84,7 @@ def sweep(
 
 
 class _Tried:
-    """Candidates, and the best so far."""
+    """The candidates so far, and the best of them."""
 
     def __init__(self, walk: ForwardWalk, progress: Callable[[float], None] | None, expected: int) -> None:
         self.walk, self.progress, self.expected = walk, progress, expected
@@ -113,21 +93,21 @@ class _Tried:
         self.candidates: list[Candidate] = []
         self.best: tuple[tuple[int, ...], Mirror] = ((), Mirror((), (), 0, 0, 0))
         self.energy = (math.inf, math.inf)
-        self.known: dict[tuple[int, ...], Candidate] = {}  # by what is dropped
+        self.by_dropped: dict[tuple[int, ...], Candidate] = {}
 
     def add(self, source: str, threshold: int, mirror: Mirror) -> None:
-        """Cost what the threshold drops."""
-        same = self.known.get(mirror.dropped)
+        """Evaluate what the threshold drops, unless another threshold dropped the same."""
+        same = self.by_dropped.get(mirror.dropped)
         peak, overhead = (same.peak, same.overhead) if same else self._cost(mirror)
-        found = Candidate(source, threshold, mirror.segments, mirror.saved, peak, overhead)
-        self.candidates.append(found)
-        self.known.setdefault(mirror.dropped, found)
+        candidate = Candidate(source, threshold, mirror.segments, mirror.saved, peak, overhead)
+        self.candidates.append(candidate)
+        self.by_dropped.setdefault(mirror.dropped, candidate)
         if self.progress is not None:
             self.progress(min(1.0, len(self.candidates) / self.expected))
 
     def _cost(self, mirror: Mirror) -> tuple[int, float]:
         problem = self.walk.problem
-        schedule = recompute_on_demand(problem.reads, problem.writes, self.walk.forward, mirror.dropped)
+        schedule = recompute_on_demand(problem, mirror.dropped)
         peak = self.peak(schedule)
         overhead = problems.cost(problem, schedule) / self.once - 1 if self.once else 0.0
         if (peak, overhead) < self.energy:
@@ -136,11 +116,11 @@ class _Tried:
 
 
 class PeakOf:
-    """`problem.peak` of many valid schedules of one problem, some ten times as fast."""
+    """`problem.peak` of many valid schedules of one problem, about ten times as fast, with numpy."""
 
     def __init__(self, problem: Problem) -> None:
         self.sizes = np.array(problem.sizes, dtype=np.int64)
-        self.scratch = np.array(problem.workspace, dtype=np.int64)
+        self.workspace = np.array(problem.workspace, dtype=np.int64)
         self.pinned = np.array(problem.pinned, dtype=np.int64)
         self.base = problem.base
         self.writes = _Rows([list(values) for values in problem.writes])
@@ -167,7 +147,7 @@ class PeakOf:
         dies = end[np.searchsorted(copies, wanted * steps + when) - 1] == when
         overwritten = np.zeros(steps, dtype=np.int64)
         np.maximum.at(overwritten, when, self.sizes[wanted] * dies)
-        return self.base + int((np.cumsum(change[:steps]) + self.scratch[nodes] - overwritten).max())
+        return self.base + int((np.cumsum(change[:steps]) + self.workspace[nodes] - overwritten).max())
 
 
 class _Rows:
@@ -179,8 +159,22 @@ class _Rows:
         self.items = np.array([item for row in rows for item in row], dtype=np.int64)
 
     def of(self, picked: Indices) -> tuple[Indices, Indices]:
-        """The items of the rows picked, and for each the place of its row among them."""
+        """The items of the picked rows, and for each item the index of its row in ``picked``."""
         lengths = self.lengths[picked]
-        places = np.repeat(np.arange(len(picked)), lengths)
+        row = np.repeat(np.arange(len(picked)), lengths)
         before = np.cumsum(lengths) - lengths
-        return self.items[np.arange(len(places)) - np.repeat(before - self.starts[picked], lengths)], places
+        return self.items[np.arange(len(row)) - np.repeat(before - self.starts[picked], lengths)], row
+
+
+def _run(request: Request) -> Outcome:
+    staged = StagedProblem(request)
+    tell = request.progress
+    report = None if tell is None else lambda done: tell(f"{done:.0%} of the sweep")
+    best = sweep(staged.problem, staged.stage_sets, request.trials, staged.forced, report)
+    candidates = tuple(replace(one, peak=one.peak - request.base) for one in best.candidates)
+    return Outcome(staged.reduced.expand(best.schedule), best.mirror.segments, candidates)
+
+
+SWEEP = Strategy(
+    "sweep", "What lies between the stages kept at the best of several thresholds runs again.", _run, heeds_marks=True
+)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.packing import training_like
+from memonger import layout as layout_package
 from memonger.errors import LayoutError
 from memonger.layout import ALLOCATORS, Buffer, Layout, SearchOptions, allocate, check_layout, lower_bound
 from memonger.layout.evolution import search
@@ -56,6 +57,27 @@ def test_every_allocator_returns_a_right_layout_no_smaller_than_the_bound(name: 
     check_layout(buffers, layout)
     assert layout.size >= lower_bound(buffers)
     assert layout.size == max((o + b.size for b, o in zip(buffers, layout.offsets, strict=True)), default=0)
+
+
+def test_an_allocator_is_one_function_and_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_top_of_each_other(buffers: Sequence[Buffer]) -> Layout:
+        ends = list(itertools.accumulate(b.size for b in buffers))
+        return Layout(tuple(end - b.size for end, b in zip(ends, buffers, strict=True)), ends[-1])
+
+    monkeypatch.setattr(layout_package, "ALLOCATORS", {**ALLOCATORS, "stack": on_top_of_each_other})
+    buffers = [Buffer(i, 10 + i, i, i + 1, alignment=1) for i in range(3)]
+    assert allocate(buffers, ["stack"]) == Layout((0, 10, 21), 33)
+    assert allocate(buffers, ["stack", "greedy-size"]).size == 12
+    with pytest.raises(LayoutError, match="stack"):
+        allocate(buffers, ["none such"])
+
+
+def test_of_equal_arenas_the_first_allocator_gives_the_layout() -> None:
+    buffers = [Buffer(0, 64, 0, 2), Buffer(1, 32, 1, 3, alignment=32), Buffer(2, 96, 3, 4)]
+    layouts = {name: ALLOCATORS[name](buffers) for name in ("greedy-start", "greedy-size", "ends-size")}
+    smallest = min(layout.size for layout in layouts.values())
+    first = next(layout for layout in layouts.values() if layout.size == smallest)
+    assert allocate(buffers, list(layouts)) == first
 
 
 @settings(max_examples=80, deadline=None)

@@ -17,9 +17,10 @@ from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.remat import timeline as timelines
 from memonger.remat.annealed_order import reorder
 from memonger.remat.cp_sat import ExactOptions, solve
-from memonger.remat.greedy import Relief, excess, relieve, tidy
-from memonger.remat.portfolio import Progress, Result, pareto, search, smallest_budget
-from memonger.remat.problem import Problem, check, cost, memory, peak
+from memonger.remat.effort import Progress
+from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
+from memonger.remat.portfolio import pareto, search, smallest_budget
+from memonger.remat.problem import Problem, Result, check, cost, memory, peak
 from memonger.remat.timeline import Timeline
 from tests.support.brute_force import cheapest, slow_memory
 
@@ -96,7 +97,7 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
             timeline.rollback(mark)
             assert timeline.schedule() == schedule
         schedule = timeline.schedule()
-        assert timeline.held.tolist() == memory(problem, schedule)
+        assert timeline.memory.tolist() == memory(problem, schedule)
         states.append((len(timeline.journal), schedule))
     assert memory(problem, schedule) == slow_memory(problem, schedule)
 
@@ -105,13 +106,13 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
 @given(small_problems(), st.integers(0, 60))
 def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)
-    relieve(timeline, budget, Relief(), lambda: False)
+    fit_budget(timeline, budget, GreedyOptions(), lambda: False)
     schedule = timeline.schedule()
-    assert timeline.held.tolist() == slow_memory(problem, schedule)
+    assert timeline.memory.tolist() == slow_memory(problem, schedule)
     assert timeline.cost == pytest.approx(cost(problem, schedule))
     timeline.rollback(0)
     assert timeline.schedule() == problem.schedule
-    assert timeline.held.tolist() == memory(problem, problem.schedule)
+    assert timeline.memory.tolist() == memory(problem, problem.schedule)
 
 
 @settings(max_examples=60, deadline=None)
@@ -175,9 +176,9 @@ def test_plain_greedy_and_tidying_reach_the_published_optimum() -> None:
     problem = load("fcn8_vgg")
     timeline = Timeline(problem)
     budget = peak(problem, problem.schedule) * 8 // 10
-    assert relieve(timeline, budget, Relief(plain=True), lambda: False)
-    tidy(timeline, budget, lambda: False)
-    assert timeline.held.max() <= budget
+    assert fit_budget(timeline, budget, GreedyOptions(plain=True), lambda: False)
+    remove_redundant(timeline, budget, lambda: False)
+    assert timeline.memory.max() <= budget
     assert timeline.cost / cost(problem, problem.schedule) - 1 == pytest.approx(0.0013611, abs=1e-6)
 
 
@@ -218,7 +219,7 @@ def test_a_reordered_problem_is_valid(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)
     reorder(timeline, budget, 1, lambda: timeline.work / 100)
     assert sorted(timeline.schedule()) == list(range(problem.nodes))
-    assert timeline.held.tolist() == memory(problem, timeline.schedule())
+    assert timeline.memory.tolist() == memory(problem, timeline.schedule())
 
 
 def test_the_same_arguments_give_the_same_schedule() -> None:

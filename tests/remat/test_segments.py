@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,38 +12,37 @@ from memonger.errors import PlanError
 from memonger.remat.checkpoints import Stage, narrow, structural
 from memonger.remat.problem import Problem, check, cost, peak
 from memonger.remat.segments import block, logarithmic, square_root
-from tests.support.recompute_problems import Training, chain, dense, trainings, u_net
+from tests.support.recompute_problems import chain, dense, trainings, u_net
 
 LEVELS = [block, square_root, logarithmic]
 
 
-def at(level: Callable[..., tuple[int, ...]], of: Training) -> tuple[int, ...]:
-    return level(of.problem, of.forward, structural(of.problem, of.forward))
+def at(level: Callable[..., tuple[int, ...]], of: Problem) -> tuple[int, ...]:
+    return level(of, structural(of))
 
 
-def forward_runs(of: Training, schedule: tuple[int, ...]) -> int:
+def forward_runs(of: Problem, schedule: tuple[int, ...]) -> int:
     return sum(of.forward[node] for node in schedule)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @settings(max_examples=80, deadline=None)
-@given(of=trainings(), data=st.data())
+@given(problem=trainings(), data=st.data())
 def test_every_level_is_valid_on_any_graph(
-    level: Callable[..., tuple[int, ...]], of: Training, data: st.DataObject
+    level: Callable[..., tuple[int, ...]], problem: Problem, data: st.DataObject
 ) -> None:
-    problem = of.problem
-    places = [node for node in range(problem.nodes) if of.forward[node]]
-    sets = [structural(problem, of.forward), narrow(problem, of.forward), ()]
+    places = [node for node in range(problem.nodes) if problem.forward[node]]
+    sets = [structural(problem), narrow(problem), ()]
     if places:
         drawn = data.draw(st.sets(st.sampled_from(places)))
         sets.append(tuple(Stage((node,), str(node)) for node in sorted(drawn)))
     may = [node for node in places if problem.recomputable[node]]
     forced = data.draw(st.dictionaries(st.sampled_from(may), st.booleans(), max_size=2)) if may else {}
     for stages in sets:
-        schedule = level(problem, of.forward, stages, forced)
+        schedule = level(problem, stages, forced)
         check(problem, schedule)
         again = [node for node in range(problem.nodes) if schedule.count(node) > 1]
-        assert all(of.forward[node] and problem.recomputable[node] for node in again)
+        assert all(problem.forward[node] and problem.recomputable[node] for node in again)
         assert not [node for node in again if forced.get(node) is False]
         most = 1 if level is not logarithmic else max(1, math.ceil(math.log2(len(stages) + 1)))
         assert all(schedule.count(node) <= 1 + most for node in again)
@@ -54,8 +54,8 @@ def test_every_level_is_valid_on_any_graph(
 @pytest.mark.parametrize("level", LEVELS)
 def test_without_stages_nothing_but_what_is_forced_runs_again(level: Callable[..., tuple[int, ...]]) -> None:
     of = chain(9)
-    assert level(of.problem, of.forward, ()) == of.problem.schedule
-    schedule = level(of.problem, of.forward, (), {3: True})
+    assert level(of, ()) == of.schedule
+    schedule = level(of, (), {3: True})
     assert [node for node in range(18) if schedule.count(node) > 1] == [3]
 
 
@@ -63,13 +63,13 @@ def test_without_stages_nothing_but_what_is_forced_runs_again(level: Callable[..
 def test_a_node_that_can_not_be_forced_is_named(level: Callable[..., tuple[int, ...]]) -> None:
     of = chain(9)
     with pytest.raises(PlanError, match="node 12 is to be recomputed"):
-        level(of.problem, of.forward, structural(of.problem, of.forward), {12: True})
+        level(of, structural(of), {12: True})
 
 
 def test_block_keeps_every_stage_and_recomputes_what_lies_between() -> None:
     of = chain(9)
-    stages = structural(of.problem, of.forward)[2::3]
-    assert block(of.problem, of.forward, stages) == (
+    stages = structural(of)[2::3]
+    assert block(of, stages) == (
         *range(9), 6, 7, 9, 10, 11, 3, 4, 12, 13, 14, 0, 1, 15, 16, 17,
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_square_root_keeps_the_root_of_the_stages_evenly() -> None:
 
 
 def test_the_square_root_level_grows_with_the_square_root() -> None:
-    short, long = (peak(chain(n).problem, at(square_root, chain(n))) for n in (64, 256))
+    short, long = (peak(chain(n), at(square_root, chain(n))) for n in (64, 256))
     assert 1.7 < long / short < 2.3
 
 
@@ -100,7 +100,7 @@ def test_the_logarithmic_level_halves_what_it_recomputes() -> None:
 
 
 def test_the_peak_of_the_logarithmic_level_grows_with_the_logarithm() -> None:
-    peaks = {n: peak(chain(n).problem, at(logarithmic, chain(n))) for n in (64, 256, 1024)}
+    peaks = {n: peak(chain(n), at(logarithmic, chain(n))) for n in (64, 256, 1024)}
     assert peaks[256] - peaks[64] <= 4000  # two more halvings, with two values each
     assert peaks[1024] - peaks[256] <= 4000
     assert peaks[1024] < 30_000
@@ -109,14 +109,10 @@ def test_the_peak_of_the_logarithmic_level_grows_with_the_logarithm() -> None:
 def test_the_logarithmic_level_keeps_what_can_not_run_before_each_step_that_needs_it() -> None:
     # Node 4 writes over what 0 and 1 read; 5, after it, needs node 0 once more.
     edges = [(0, 1), (0, 5), (1, 2), (1, 4), (2, 3), (4, 5)]
-    plain = Problem.from_edges([1] * 6, [10] * 6, edges)
-    problem = Problem(
-        plain.costs, plain.reads, plain.writes, plain.sizes,
-        recomputable=(True, True, True, True, False, True), deadline=(4, 4, 6, 6, 6, 6),
-    )  # fmt: skip
-    forward = (True,) * 4 + (False,) * 2
-    assert logarithmic(plain, forward, structural(plain, forward)) == (0, 1, 2, 3, 4, 0, 5)
-    assert logarithmic(problem, forward, structural(problem, forward)) == (0, 1, 2, 3, 4, 5)
+    plain = Problem.from_edges([1] * 6, [10] * 6, edges, forward=(True,) * 4 + (False,) * 2)
+    problem = replace(plain, recomputable=(True, True, True, True, False, True), deadline=(4, 4, 6, 6, 6, 6))
+    assert logarithmic(plain, structural(plain)) == (0, 1, 2, 3, 4, 0, 5)
+    assert logarithmic(problem, structural(problem)) == (0, 1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("n", [16, 64, 256, 1000])
@@ -129,11 +125,11 @@ def test_the_logarithmic_level_runs_the_forward_pass_log_n_times(n: int) -> None
 
 @pytest.mark.parametrize("of", [u_net(8), dense(6, 6), chain(120)], ids=["u-net", "dense", "chain"])
 @pytest.mark.parametrize("level", LEVELS[1:])
-def test_levels_lower_the_peak(level: Callable[..., tuple[int, ...]], of: Training) -> None:
-    stages = narrow(of.problem, of.forward)
-    schedule = level(of.problem, of.forward, stages)
-    check(of.problem, schedule)
-    assert peak(of.problem, schedule) < 0.9 * peak(of.problem, of.problem.schedule)
+def test_levels_lower_the_peak(level: Callable[..., tuple[int, ...]], of: Problem) -> None:
+    stages = narrow(of)
+    schedule = level(of, stages)
+    check(of, schedule)
+    assert peak(of, schedule) < 0.9 * peak(of, of.schedule)
 
 
 def test_the_same_arguments_give_the_same_schedule() -> None:

@@ -12,24 +12,23 @@ from memonger.remat.checkpoints import Stage, marked, narrow, structural
 from memonger.remat.on_demand import in_time, recompute_on_demand
 from memonger.remat.problem import Problem, check, cost, peak
 from memonger.remat.sweep import PeakOf, Sweep, sweep
-from tests.support.recompute_problems import Training, chain, dense, drawn_drops, training, trainings, u_net
+from tests.support.recompute_problems import chain, dense, drawn_drops, training, trainings, u_net
 
 
-def stages_of(of: Training) -> dict[str, tuple[Stage, ...]]:
-    return {"structural": structural(of.problem, of.forward), "narrow": narrow(of.problem, of.forward)}
+def stages_of(of: Problem) -> dict[str, tuple[Stage, ...]]:
+    return {"structural": structural(of), "narrow": narrow(of)}
 
 
-def swept(of: Training, trials: int = 6) -> Sweep:
-    return sweep(of.problem, of.forward, stages_of(of), trials)
+def swept(of: Problem, trials: int = 6) -> Sweep:
+    return sweep(of, stages_of(of), trials)
 
 
 @settings(max_examples=80, deadline=None)
 @given(trainings(), st.data())
-def test_the_fast_peak_is_the_peak(of: Training, data: st.DataObject) -> None:
-    problem = of.problem
-    dropped = drawn_drops(of, data)
-    dropped = in_time(problem.reads, problem.writes, of.forward, problem.deadline, dropped)
-    schedule = recompute_on_demand(problem.reads, problem.writes, of.forward, dropped)
+def test_the_fast_peak_is_the_peak(problem: Problem, data: st.DataObject) -> None:
+    dropped = drawn_drops(problem, data)
+    dropped = in_time(problem, problem.deadline, dropped)
+    schedule = recompute_on_demand(problem, dropped)
     assert PeakOf(problem)(schedule) == peak(problem, schedule)
 
 
@@ -40,9 +39,8 @@ def test_values_that_nobody_writes_are_free_in_the_fast_peak() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(trainings(), st.integers(0, 4))
-def test_a_sweep_is_valid_and_never_worse_than_nothing(of: Training, trials: int) -> None:
-    found = swept(of, trials)
-    problem = of.problem
+def test_a_sweep_is_valid_and_never_worse_than_nothing(problem: Problem, trials: int) -> None:
+    found = swept(problem, trials)
     check(problem, found.schedule)
     energies = [(each.peak, each.overhead) for each in found.candidates]
     assert found.candidates[0].source == "none"
@@ -56,24 +54,24 @@ def test_a_sweep_is_valid_and_never_worse_than_nothing(of: Training, trials: int
 
 
 def test_the_peak_of_a_chain_grows_with_its_square_root() -> None:
-    short, long = (peak(chain(n).problem, swept(chain(n)).schedule) for n in (64, 256))
+    short, long = (peak(chain(n), swept(chain(n)).schedule) for n in (64, 256))
     assert 1.7 < long / short < 2.3
-    assert short < 0.45 * peak(chain(64).problem, chain(64).problem.schedule)
+    assert short < 0.45 * peak(chain(64), chain(64).schedule)
     assert long <= 2.5 * math.sqrt(256) * 1000
 
 
 def test_a_swept_chain_runs_its_forward_pass_less_than_twice() -> None:
     of = chain(256)
     found = swept(of)
-    assert 0 < cost(of.problem, found.schedule) - cost(of.problem, of.problem.schedule) < 256
+    assert 0 < cost(of, found.schedule) - cost(of, of.schedule) < 256
 
 
 @pytest.mark.parametrize(
     ("of", "most"), [(u_net(8), 0.85), (dense(6, 6), 0.6), (chain(100), 0.3)], ids=["u-net", "dense", "chain"]
 )
-def test_graphs_without_marks_are_helped_by_their_structure(of: Training, most: float) -> None:
+def test_graphs_without_marks_are_helped_by_their_structure(of: Problem, most: float) -> None:
     found = swept(of)
-    assert peak(of.problem, found.schedule) < most * peak(of.problem, of.problem.schedule)
+    assert peak(of, found.schedule) < most * peak(of, of.schedule)
 
 
 def test_the_same_arguments_give_the_same_sweep() -> None:
@@ -82,7 +80,7 @@ def test_the_same_arguments_give_the_same_sweep() -> None:
 
 def test_thresholds_are_those_of_memonger() -> None:
     of = chain(128)
-    found = sweep(of.problem, of.forward, {"marks": marked(dict.fromkeys(range(128), "True"))}, 5)
+    found = sweep(of, {"marks": marked(dict.fromkeys(range(128), "True"))}, 5)
     thresholds = [each.threshold for each in found.candidates[1:]]
     assert thresholds[:2] == [0, math.isqrt(128_000 * 1000 // 2)]  # all kept, segments of one node
     # Segments of 8 nodes then: 16 kept.
@@ -106,18 +104,18 @@ def test_negative_trials_are_refused() -> None:
 
 def test_forced_nodes_are_recomputed_or_kept_whatever_is_best() -> None:
     of = chain(64)
-    found = sweep(of.problem, of.forward, stages_of(of), 6, {60: True, 5: False, 6: False})
+    found = sweep(of, stages_of(of), 6, {60: True, 5: False, 6: False})
     counts = [found.schedule.count(node) for node in (60, 5, 6)]
     assert counts == [2, 1, 1]
     assert found.candidates[0].overhead > 0
-    alone = sweep(of.problem, of.forward, {}, 6, {60: True})
+    alone = sweep(of, {}, 6, {60: True})
     assert [node for node in range(128) if alone.schedule.count(node) > 1] == [60]
 
 
 def test_progress_ends_at_the_whole() -> None:
     of = chain(30)
     told: list[float] = []
-    sweep(of.problem, of.forward, stages_of(of), 6, progress=told.append)
+    sweep(of, stages_of(of), 6, progress=told.append)
     assert told == sorted(told)
     assert told[0] > 0
     assert told[-1] == 1

@@ -1,29 +1,19 @@
 """Training problems of a few shapes, for the tests of what is kept and what is recomputed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
 from memonger.remat.problem import Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """A problem and which of its nodes are the forward pass."""
-
-    problem: Problem
-    forward: tuple[bool, ...]
-
-
-def drawn_drops(of: Training, data: st.DataObject) -> list[int]:
+def drawn_drops(problem: Problem, data: st.DataObject) -> list[int]:
     """Some of the nodes that may be dropped."""
-    problem = of.problem
-    may = [node for node in range(problem.nodes) if of.forward[node] and problem.recomputable[node]]
+    may = [node for node in range(problem.nodes) if problem.forward[node] and problem.recomputable[node]]
     return sorted(data.draw(st.sets(st.sampled_from(may)))) if may else []
 
 
-def training(reads: Sequence[Sequence[int]], size: int = 1000, inner: int = 1) -> Training:
+def training(reads: Sequence[Sequence[int]], size: int = 1000, inner: int = 1) -> Problem:
     """A forward pass, node i of which reads those nodes' values, and its backward pass.
 
     The gradient of a node is a node that reads its value, what it read, and the gradients of its readers.
@@ -42,16 +32,15 @@ def training(reads: Sequence[Sequence[int]], size: int = 1000, inner: int = 1) -
         gradient = 2 * n - 1 - node
         needed = {node, *(source for source in reads[node] if source % inner == 0)}
         edges += [(each, gradient) for each in sorted(needed | {2 * n - 1 - reader for reader in readers[node]})]
-    problem = Problem.from_edges([1.0] * n + [2.0] * n, [size] * 2 * n, edges)
-    return Training(problem, (True,) * n + (False,) * n)
+    return Problem.from_edges([1.0] * n + [2.0] * n, [size] * 2 * n, edges, forward=(True,) * n + (False,) * n)
 
 
-def chain(layers: int) -> Training:
+def chain(layers: int) -> Problem:
     """Equal layers in a row."""
     return training([[i - 1] if i else [] for i in range(layers)])
 
 
-def u_net(depth: int, width: int = 3) -> Training:
+def u_net(depth: int, width: int = 3) -> Problem:
     """Blocks down and up again, with a skip connection from each block down to the one across."""
     blocks = 2 * depth
     reads = [[i - 1] if i else [] for i in range(blocks * width)]
@@ -60,7 +49,7 @@ def u_net(depth: int, width: int = 3) -> Training:
     return training([sorted(set(each)) for each in reads])
 
 
-def dense(blocks: int, layers: int) -> Training:
+def dense(blocks: int, layers: int) -> Problem:
     """Blocks in which every layer reads all before it, with one node between them."""
     reads: list[list[int]] = [[]]
     for _ in range(blocks):
@@ -71,7 +60,7 @@ def dense(blocks: int, layers: int) -> Training:
 
 
 @st.composite
-def trainings(draw: st.DrawFn, most: int = 14) -> Training:
+def trainings(draw: st.DrawFn, most: int = 14) -> Problem:
     """Random graphs: forward and backward nodes mixed, fixed nodes, deadlines, pinned and overwritten values."""
     n = draw(st.integers(1, most))
     reads, writes, sizes = [], [], list[int]()
@@ -82,18 +71,23 @@ def trainings(draw: st.DrawFn, most: int = 14) -> Training:
         sizes += [draw(st.sampled_from([0, 1, 3000, 5000, 9000])) for _ in range(count)]
     free = tuple(draw(st.sampled_from([True, True, True, False])) for _ in range(n))
     late = {i: [j for j in range(i + 1, n) if not free[j]] for i in range(n)}
-    problem = Problem(
+    pinned = tuple(v for v in range(len(sizes)) if draw(st.integers(0, 9)) == 0)
+    workspace = tuple(draw(st.integers(0, 3)) for _ in range(n))
+    base = draw(st.integers(0, 5))
+    deadline = tuple(draw(st.sampled_from([n, *late[i]])) for i in range(n))
+    inplace = tuple(tuple(value for value in row if draw(st.booleans())) for row in reads)
+    begin = draw(st.integers(0, n))
+    mixed = draw(st.booleans())
+    return Problem(
         tuple(float(draw(st.integers(0, 9))) for _ in range(n)),
         tuple(reads),
         tuple(writes),
         tuple(sizes),
         recomputable=free,
-        pinned=tuple(v for v in range(len(sizes)) if draw(st.integers(0, 9)) == 0),
-        workspace=tuple(draw(st.integers(0, 3)) for _ in range(n)),
-        base=draw(st.integers(0, 5)),
-        deadline=tuple(draw(st.sampled_from([n, *late[i]])) for i in range(n)),
-        inplace=tuple(tuple(value for value in row if draw(st.booleans())) for row in reads),
+        pinned=pinned,
+        workspace=workspace,
+        base=base,
+        deadline=deadline,
+        inplace=inplace,
+        forward=tuple(draw(st.booleans()) if mixed else node < begin for node in range(n)),
     )
-    begin = draw(st.integers(0, n))
-    mixed = draw(st.booleans())
-    return Training(problem, tuple(draw(st.booleans()) if mixed else node < begin for node in range(n)))

@@ -1,0 +1,84 @@
+"""How much a search may do, how much it has done, and what it reports meanwhile."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memonger.remat.timeline import Timeline
+
+EFFORT = 400_000
+"""Changes of a schedule that a search may try by default: about 4 s, at some 10 µs each."""
+
+_NODES_OF_DOUBLE_EFFORT = 2_500
+"""In a problem of so many nodes a change takes about twice as long as in a small one, and so counts twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is.
+
+    Attributes:
+        spent: Fraction of the effort or of the time limit that is spent, whichever is larger.
+        excess: Bytes above the budget, summed over the steps, of a schedule just found.
+        cost: Of that schedule.
+    """
+
+    spent: float
+    excess: int
+    cost: float
+
+
+@dataclass(slots=True)
+class Effort:
+    """What a search may spend, and what it has spent on timelines it no longer uses.
+
+    Attributes:
+        limit: Changes of a schedule that may be tried, weighted by the number of nodes.
+        time_limit: Seconds from ``begin`` after which everything counts as spent. None: no limit.
+        report: Called with the progress.
+        begin: When the search began, on the monotonic clock.
+        used: Changes tried on timelines that were charged.
+    """
+
+    limit: float
+    time_limit: float | None = None
+    report: Callable[[Progress], None] | None = None
+    begin: float = field(default_factory=time.monotonic)
+    used: int = 0
+
+    def spent(self, timeline: Timeline) -> float:
+        """Fraction of the effort or time spent, with a timeline in use that was not charged yet."""
+        weight = 1 + timeline.n / _NODES_OF_DOUBLE_EFFORT
+        used = weight * (self.used + timeline.work) / max(1.0, self.limit)
+        if self.time_limit is None:
+            return used
+        return max(used, (time.monotonic() - self.begin) / self.time_limit if self.time_limit > 0 else 1.0)
+
+    def charge(self, timeline: Timeline) -> None:
+        """Count the work on a timeline that is no longer used."""
+        self.used += timeline.work
+
+    def portion(self, timeline: Timeline, share: float, stop: float = 1.0) -> Callable[[], float]:
+        """A function that returns how much of a share of the effort is spent from now on; at least 1 ends the portion.
+
+        Args:
+            timeline: The timeline in use.
+            share: Fraction of the whole effort.
+            stop: The portion also ends as soon as this fraction of the whole effort is spent.
+        """
+        begin = self.spent(timeline)
+
+        def done() -> float:
+            spent = self.spent(timeline)
+            return 1.0 if spent >= stop else (spent - begin) / share
+
+        return done
+
+    def renewed(self, fraction: float) -> "Effort":
+        """This fraction of the whole effort anew, with the time limit still counted from the same beginning."""
+        return Effort(self.limit * fraction, self.time_limit, self.report, self.begin)
+
+    def tell(self, timeline: Timeline, excess: int, cost: float) -> None:
+        """Report a schedule just found."""
+        if self.report is not None:
+            self.report(Progress(min(1.0, self.spent(timeline)), excess, cost))

@@ -1,0 +1,49 @@
+"""The strategy ``marks``: exactly the nodes marked ``force_mirroring`` "True" run again, and nothing else."""
+
+from collections import Counter
+from dataclasses import replace
+
+from memonger.errors import PlanError
+from memonger.graph.graph import Graph
+from memonger.model.operators import facts_of
+from memonger.remat.on_demand import forward_pass, in_time, recompute_on_demand
+from memonger.remat.reduction import deadlines, fixed_nodes
+from memonger.remat.strategy import Outcome, Request, Strategy
+
+
+def recompute_marked(request: Request) -> Outcome:
+    """Recompute the marked nodes right before the first backward step that needs them.
+
+    Raises:
+        PlanError: a marked node would have to run twice, but can't.
+    """
+    graph = replace(request.graph, forward=forward_pass(request.graph))
+    fixed = fixed_nodes(graph)
+    wanted = [node for node, recomputed in sorted(request.forced.items()) if recomputed and graph.forward[node]]
+    dropped = in_time(graph, deadlines(graph), [node for node in wanted if not fixed[node]])
+    runs = Counter(recompute_on_demand(graph, wanted))
+    may = {*dropped, *request.parts}
+    wrong = next((node for node in wanted if node not in may and runs[node] > 1), None)
+    if wrong is not None:
+        raise PlanError(
+            f"node '{graph.nodes[wrong]}' ({graph.ops[wrong]}) is to be recomputed (force_mirroring 'True'), but can't "
+            f"run again: {_obstacle(graph, wrong)}. Take the mark off, or keep it (force_mirroring 'False', --keep)."
+        )
+    return Outcome(recompute_on_demand(graph, dropped))
+
+
+def _obstacle(graph: Graph, node: int) -> str:
+    """Why the node can't run twice."""
+    if facts_of(graph.ops[node]).random:
+        return "it draws random numbers, others each time"
+    if any(value in graph.outputs for value in graph.writes[node]):
+        return "it writes an output of the model"
+    if any(not graph.planned[value] for value in graph.writes[node]):
+        return "the runtime keeps its value, or it is an update"
+    return "what it reads is updated before the backward pass needs it"
+
+
+MARKS = Strategy(
+    "marks", "The nodes marked force_mirroring \"True\" run again, and no others.", recompute_marked,
+    heeds_marks=True, needs_model=True,
+)  # fmt: skip

@@ -1,0 +1,140 @@
+"""What every strategy is given (`Request`) and returns (`Outcome`), and the record that describes one (`Strategy`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from memonger.errors import PlanError
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import ALIGNMENT, Sharing, assign_storage, peak_bytes
+from memonger.remat.effort import EFFORT
+from memonger.remat.reduction import Reduction, reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a strategy is given.
+
+    Attributes:
+        graph: Its nodes in file order.
+        base: Bytes in use at every step beside the arena: parameters, inputs.
+        budget: Bytes for everything, for the strategies that take a budget.
+        sharing: Which values may share an address.
+        alignment: Of every address, in bytes.
+        stages: Node → its ``mirror_stage``.
+        forced: Node → its ``force_mirroring``: True to recompute it, False to keep it.
+        parts: Those of ``forced`` that are kept without an error where they can't run again; see
+            `memonger.model.marks`.
+        trials: Thresholds of the sweep's grid.
+        effort: Of a search; see `memonger.remat.portfolio`.
+        time_limit: Seconds after which nothing more is improved.
+        progress: Called with a few words on how far the search is.
+    """
+
+    graph: Graph
+    base: int = 0
+    budget: int | None = None
+    sharing: Sharing = field(default_factory=Sharing)
+    alignment: int = ALIGNMENT
+    stages: Mapping[int, str] = field(default_factory=dict)
+    forced: Mapping[int, bool] = field(default_factory=dict)
+    parts: frozenset[int] = frozenset()
+    trials: int = 6
+    effort: int = EFFORT
+    time_limit: float | None = None
+    progress: Callable[[str], None] | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Live bytes at the worst step of the graph without recomputation."""
+        return peak_bytes(assign_storage(self.graph, self.sharing, self.alignment).buffers, len(self.graph.nodes))
+
+    @property
+    def kept(self) -> list[int]:
+        """Nodes marked to be kept, ascending, with the nodes whose values they view unless those are recomputed."""
+        graph, forced = self.graph, self.forced
+        kept = {node for node, recomputed in forced.items() if not recomputed}
+        producer = {value: node for node, writes in enumerate(graph.writes) for value in writes}
+        for node in reversed(range(len(graph.nodes))) if self.sharing.views else ():
+            for value, _ in graph.views[node] if node in kept else ():
+                if value in producer and not forced.get(producer[value], False):
+                    kept.add(producer[value])
+        return sorted(kept)
+
+    def required_budget(self) -> int:
+        """The budget.
+
+        Raises:
+            PlanError: there is none.
+        """
+        if self.budget is None:
+            raise PlanError("this strategy needs a budget.")
+        return self.budget
+
+    def reduced(self) -> Reduction:
+        """The rematerialization problem of the graph; see `memonger.remat.reduction`."""
+        return reduce(self.graph, base=self.base, sharing=self.sharing, keep=self.kept, alignment=self.alignment)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one threshold of the sweep gives.
+
+    Attributes:
+        source: Which set of stages it chose from. "none": only what is forced is recomputed.
+        threshold: Bytes.
+        segments: Number of segments between kept stages.
+        kept_bytes: Bytes that the kept stages write.
+        peak: Bytes at the worst step of the whole schedule.
+        overhead: Cost beyond that of one pass, as a fraction of it.
+    """
+
+    source: str
+    threshold: int
+    segments: int
+    kept_bytes: int
+    peak: int
+    overhead: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a strategy returns.
+
+    Attributes:
+        schedule: Node ids of the graph; every occurrence of a node after its first is a recomputation.
+        segments: Number of segments between kept stages, for the strategies that have stages.
+        candidates: What a sweep tried.
+        bound: The exact strategy's lower bound on the overhead, as a fraction of the cost of one pass.
+        proven: Whether the exact strategy proved the schedule optimal. None for the other strategies.
+    """
+
+    schedule: tuple[int, ...]
+    segments: int = 1
+    candidates: tuple[Candidate, ...] = ()
+    bound: float | None = None
+    proven: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to decide which nodes run again. All of them are listed in `memonger.remat.strategies`.
+
+    Attributes:
+        name: What users call it.
+        help: What is recomputed, in one sentence.
+        run: The strategy.
+        takes_budget: Whether it needs a budget. The other strategies refuse one.
+        heeds_marks: Whether it recomputes the nodes that are marked to be recomputed. The other strategies decide by
+            themselves. All of them keep what is marked to be kept.
+        needs_model: Whether it needs operators or marks, which a graph of bytes and costs does not have.
+        frontier: Outcomes of which none is better than another in both peak and cost, by falling peak, from so many
+            budgets. None: the strategy has no frontier.
+    """
+
+    name: str
+    help: str
+    run: Callable[[Request], Outcome]
+    takes_budget: bool = False
+    heeds_marks: bool = False
+    needs_model: bool = False
+    frontier: Callable[[Request, int], list[Outcome]] | None = None
