@@ -187,13 +187,13 @@ def _state(header: Any, version: int, read: ReadTensor, path: Path, wanted: Mapp
 
 def _check_names(tensors: Mapping[str, Any], path: Path, wanted: Mapping[str, np.ndarray]) -> None:
     for name, array in wanted.items():
-        found = tensors.get(name)
-        if found is None:
+        stored = tensors.get(name)
+        if stored is None:
             raise SessionError(f"{path} is the state of another model: it has no '{name}'.")
         if (
-            not isinstance(found, dict)
-            or found.get("dtype") != array.dtype.name
-            or found.get("shape") != list(array.shape)
+            not isinstance(stored, dict)
+            or stored.get("dtype") != array.dtype.name
+            or stored.get("shape") != list(array.shape)
         ):
             raise SessionError(
                 f"{path} is the state of another model: its '{name}' isn't {array.dtype.name}{list(array.shape)}."
