@@ -32,9 +32,7 @@ class Cuda:
 
     def __post_init__(self) -> None:
         if self.convolution_search not in SEARCHES:
-            raise PlanError(
-                f"convolution_search={self.convolution_search!r} can't be: there are {', '.join(SEARCHES)}."
-            )
+            raise PlanError(f"convolution_search={self.convolution_search!r} must be one of {', '.join(SEARCHES)}.")
 
     def options(self) -> dict[str, str]:
         """The provider options of onnxruntime that say the same; ``deterministic`` is a session's."""

@@ -55,9 +55,9 @@ class TrainingSession(Trainer):
             SessionError: wrong inputs; the plan holds no forward model.
         """
         self._check_whole()
-        if not self._guests:
-            self._guests.append(self._plan_evaluation())
-        (evaluation,) = self._guests
+        if not self._others:
+            self._others.append(self._plan_evaluation())
+        (evaluation,) = self._others
         self._has_outputs = False
         evaluation.run(evaluation.checked(inputs))
         return {name: evaluation.result(name).copy() for name in evaluation.program.outputs}
@@ -102,14 +102,14 @@ def _export(path: Path, weights: Mapping[str, np.ndarray], model: Source | Model
     read = load_as_is(model.ir if isinstance(model, Model) else model)
     copy, source = read.ir, read.name
     named = {str(v.name): v for v in (*copy.graph.inputs, *copy.graph.initializers.values())}
-    missing = [known for known in weights if known not in named]
+    missing = [name for name in weights if name not in named]
     if missing:
         raise SessionError(
             f"{source} has no initializer '{missing[0]}' to write the trained weights to: it isn't the model that was "
             "differentiated."
         )
-    for known, array in weights.items():
-        _put(copy, named[known], array, source)
+    for weight, array in weights.items():
+        _put(copy, named[weight], array, source)
     try:
         save_model(copy, path)
     except PlanFileError as error:

@@ -115,7 +115,7 @@ class Binding:
         Raises:
             SessionError: a wrong name, type or shape; the session doesn't run any more.
         """
-        inputs = feeding.taken(inputs, self.device)
+        inputs = feeding.in_place(inputs, self.device)
         feeding.check_feeds(self.inputs, inputs, "the model")
         if self.engine.refused is not None:
             raise SessionError(self.engine.refused)
@@ -242,7 +242,7 @@ class Binding:
     def _redirect(self, targets: Mapping[str, Any]) -> None:
         """Let runs write outputs to the caller's memory if they can, and to the arena again what isn't asked for."""
         direct = {name for name, target in targets.items() if self._is_writable(target)}
-        if direct:
+        if direct and not self.device.is_host:
             backend(self.device).synchronize()
         self._redirected |= direct  # should anything here raise, the next run binds all of them anew
         for name in sorted(self._redirected - direct):

@@ -99,7 +99,7 @@ def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
     return _constant(value, kind)
 
 
-def taken(feeds: Feeds, device: Device) -> dict[str, Feed]:
+def in_place(feeds: Feeds, device: Device) -> dict[str, Feed]:
     """The feeds, tensors of other libraries as arrays of the host or OrtValues of the device, over the same memory.
 
     Raises:
@@ -107,10 +107,10 @@ def taken(feeds: Feeds, device: Device) -> dict[str, Feed]:
     """
     if not isinstance(feeds, Mapping):
         raise SessionError(f"tensors are given by name, as in {{'x': array}}, not as {type(feeds).__name__}.")
-    return {name: _taken(name, feed, device) for name, feed in feeds.items()}
+    return {name: _in_place(name, feed, device) for name, feed in feeds.items()}
 
 
-def _taken(name: str, feed: Feed, device: Device) -> Feed:
+def _in_place(name: str, feed: Feed, device: Device) -> Feed:
     if isinstance(feed, np.ndarray) or feed is None:
         return feed
     module = onnxruntime()
@@ -287,26 +287,26 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
     else:
         if len(feeds) == len(inputs):
             return
-    known = {value.name: value for value in inputs}
+    by_name = {value.name: value for value in inputs}
     missing = [value.name for value in inputs if value.required and value.name not in feeds]
     if missing:
-        raise SessionError(f"{where}: input {_quoted(missing)} is missing; the inputs are {_quoted(known)}.")
-    unknown = [name for name in feeds if name not in known]
+        raise SessionError(f"{where}: input {_quoted(missing)} is missing; the inputs are {_quoted(by_name)}.")
+    unknown = [name for name in feeds if name not in by_name]
     if unknown:
-        raise SessionError(f"{where} has no input {_quoted(unknown)}; the inputs are {_quoted(known)}.")
+        raise SessionError(f"{where} has no input {_quoted(unknown)}; the inputs are {_quoted(by_name)}.")
     for name, feed in feeds.items():
         if isinstance(feed, np.ndarray):
-            _check_array(known[name], feed, where)
+            _check_array(by_name[name], feed, where)
         elif shape_of(feed) is not None:
-            _check_tensor(known[name], feed, where)
+            _check_tensor(by_name[name], feed, where)
 
 
 def _check_tensor(value: Input, feed: Feed, where: str) -> None:
     dtype, shape = described(feed)
     _check_shape(value, shape or (), where)
     if value.dtype is not None and dtype != value.dtype:
-        found = dtype.name if dtype is not None else "unknown"
-        raise SessionError(f"input '{value.name}' has type {found}; {where} takes {value.dtype.name}.")
+        given = dtype.name if dtype is not None else "unknown"
+        raise SessionError(f"input '{value.name}' has type {given}; {where} takes {value.dtype.name}.")
 
 
 def _check_array(value: Input, feed: np.ndarray, where: str) -> None:

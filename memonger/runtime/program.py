@@ -95,10 +95,10 @@ def _held_by_runtime(plan: Plan) -> bool:
         name = graph.values[value]
         if graph.planned[value] or value in written or name in plan.host:
             continue
-        found = by_name[name]
-        if not graph.sizes[value] and static_shape(found) is not None:
+        output = by_name[name]
+        if not graph.sizes[value] and static_shape(output) is not None:
             continue
-        producer = found.producer()
+        producer = output.producer()
         if producer is None or not facts(producer).shape_only:
             return True
     return False
@@ -129,11 +129,11 @@ def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
     """Plans of one structure and one set of weights together, in the order of their first members."""
     parts: list[list[int]] = []
     for index, plan in enumerate(plans):
-        home = next((part for part in parts if _same(plans[part[0]], plan)), None)
-        if home is None:
+        same = next((part for part in parts if _same(plans[part[0]], plan)), None)
+        if same is None:
             parts.append([index])
         else:
-            home.append(index)
+            same.append(index)
     return tuple(_group([plans[index] for index in part], tuple(part)) for part in parts)
 
 

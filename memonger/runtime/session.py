@@ -61,7 +61,7 @@ class Session:
         cuda_graph: str = "auto",
     ) -> None:
         if threads not in ("lock", "arena"):
-            raise SessionError(f"threads={threads!r} can't be: 'lock' or 'arena'.")
+            raise SessionError(f"threads={threads!r} must be 'lock' or 'arena'.")
         check_graphs(cuda_graph)
         given = [plan] if isinstance(plan, Plan | str | Path) else list(plan)
         plans = [verified(one) for one in given]
@@ -135,8 +135,8 @@ class Session:
             SessionError: a wrong name or type; a shape no plan was made for; the runtime failed; or it didn't follow
                 the planned order.
         """
-        inputs = feeding.taken(inputs, self.device)
-        given, outputs = outputs or {}, feeding.taken(outputs or {}, self.device)
+        inputs = feeding.in_place(inputs, self.device)
+        given, outputs = outputs or {}, feeding.in_place(outputs or {}, self.device)
         index = self._pick(inputs)
         program, engine = self._programs[index], self._engines[index]
         _check_targets(program, outputs)
@@ -209,9 +209,13 @@ def _check_targets(program: Program, outputs: Mapping[str, Any]) -> None:
 
 
 def check_graphs(choice: str) -> None:
-    """A way to use CUDA graphs that there is."""
+    """Check that a way to use CUDA graphs is one of `memonger.devices.GRAPHS`.
+
+    Raises:
+        SessionError: it isn't.
+    """
     if choice not in GRAPHS:
-        raise SessionError(f"cuda_graph={choice!r} can't be: {', '.join(map(repr, GRAPHS))}.")
+        raise SessionError(f"cuda_graph={choice!r} must be one of {', '.join(map(repr, GRAPHS))}.")
 
 
 def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Device) -> None:
@@ -247,12 +251,13 @@ def verified(plan: Plan | str | Path) -> Plan:
 
 
 def device_of(plan: Plan, device: str | Device | None) -> Device:
+    """Where to run a plan: the device given, or the plan's own; the CPU for portable plans."""
     chosen = parse_device(device if device is not None else plan.device)
     return CPU if chosen.facts.is_portable else chosen
 
 
 def check_stamp(plan: Plan, device: Device) -> None:
-    """The plan was made for this runtime, provider and processor or GPU.
+    """Check that the plan was made for this runtime, provider and processor or GPU.
 
     Raises:
         PlanFileError: it names what differs.
@@ -264,12 +269,12 @@ def check_stamp(plan: Plan, device: Device) -> None:
         _check_portable(plan, device)
         return
     here = {"provider": device.provider, "runtime": ort.runtime_name(), "machine": backend(device).machine_name()}
-    for key, found in here.items():
+    for key, current in here.items():
         planned = getattr(stamp, key)
-        if planned != found:
+        if planned != current:
             raise PlanFileError(
-                f"the plan is bound to another {key}: it was made for {planned}, this is {found}. Plan the model again "
-                f"here (--device {device}), or make a portable plan (--device none)."
+                f"the plan is bound to another {key}: it was made for {planned}, this is {current}. Plan the model "
+                f"again here (--device {device}), or make a portable plan (--device none)."
             )
 
 

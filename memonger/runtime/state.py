@@ -1,25 +1,40 @@
 """Training state on disk: every persistent tensor, and where the training stood.
 
-A zip of plain ``.npy`` members (numpy's npz; no pickles), with a JSON header of names, types, shapes and SHA-256
-digests. It is untrusted input.
+A safetensors file, whose metadata has one entry, ``memonger``: a JSON header with the step, the random key, the
+learning rate, and by tensor its type, shape and SHA-256 digest. Tensors of types that safetensors' numpy interface
+doesn't have are stored as bytes. States of format 1 (a zip of ``.npy`` members with the same header) are still read.
+Both are untrusted input.
 """
 
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from memonger.errors import SessionError
 from memonger.files import write_whole
 
-FORMAT = 1
-HEADER = "memonger.json"
-LARGEST_HEADER = 1 << 28  # bytes
+FORMAT = 2
+METADATA = "memonger"
+TYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+"""safetensors' names of the types that its numpy interface reads in every version since 0.5."""
+
+ZIP_FORMAT = 1
+ZIP_MAGIC = b"PK\x03\x04"
+ZIP_HEADER = "memonger.json"
+LARGEST_ZIP_HEADER = 1 << 28  # bytes
+
+ReadTensor = Callable[[int, str, np.ndarray], np.ndarray]  # number, name and what it should be like → its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +60,44 @@ def save(state: State, path: Path) -> None:
     Raises:
         SessionError: the file can't be written.
     """
-    described = {name: _described(array) for name, array in state.tensors.items()}
     header: dict[str, Any] = {
         "format": FORMAT,
         "step": state.step,
         "random_key": state.random_key,
         "learning_rate": state.learning_rate,
-        "tensors": described,
+        "tensors": {name: _described(array) for name, array in state.tensors.items()},
     }
     header["sha256"] = _header_digest(header)
-
-    def write(target: Any) -> None:
-        with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            archive.writestr(_info(HEADER), json.dumps(header))
-            for number, array in enumerate(state.tensors.values()):
-                with archive.open(_info(_member(number)), "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, _bytes(array), allow_pickle=False)
-
     try:
-        write_whole(path, write)
+        write_whole(path, lambda target: _write(target, state.tensors, json.dumps(header)))
     except OSError as error:
         raise SessionError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
 
 
-def _info(name: str) -> zipfile.ZipInfo:
-    """Without the time of writing: one state is one file, byte for byte."""
-    return zipfile.ZipInfo(name)
+def _write(target: BinaryIO, tensors: Mapping[str, np.ndarray], metadata: str) -> None:
+    """Write a safetensors file, one tensor at a time.
+
+    Not by `safetensors.numpy`: its ``save`` holds all tensors a second time, and its ``save_file`` replaces the target,
+    be it a device.
+    """
+    layout: dict[str, Any] = {"__metadata__": {METADATA: metadata}}
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # so all are aligned
+    end = 0
+    for name, array in ordered.items():
+        dtype, shape = _stored(array)
+        layout[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(layout).encode()
+    text += b" " * (-len(text) % 8)
+    target.write(len(text).to_bytes(8, "little") + text)
+    for array in ordered.values():
+        target.write(_bytes(array).data)
 
 
-def _member(number: int) -> str:
-    return f"{number}.npy"
+def _stored(array: np.ndarray) -> tuple[str, list[int]]:
+    """The type and shape that safetensors has of a tensor."""
+    dtype = TYPES.get(array.dtype.name)
+    return ("U8", [array.nbytes]) if dtype is None else (dtype, list(array.shape))
 
 
 def _described(array: np.ndarray) -> dict[str, Any]:
@@ -102,43 +125,75 @@ def load(path: Path, wanted: Mapping[str, np.ndarray]) -> State:
         SessionError: not a state file, cut short, changed since it was written, or of another model.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive, path, wanted)
+        with path.open("rb") as file:
+            is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+        with (_open_zip if is_zip else _open)(path) as (header, read):
+            return _state(header, ZIP_FORMAT if is_zip else FORMAT, read, path, wanted)
     except FileNotFoundError:
         raise SessionError(f"{path}: no such file.") from None
-    except (OSError, zipfile.BadZipFile, EOFError, ValueError, KeyError, NotImplementedError) as error:
+    except (
+        OSError, SafetensorError, zipfile.BadZipFile, EOFError, ValueError, KeyError, NotImplementedError
+    ) as error:  # fmt: skip
         raise SessionError(f"{path} is not a training state, or is cut short: {error}.") from error
 
 
-def _read(archive: zipfile.ZipFile, path: Path, wanted: Mapping[str, np.ndarray]) -> State:
-    if archive.getinfo(HEADER).file_size > LARGEST_HEADER:
-        raise SessionError(f"{path} is not a training state: its header is too large.")
-    header = json.loads(archive.read(HEADER))
-    if not isinstance(header, dict) or header.get("format") != FORMAT or not isinstance(header.get("tensors"), dict):
-        raise SessionError(f"{path} is not a training state of format {FORMAT}.")
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[Any, ReadTensor]]:
+    """The header of a safetensors file, and what reads its tensors."""
+    with safe_open(path, framework="np") as file:
+
+        def read(number: int, name: str, like: np.ndarray) -> np.ndarray:
+            part = file.get_slice(name)
+            if (part.get_dtype(), list(part.get_shape())) != _stored(like):
+                raise SessionError(f"{path}: '{name}' is stored with another type or shape than its header says.")
+            return np.asarray(file.get_tensor(name))
+
+        yield json.loads((file.metadata() or {}).get(METADATA, "null")), read
+
+
+@contextmanager
+def _open_zip(path: Path) -> Iterator[tuple[Any, ReadTensor]]:
+    """The header of a state of format 1, and what reads its tensors."""
+    with zipfile.ZipFile(path) as archive:
+
+        def read(number: int, name: str, like: np.ndarray) -> np.ndarray:
+            info = archive.getinfo(f"{number}.npy")
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > like.nbytes + 4096:
+                raise SessionError(f"{path}: '{name}' isn't stored as it was written.")
+            with archive.open(info) as member:
+                return np.lib.format.read_array(member, allow_pickle=False)
+
+        if archive.getinfo(ZIP_HEADER).file_size > LARGEST_ZIP_HEADER:
+            raise SessionError(f"{path} is not a training state: its header is too large.")
+        yield json.loads(archive.read(ZIP_HEADER)), read
+
+
+def _state(header: Any, version: int, read: ReadTensor, path: Path, wanted: Mapping[str, np.ndarray]) -> State:
+    if not isinstance(header, dict) or header.get("format") != version or not isinstance(header.get("tensors"), dict):
+        raise SessionError(f"{path} is not a training state of format {version}.")
     if header.get("sha256") != _header_digest(header):
         raise SessionError(f"{path}: its header was changed since it was written (its digest differs).")
     _check_names(header["tensors"], path, wanted)
     tensors = {}
     for number, (name, described) in enumerate(header["tensors"].items()):
-        tensors[name] = _tensor(archive, number, name, described, path, wanted[name])
+        tensors[name] = _tensor(read(number, name, wanted[name]), name, described["sha256"], path, wanted[name])
     step, key, rate = header.get("step"), header.get("random_key"), header.get("learning_rate")
     if type(step) is not int or step < 0 or type(key) is not int or not 0 <= key < 2**32:
-        raise SessionError(f"{path}: its header was changed: step or random key can't be.")
+        raise SessionError(f"{path}: its header was changed: its step or random key is out of range.")
     if rate is not None and not isinstance(rate, float):
-        raise SessionError(f"{path}: its header was changed: the learning rate can't be.")
+        raise SessionError(f"{path}: its header was changed: its learning rate is not a number.")
     return State(tensors, step, key, rate)
 
 
 def _check_names(tensors: Mapping[str, Any], path: Path, wanted: Mapping[str, np.ndarray]) -> None:
     for name, array in wanted.items():
-        found = tensors.get(name)
-        if found is None:
+        stored = tensors.get(name)
+        if stored is None:
             raise SessionError(f"{path} is the state of another model: it has no '{name}'.")
         if (
-            not isinstance(found, dict)
-            or found.get("dtype") != array.dtype.name
-            or found.get("shape") != list(array.shape)
+            not isinstance(stored, dict)
+            or stored.get("dtype") != array.dtype.name
+            or stored.get("shape") != list(array.shape)
         ):
             raise SessionError(
                 f"{path} is the state of another model: its '{name}' isn't {array.dtype.name}{list(array.shape)}."
@@ -150,17 +205,11 @@ def _check_names(tensors: Mapping[str, Any], path: Path, wanted: Mapping[str, np
         )
 
 
-def _tensor(
-    archive: zipfile.ZipFile, number: int, name: str, described: Mapping[str, Any], path: Path, like: np.ndarray
-) -> np.ndarray:
-    info = archive.getinfo(_member(number))
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > like.nbytes + 4096:
-        raise SessionError(f"{path}: '{name}' isn't stored as it was written.")
-    with archive.open(info) as member:
-        data = np.lib.format.read_array(member, allow_pickle=False)
-    if data.dtype != np.uint8 or data.shape != (like.nbytes,):
+def _tensor(content: np.ndarray, name: str, digest: str, path: Path, like: np.ndarray) -> np.ndarray:
+    data = _bytes(content)
+    if data.nbytes != like.nbytes:
         raise SessionError(f"{path}: '{name}' is cut short or was changed.")
     array: np.ndarray = data.view(like.dtype).reshape(like.shape)
-    if _digest(array) != described.get("sha256"):
+    if _digest(array) != digest:
         raise SessionError(f"{path}: '{name}' was changed since it was written (its digest differs).")
     return array

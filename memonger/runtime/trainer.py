@@ -58,25 +58,24 @@ class Trainer:
         for one in plans:
             check_stamp(one, self.device)
         if not 0 <= random_key < 2**32:
-            raise SessionError(f"random_key={random_key} can't be: 0 to {2**32 - 1}.")
+            raise SessionError(f"random_key={random_key} must be from 0 to {2**32 - 1}.")
         stamp = plans[0].stamp
         self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
         self._name = str(plans[0].model.graph.name)
         tensors = _persistent(plans, self._roles)
         self._names = tuple(tensors)
-        known = self._roles[0]
-        kept = (*known.parameters, *known.statistics)
         check_room(plans, [program_of(one) for one in plans], self.device)
-        self._weights = Store((tensors[name] for name in kept), self.device)
-        self._state = Store((tensor for name, tensor in tensors.items() if name not in kept), self.device)
+        weights = (*self._roles[0].parameters, *self._roles[0].statistics)
+        self._weights = Store((tensors[name] for name in weights), self.device)
+        self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
         self._fill(plans[0].model)
         scalars = {role for roles in self._roles for role in roles.scalars}
         self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
-        self.learning_rate = _default_rate(plans[0].model, known)
+        self.learning_rate = _default_rate(plans[0].model, self._roles[0])
         self.random_key, self.steps, self.skipped_steps = random_key, 0, 0
         self._arena = backend(self.device).arena(max(one.arena_bytes for one in plans))
         self._forward = forward_model.extract(plans[0].model, self._name)
-        self._guests: list[Binding] = []  # of other plans, run in the same arena between steps
+        self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
@@ -197,13 +196,13 @@ class Trainer:
         """
         if not self._has_outputs:
             raise SessionError("there are no outputs of a step: take one, and read them before evaluate().")
-        known = self._roles[0]
-        norm = [known.gradient_norm] if known.gradient_norm else []
-        return {name: self._bound[0].result(name).copy() for name in (*known.outputs, *known.gradients.values(), *norm)}
+        roles = self._roles[0]
+        norm = [roles.gradient_norm] if roles.gradient_norm else []
+        return {name: self._bound[0].result(name).copy() for name in (*roles.outputs, *roles.gradients.values(), *norm)}
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of parameters, running statistics and optimizer state, by name."""
-        self._check_held()
+        self._check_not_released()
         return {name: self._array(name).copy() for name in self._saved()}
 
     def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
@@ -212,7 +211,7 @@ class Trainer:
         Raises:
             SessionError: it names the first that is missing, unknown or different.
         """
-        self._check_held(whole=False)
+        self._check_not_released(whole=False)
         wanted = self._saved()
         unknown = [name for name in tensors if name not in wanted]
         if unknown:
@@ -244,7 +243,7 @@ class Trainer:
         Raises:
             SessionError: the file can't be written.
         """
-        self._check_held()
+        self._check_not_released()
         tensors = {name: self._array(name) for name in self._saved()}
         states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), Path(path))
 
@@ -254,7 +253,7 @@ class Trainer:
         Raises:
             SessionError: not a state, cut short, changed since it was written, or of another model.
         """
-        self._check_held(whole=False)
+        self._check_not_released(whole=False)
         state = states.load(Path(path), {name: self._array(name) for name in self._saved()})
         if state.learning_rate is not None:
             _checked_rate(state.learning_rate)
@@ -269,23 +268,23 @@ class Trainer:
         The optimizer's state waits in a temporary file, and is back bit for bit at the end of the ``with`` block.
         OptNet's removeGradParams, undone by leaving.
         """
-        self._check_held()
+        self._check_not_released()
         folder = ScratchFolder()
-        kept = folder.path / "state"
+        path = folder.path / "state"
         try:
             with interrupts_later():
-                self._state.arena.save(kept)
+                self._state.arena.save(path)
                 self._released, self._has_outputs = folder, False
                 self._state.arena.discard()
                 self._arena.discard()
-                for guest in self._guests:
-                    if not guest.arena.address:  # a CUDA device's memory is gone
-                        guest.move(backend(self.device).arena(guest.program.arena_bytes))
+                for other in self._others:
+                    if not other.arena.address:  # a CUDA device's memory is gone
+                        other.move(backend(self.device).arena(other.program.arena_bytes))
             yield self
         finally:
             with interrupts_later():
                 if self._released is not None:
-                    self._state.arena.restore(kept)
+                    self._state.arena.restore(path)
                     self._arena.take_again()
                     self._rebind()
                     self._released = None
@@ -297,11 +296,11 @@ class Trainer:
             return
         for bound in self._bound:
             bound.bind()
-        for guest in self._guests:
-            if guest.program.arena_bytes <= self._arena.size:
-                guest.move(self._arena)
+        for other in self._others:
+            if other.program.arena_bytes <= self._arena.size:
+                other.move(self._arena)
 
-    def _check_held(self, *, whole: bool = True) -> None:
+    def _check_not_released(self, *, whole: bool = True) -> None:
         if self._released is not None:
             raise SessionError("the training state is released: leave release_training_state() first.")
         if whole:
@@ -377,25 +376,25 @@ def _checked_rate(rate: float) -> float:
 
 
 def _roles(plan: Plan) -> Training:
-    known = plan.training
-    if known is None or known.loss is None:
+    roles = plan.training
+    if roles is None or roles.loss is None:
         raise SessionError(
             "the plan is not of a training model with a loss: differentiate the model first "
             "(memonger.differentiate(model, loss=..., optimizer=...))."
         )
-    return known
+    return roles
 
 
 def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
     """Every persistent input of the plans, by name."""
     persistent: dict[str, ir.Value] = {}
-    for plan, known in zip(plans, roles, strict=True):
+    for plan, own in zip(plans, roles, strict=True):
         inputs = {str(value.name): value for value in plan.model.graph.inputs}
-        for name in known.persistent:
+        for name in own.persistent:
             other = persistent.setdefault(name, inputs[name])
             if other.dtype != inputs[name].dtype or other.shape != inputs[name].shape:
                 raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
-    if any(known.parameters != roles[0].parameters for known in roles):
+    if any(own.parameters != roles[0].parameters for own in roles):
         raise SessionError("the plans are of different models: their parameters differ.")
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
@@ -409,6 +408,6 @@ def _tensor(name: str, value: ir.Value) -> ArenaTensor:
     return ArenaTensor(name, value.dtype, shape)
 
 
-def _default_rate(model: ir.Model, known: Training) -> float | None:
-    value = model.graph.initializers.get(known.scalars.get("learning_rate", ""))
+def _default_rate(model: ir.Model, roles: Training) -> float | None:
+    value = model.graph.initializers.get(roles.scalars.get("learning_rate", ""))
     return None if value is None or value.const_value is None else float(value.const_value.numpy())

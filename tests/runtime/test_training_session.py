@@ -280,6 +280,20 @@ def test_outputs_are_those_of_the_last_step(planned: Path) -> None:
         trainer.outputs()
 
 
+def test_an_input_that_is_not_fed_any_more_has_its_default_again() -> None:
+    model = classifier()
+    model.graph.node[0].input[0] = "scaled"
+    model.graph.node.insert(0, onnx.helper.make_node("Mul", ["x", "factor"], ["scaled"]))
+    model.graph.node.insert(0, onnx.helper.make_node("Cast", ["switch"], ["factor"], to=onnx.TensorProto.FLOAT))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("switch", onnx.TensorProto.INT64, []))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1), "switch"))
+    training = memonger.differentiate(model, loss="softmax_cross_entropy", optimizer=memonger.SGD(lr=0.0))
+    trainer = memonger.TrainingSession(memonger.search_plan(training))
+    loss = trainer.step(batch())
+    assert trainer.step({**batch(), "switch": np.array(0)}) != loss
+    assert trainer.step(batch()) == loss
+
+
 def test_only_plans_with_a_loss_are_trained() -> None:
     with pytest.raises(SessionError, match="not of a training model"):
         memonger.TrainingSession(memonger.search_plan(classifier()))

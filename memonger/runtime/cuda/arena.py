@@ -30,9 +30,9 @@ class DeviceArena:
 
     def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
         """A copy on the host, whatever ``copy`` says."""
-        found = np.empty(shape, dtype)
-        driver.to_host(self.device.index, found.ctypes.data, self.address + offset, found.nbytes)
-        return found
+        content = np.empty(shape, dtype)
+        driver.to_host(self.device.index, content.ctypes.data, self.address + offset, content.nbytes)
+        return content
 
     def write(self, offset: int, content: np.ndarray) -> None:
         """Copy an array to an offset."""

@@ -91,11 +91,11 @@ def driver() -> ModuleType:
 def _check_version(module: ModuleType) -> None:
     """The driver is new enough for the CUDA that onnxruntime was built with."""
     wanted = built_for()
-    found = int(module.cuDriverGetVersion()[1])
-    if wanted and found // 1000 < int(wanted.split(".")[0]):
+    version = int(module.cuDriverGetVersion()[1])
+    if wanted and version // 1000 < int(wanted.split(".")[0]):
         raise RuntimeUnavailableError(
             f"this onnxruntime is built for CUDA {wanted}, and the NVIDIA driver here serves CUDA up to "
-            f"{found // 1000}.{found % 1000 // 10}. Install a newer driver, or a wheel for that CUDA: "
+            f"{version // 1000}.{version % 1000 // 10}. Install a newer driver, or a wheel for that CUDA: "
             f"https://onnxruntime.ai/docs/install has them. {ON_THE_CPU}"
         )
 

@@ -31,33 +31,33 @@ class Region:
         capacity: Bytes; None for as many as are asked for.
 
     Attributes:
-        high: The end of the furthest stretch ever taken.
+        high: The end of the furthest stretch ever used.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity, self.high = capacity, 0
-        self._taken: list[tuple[int, int]] = []  # (begin, end), by begin
+        self._used: list[tuple[int, int]] = []  # (begin, end), by begin
 
     def take(self, size: int) -> int | None:
         """Offset of a free stretch, a multiple of `GRAIN`; None if there is none."""
         size = -(-max(size, 1) // GRAIN) * GRAIN
-        begin = place = 0
-        for taken, end in self._taken:
-            if taken - begin >= size:
+        begin = index = 0
+        for used, end in self._used:
+            if used - begin >= size:
                 break
-            begin, place = end, place + 1
+            begin, index = end, index + 1
         if self.capacity is not None and begin + size > self.capacity:
             return None
-        self._taken.insert(place, (begin, begin + size))
+        self._used.insert(index, (begin, begin + size))
         self.high = max(self.high, begin + size)
         return begin
 
     def give(self, offset: int) -> bool:
         """Free the stretch that begins there; False if none does."""
-        place = bisect_left(self._taken, (offset, 0))
-        if place == len(self._taken) or self._taken[place][0] != offset:
+        index = bisect_left(self._used, (offset, 0))
+        if index == len(self._used) or self._used[index][0] != offset:
             return False
-        del self._taken[place]
+        del self._used[index]
         return True
 
 
@@ -97,8 +97,8 @@ class Pool:
     def options(self) -> dict[str, str]:
         """The provider options that make a session use the pool, which has to outlive it."""
         names = ("gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache")
-        found = (ctypes.cast(call, ctypes.c_void_p).value for call in self._calls)
-        return {name: str(address) for name, address in zip(names, found, strict=True)}
+        addresses = (ctypes.cast(call, ctypes.c_void_p).value for call in self._calls)
+        return {name: str(address) for name, address in zip(names, addresses, strict=True)}
 
     def loaded(self) -> None:
         """Say that the session is made: what it holds by now are its weights."""
@@ -122,10 +122,10 @@ class Pool:
     @contextmanager
     def recording(self) -> Iterator[list[Event]]:
         """Note every request in a list."""
-        found: list[Event] = []
-        self.events = found
+        events: list[Event] = []
+        self.events = events
         try:
-            yield found
+            yield events
         finally:
             self.events = None
 
@@ -194,11 +194,11 @@ def scratch_by_node(events: Sequence[Event], intervals: Mapping[str, tuple[int, 
             if name:
                 regions[name].give(offset)
             continue
-        place = bisect_left(begins, event.nanoseconds + 1) - 1
+        index = bisect_left(begins, event.nanoseconds + 1) - 1
         gone = next((n for n in freed.get(event.address, ()) if n > number), None)
-        if place < 0 or gone is None or events[gone].nanoseconds > spans[place][1]:
+        if index < 0 or gone is None or events[gone].nanoseconds > spans[index][1]:
             continue
-        name = spans[place][2]
+        name = spans[index][2]
         offset = regions.setdefault(name, Region()).take(event.size) or 0
         offsets[event.address] = name, offset
     return {name: region.high for name, region in regions.items() if region.high}
