@@ -25,7 +25,7 @@ from memonger.cli.worker import Worker, say
 SIZES = (1_000, 10_000, 100_000)
 NETWORKS = ("resnet18", "densenet121", "gpt", "lstm", "resnet200", "resnet1001")
 CHAINS = Table(
-    "nodes>8", "seconds>9.2f", "us/node>9.0f", "MiB over imports>17.0f", "KiB/node>9.1f", "arena/bound>12.4f"
+    "nodes>8", "seconds>10.2f", "us/node>10.0f", "MiB over imports>18.0f", "KiB/node>10.1f", "arena/bound>13.4f"
 )
 TRAINING = Table(
     "network<14", "forward nodes>14", "training nodes>15", "load s>8.2f", "differentiate s>17.2f", "plan s>8.2f"
