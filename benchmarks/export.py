@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ import onnx
 import memonger
 import models
 from benchmarks.inference import random_inputs
-from benchmarks.machine import machine
+from benchmarks.machine import HERE, MIB, Table, geometric_mean, stamp
+from memonger.cli.worker import Worker, WorkerError, say, serve_times
 from memonger.export import export
 from memonger.export.process import limit_bytes, request_bytes
 from memonger.runtime import process_memory
@@ -36,8 +37,6 @@ from memonger.runtime import process_memory
 NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
 OPTIONS: dict[str, dict[str, object]] = {"unet": {"image": 256}}
 BATCH = 1
-HERE = Path(__file__).parent
-MIB = 1 << 20
 HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
 LEVELS = {0: "ORT_ENABLE_ALL", 2: "ORT_DISABLE_ALL"}  # Triton's numbers
 
@@ -141,28 +140,23 @@ def runner(column: str, folder: Path) -> Callable[[Any], object]:
 
 
 def work(column: str, folder: Path) -> None:
-    """Measure one column in this process; prints peak and seconds."""
+    """Measure one column in this process: say the peak, then the times that are asked for."""
     with np.load(folder / "inputs.npz") as archive:
         feeds = {name: archive[name] for name in archive.files}
     run = runner(column, folder)
     baseline = process_memory.settle()
     run(feeds)
-    peak, times = process_memory.peak_over(baseline, lambda: run(feeds)), []
-    for _ in range(3):
-        begin = time.perf_counter()
-        run(feeds)
-        times.append(time.perf_counter() - begin)
-    print(json.dumps([peak, min(times)]))
+    say({"peak": process_memory.peak_over(baseline, lambda: run(feeds))})
+    serve_times(lambda: run(feeds))
 
 
 def measured(column: str, folder: Path) -> tuple[int, float]:
-    """The same in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.export", "--work", column, str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise SystemExit(f"{column}: {run.stderr[-2000:]}")
-    peak, seconds = json.loads(run.stdout.splitlines()[-1])
-    return peak, seconds
+    """Peak and seconds of one column, in a process of its own."""
+    with Worker("benchmarks.export", ["--work", column, str(folder)], folder / "work.err") as worker:
+        try:
+            return worker.read()["peak"], min(worker.times(3))
+        except WorkerError as error:
+            raise SystemExit(f"{column}: {error}") from None
 
 
 def measure(network: str, folder: Path) -> Row:
@@ -208,23 +202,20 @@ def order_kept(folder: Path) -> float:
 def table(rows: Sequence[Row]) -> str:
     """Each column's memory; in the geometric mean its ratio to the original's, and to what was predicted."""
     columns = [column for column in COLUMNS if column in rows[0].peaks]
-    lines = [f"{'MiB over the loaded model':26}" + "".join(f"{column:>10}" for column in columns) + f"{'kept':>7}"]
-    for row in rows:
-        kept = "" if row.kept is None else f"{row.kept:7.0%}"
-        lines.append(f"{row.network:26}" + "".join(f"{row.peaks[c] / MIB:10.2f}" for c in columns) + kept)
-    for title, values in (("memory", "peaks"), ("time", "seconds")):
-        cells = []
-        for column in columns:
-            base = "ov" if column.startswith("ov") else "original"
-            cells.append(f"{mean([getattr(r, values)[column] / getattr(r, values)[base] for r in rows]):10.3f}")
-        lines.append(f"{title + ' ÷ original':26}" + "".join(cells))
-    cells = [
-        f"{mean([r.peaks[c] / r.predicted[c] for r in rows]):10.3f}" if c in rows[0].predicted else f"{'':10}"
-        for c in columns
+    cells = Table("MiB over the loaded model<26", *(f"{column}>10.2f" for column in columns), "kept>7.0%")
+    ratios = Table("<26", *(f"{column}>10.3f" for column in columns))
+    predicted = [
+        geometric_mean(r.peaks[c] / r.predicted[c] for r in rows) if c in rows[0].predicted else None for c in columns
     ]
-    lines.append(f"{'memory ÷ predicted':26}" + "".join(cells).rstrip())
-    lines.append("")
-    lines += [f"{column:10}{COLUMNS[column]}" for column in columns]
+    lines = [
+        cells.heading,
+        *(cells.row(row.network, *(row.peaks[c] / MIB for c in columns), row.kept) for row in rows),
+        ratios.row("memory ÷ original", *(_over_original([row.peaks for row in rows], c) for c in columns)),
+        ratios.row("time ÷ original", *(_over_original([row.seconds for row in rows], c) for c in columns)),
+        ratios.row("memory ÷ predicted", *predicted),
+        "",
+        *(f"{column:10}{COLUMNS[column]}" for column in columns),
+    ]
     if rows[0].kept is not None:
         lines.append(
             f"{'kept':10}OpenVINO's operators that run after one the plan, too, runs earlier; by chance: docs/EXPORT.md"
@@ -232,9 +223,10 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mean(ratios: Sequence[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+def _over_original(figures: Sequence[Mapping[str, float]], column: str) -> float:
+    """The geometric mean of a column's figures over those of the original on the same runtime."""
+    base = "ov" if column.startswith("ov") else "original"
+    return geometric_mean(of[column] / of[base] for of in figures)
 
 
 def served(folder: Path) -> str:
@@ -286,7 +278,7 @@ def main(networks: Sequence[str]) -> None:
             rows.append(measure(network, Path(folder)))
         print(network, {c: round(p / MIB, 2) for c, p in rows[-1].peaks.items()}, rows[-1].kept, flush=True)
     packages = ["onnxruntime", *(["openvino"] if HAS_OPENVINO else [])]
-    text = f"Batch {BATCH}. {machine(packages)}\n\n{table(rows)}"
+    text = "\n".join([f"Batch {BATCH}", *stamp("export", packages), "", table(rows)])
     if importlib.util.find_spec("kserve") is not None:
         with tempfile.TemporaryDirectory() as folder:
             text += "\n" + served(Path(folder))

@@ -1,16 +1,18 @@
 """Every allocator on hard packing instances and on generated ones: arena ÷ lower bound, and milliseconds.
 
-Run from the repository's root: ``python -m benchmarks.packing``. Prints the table, writes it to benchmarks/packing.txt.
+Run from the repository's root: ``python -m benchmarks.packing [NAME ...]``. Prints the table, and writes it to
+benchmarks/packing.txt unless problems are named.
 The training-like problems have forward values read again in reverse order, one in five short-lived, and gradients that
 live a few steps. Every layout is checked. A time is of one run.
 """
 
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.machine import keep, stamp
+from benchmarks.machine import HERE, keep, stamp
 from memonger.layout import ALLOCATORS, Allocator, Buffer, allocate, check_layout, lower_bound
 from memonger.layout.minimalloc_csv import read_problem
 
@@ -50,16 +52,18 @@ def measure(allocator: Allocator, buffers: Sequence[Buffer]) -> str:
     return f"{layout.size / lower_bound(buffers):.4f} {milliseconds:7.1f}"
 
 
-def table() -> Iterator[str]:
-    """Lines of the table, as they are measured: one problem after the other."""
+def table(names: Sequence[str]) -> Iterator[str]:
+    """Lines of the table, as they are measured: one problem after the other, or those named."""
     strategies = {**ALLOCATORS, "allocate": allocate}
     yield from stamp("packing", ["numpy"])
     yield "each line: arena / lower bound, milliseconds; allocate: strategies in this order until one is good enough"
     for name, buffers in problems():
+        if names and name not in names:
+            continue
         yield f"\n{name}: {len(buffers)} buffers, lower bound {lower_bound(buffers):,} bytes"
         for strategy, allocator in strategies.items():
             yield f"  {strategy:24} {measure(allocator, buffers)}"
 
 
 if __name__ == "__main__":
-    keep(table(), ROOT / "benchmarks" / "packing.txt")
+    keep(table(sys.argv[1:]), None if sys.argv[1:] else HERE / "packing.txt")

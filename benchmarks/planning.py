@@ -1,25 +1,35 @@
-"""How planning time and memory grow with the number of nodes: ``python benchmarks/planning.py``.
+"""How long planning takes as networks grow: ``python -m benchmarks.planning [--sizes N ...] [--networks NAME ...]``.
 
-Each size is planned without a device in a process of its own, from a file; memory is the process's peak resident size.
+Chains of residual blocks of each size are planned for inference without a device, in a process of its own, from a file;
+memory is the process's peak resident size. Training forms of models/ are loaded, differentiated, and planned without a
+device, each step timed apart. Planning under a budget is timed by `benchmarks.recompute`.
 """
 
-import json
-import platform
+import argparse
 import resource
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 import memonger
+import models
+from benchmarks.machine import HERE, Table, keep, stamp
+from memonger.cli.worker import Worker, say
 
 SIZES = (1_000, 10_000, 100_000)
-HERE = Path(__file__).parent
+NETWORKS = ("resnet18", "densenet121", "gpt", "lstm", "resnet200", "resnet1001")
+CHAINS = Table(
+    "nodes>8", "seconds>10.2f", "us/node>10.0f", "MiB over imports>18.0f", "KiB/node>10.1f", "arena/bound>13.4f"
+)
+TRAINING = Table(
+    "network<14", "forward nodes>14", "training nodes>15", "load s>8.2f", "differentiate s>17.2f", "plan s>8.2f"
+)
 
 
 def residual_chain(nodes: int) -> onnx.ModelProto:
@@ -43,50 +53,68 @@ def residual_chain(nodes: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def measure(path: str) -> None:
-    """Plan one model and print what it took."""
+def plan_alone(path: str) -> None:
+    """Plan one model in this process and say what it took."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begin = time.perf_counter()
-    plan = memonger.search_plan(path, batch=4, device="none", mode="inference")
-    seconds = time.perf_counter() - begin
+    plan, seconds = timed(lambda: memonger.search_plan(path, batch=4, device="none", mode="inference"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(
-        json.dumps(
-            {
-                "nodes": len(plan.graph.nodes),
-                "seconds": seconds,
-                "mib": (peak - before) / 1024,
-                "ratio": plan.arena_bytes / plan.lower_bound_bytes,
-            }
-        )
-    )
+    ratio = plan.arena_bytes / plan.lower_bound_bytes
+    say({"nodes": len(plan.graph.nodes), "seconds": seconds, "kib": peak - before, "ratio": ratio})
+
+
+def timed(make: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and its seconds."""
+    begin = time.perf_counter()
+    made = make()
+    return made, time.perf_counter() - begin
+
+
+def chain_row(size: int, folder: Path) -> str:
+    """The row of a chain of so many nodes."""
+    path = folder / f"{size}.onnx"
+    onnx.save(residual_chain(size), path)
+    with Worker("benchmarks.planning", ["--plan", str(path)], folder / "planning.err") as worker:
+        said = worker.read()
+    nodes, seconds, kib = said["nodes"], said["seconds"], said["kib"]
+    return CHAINS.row(nodes, seconds, seconds / nodes * 1e6, kib / 1024, kib / nodes, said["ratio"])
+
+
+def training_row(name: str) -> str:
+    """The row of a network's training step."""
+    model = models.build_ir(name, batch=2, training=True)
+    optimizer = memonger.SGD(lr=0.1, momentum=0.9)
+    loaded, loading = timed(lambda: memonger.load(model))
+    training, differentiating = timed(lambda: memonger.differentiate(loaded, loss="loss", optimizer=optimizer))
+    _, planning = timed(lambda: memonger.search_plan(training, device="none"))
+    nodes = loaded.ir.graph.num_nodes(), training.ir.graph.num_nodes()
+    return TRAINING.row(name, *nodes, loading, differentiating, planning)
+
+
+def table(sizes: Sequence[int], networks: Sequence[str]) -> Iterator[str]:
+    """Lines of the table, as they are measured."""
+    yield from stamp("planning", ["onnx", "onnx-ir", "numpy"])
+    yield "\nInference without a device (load, lower, three orders, layout, verify)\n"
+    yield CHAINS.heading
+    with tempfile.TemporaryDirectory() as folder:
+        yield from (chain_row(size, Path(folder)) for size in sizes)
+    yield "\nTraining without a device, batch 2: the backward pass written, then planned\n"
+    yield TRAINING.heading
+    yield from map(training_row, networks)
 
 
 def main() -> None:
-    """Measure every size and keep the table."""
-    lines = [
-        "Planning without a device (load, lower, three orders, layout, verify)",
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, onnx {onnx.__version__}, "
-        f"numpy {np.__version__}; command: python benchmarks/planning.py",
-        "",
-        f"{'nodes':>8} {'seconds':>9} {'us/node':>9} {'MiB over imports':>17} {'KiB/node':>9} {'arena/bound':>12}",
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        for size in SIZES:
-            path = str(Path(folder) / f"{size}.onnx")
-            onnx.save(residual_chain(size), path)
-            done = subprocess.run([sys.executable, __file__, path], capture_output=True, text=True, check=True)
-            row = json.loads(done.stdout)
-            per_node = row["seconds"] / row["nodes"] * 1e6
-            kib = row["mib"] * 1024 / row["nodes"]
-            lines.append(
-                f"{row['nodes']:>8} {row['seconds']:>9.2f} {per_node:>9.0f} {row['mib']:>17.0f} {kib:>9.1f} "
-                f"{row['ratio']:>12.4f}"
-            )
-    text = "\n".join(lines) + "\n"
-    (HERE / "planning.txt").write_text(text)
-    print(text, end="")
+    """Measure; the table is kept where nothing was left out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES, metavar="N", help="nodes of the chains")
+    parser.add_argument("--networks", nargs="*", choices=models.NAMES, default=NETWORKS, metavar="NAME")
+    parser.add_argument("--plan", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.plan:
+        plan_alone(asked.plan)
+        return
+    whole = (tuple(asked.sizes), tuple(asked.networks)) == (SIZES, NETWORKS)
+    keep(table(asked.sizes, asked.networks), HERE / "planning.txt" if whole else None)
 
 
 if __name__ == "__main__":
-    measure(sys.argv[1]) if len(sys.argv) > 1 else main()
+    main()

@@ -12,12 +12,12 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import Table, keep, stamp
+from benchmarks.machine import HERE, Table, keep, stamp
 from memonger.errors import PlanError
 from memonger.remat.cp_sat import ExactOptions, solve
 from memonger.remat.greedy import GreedyOptions, fit_budget, remove_redundant
@@ -124,13 +124,15 @@ def line(case: Case, label: str, entries: dict[str, Any], seconds: float) -> str
     return COLUMNS.row(*head, 100 * found.overhead, took, cpu, best)
 
 
-def table(entries: dict[str, Any], seconds: float, note: str) -> Iterator[str]:
+def table(entries: dict[str, Any], seconds: float, note: str, names: Sequence[str]) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     yield from stamp("remat", ["numpy", "ortools"])
     yield from [note] if note else []
     yield "overheads in percent of the cost of one pass; seconds: wall, processor"
     yield COLUMNS.heading
     for name, problem in graphs():
+        if names and name not in names:
+            continue
         full = peak(problem, problem.schedule)
         for percent in PERCENT if problem.nodes < 1000 else (50, 20):
             budget = full * percent // 100
@@ -141,9 +143,9 @@ def table(entries: dict[str, Any], seconds: float, note: str) -> Iterator[str]:
             yield line(Case(name, problem, least), f"min {100 * least / full:.2f}", entries, seconds)
 
 
-def recorded(entries: dict[str, Any], seconds: float, note: str) -> Iterator[str]:
+def recorded(entries: dict[str, Any], seconds: float, note: str, names: Sequence[str]) -> Iterator[str]:
     """The lines of the table; the best known is written after each."""
-    for text in table(entries, seconds, note):
+    for text in table(entries, seconds, note, names):
         yield text
         KNOWN.write_text(json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -153,9 +155,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--exact", type=float, default=0.0, metavar="SECONDS", help="for each case not yet proven")
     parser.add_argument("--note", default="", metavar="TEXT", help="a line for the header: what ran beside")
+    parser.add_argument("--graphs", nargs="*", default=[], metavar="NAME", help="only these; no table is written")
     options = parser.parse_args()
     entries = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {}
-    keep(recorded(entries, options.exact, options.note), ROOT / "benchmarks" / "remat.txt")
+    lines = recorded(entries, options.exact, options.note, options.graphs)
+    keep(lines, None if options.graphs else HERE / "remat.txt")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: in
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
 
+def _dropout(ratio: float | None) -> nn.Module:
+    """Dropout where there is a ratio, even 0: a network without one has no such node."""
+    return nn.Identity() if ratio is None else nn.Dropout(ratio)
+
+
 class Residual(nn.Module):
     """He et al. 2016: two 3×3 convolutions, or 1×1, 3×3 and 1×1, beside a shortcut."""
 
@@ -73,14 +78,17 @@ class Residual(nn.Module):
 class ResNet(Chain):
     """ResNet-18 and -50 as torchvision has them, 11,689,512 and 25,557,032 parameters; ResNet-200: 64,673,832."""
 
-    def __init__(self, units: Sequence[int], bottleneck: bool) -> None:
+    def __init__(
+        self, units: Sequence[int], bottleneck: bool, width: int = 64, classes: int = 1000, dropout: float | None = None
+    ) -> None:
         super().__init__()
-        self.stem, width, blocks = _conv_bn(3, 64, 7, 2), 64, []
+        self.stem, inputs, blocks = _conv_bn(3, width, 7, 2), width, []
         for stage, count in enumerate(units):
             for unit in range(count):
-                blocks.append(Residual(width, 64 << stage, 2 if stage and not unit else 1, bottleneck))
-                width = (64 << stage) * (4 if bottleneck else 1)
-        self.blocks, self.fc = nn.Sequential(*blocks), nn.Linear(width, 1000)
+                blocks.append(Residual(inputs, width << stage, 2 if stage and not unit else 1, bottleneck))
+                inputs = (width << stage) * (4 if bottleneck else 1)
+        self.blocks, self.fc = nn.Sequential(*blocks), nn.Linear(inputs, classes)
+        self.dropout = _dropout(dropout)
 
     def stages(self) -> list[Stage]:
         return [self._begin, *self.blocks, self._end]
@@ -89,7 +97,7 @@ class ResNet(Chain):
         return functional.max_pool2d(functional.relu(self.stem(x), inplace=True), 3, 2, 1)
 
     def _end(self, x: Tensor) -> Tensor:
-        return self.fc(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+        return self.fc(self.dropout(functional.adaptive_avg_pool2d(x, 1).flatten(1)))
 
 
 class InvertedResidual(nn.Module):
@@ -106,26 +114,40 @@ class InvertedResidual(nn.Module):
         return x + self.layers(x) if self.residual else self.layers(x)
 
 
+MOBILENET_V2 = (
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+)  # fmt: skip
+
+
 class MobileNetV2(Chain):
-    """3,504,872 parameters."""
+    """3,504,872 parameters.
 
-    units = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    Args:
+        units: Of each stage: how often a unit's inside is as wide as its input, outputs, units, stride.
+        stem: Channels of the first convolution.
+        head: Channels of the last one.
+        classes: Outputs.
+        dropout: Ratio before the classifier; None for none.
+    """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, units: Sequence[tuple[int, int, int, int]] = MOBILENET_V2, stem: int = 32, head: int = 1280,
+        classes: int = 1000, dropout: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        width, layers = 32, [_conv_bn(3, 32, 3, 2), nn.ReLU6(inplace=True)]
-        for expand, outputs, count, stride in self.units:
+        width, layers = stem, [_conv_bn(3, stem, 3, 2), nn.ReLU6(inplace=True)]
+        for expand, outputs, count, stride in units:
             for unit in range(count):
                 layers.append(InvertedResidual(width, outputs, 1 if unit else stride, expand))
                 width = outputs
-        self.features = nn.Sequential(*layers, _conv_bn(width, 1280, 1), nn.ReLU6(inplace=True))
-        self.classifier = nn.Linear(1280, 1000)
+        self.features = nn.Sequential(*layers, _conv_bn(width, head, 1), nn.ReLU6(inplace=True))
+        self.classifier, self.dropout = nn.Linear(head, classes), _dropout(dropout)
 
     def stages(self) -> list[Stage]:
         return [*self.features, self._end]
 
     def _end(self, x: Tensor) -> Tensor:
-        return self.classifier(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+        return self.classifier(self.dropout(functional.adaptive_avg_pool2d(x, 1).flatten(1)))
 
 
 class DenseLayer(nn.Module):

@@ -8,9 +8,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.convolutions.layers import Layer
+from benchmarks.machine import Table
 
 BOUND = 1.3  # times PyTorch's time, beyond which the standard operators are too slow for weight gradients
 TORCH, HEURISTIC, EMITTED = "torch", "torch heuristic", "memonger"  # contestants; any other name is a formulation
+COLUMNS = Table(
+    "layer<23", "no.>4", "<3", "torch ms>9.3f", "heur.>7.2f", "memo.>7.2f", "best>7.2f", "formulations ÷ torch<1",
+    missing="-",
+)  # fmt: skip
+SUMS = Table(
+    "<18", "torch>9.2f", "heuristic>11.2f", "memonger>10.2f", "best>9.2f", "÷torch>8.2f", "best÷torch>12.2f",
+    missing="-",
+)  # fmt: skip
 QUANTITIES = {"y": "forward", "dx": "input gradient", "dw": "weight gradient"}
 
 
@@ -132,16 +141,16 @@ def totals(layers: Sequence[Measured], quantity: str) -> Totals:
 def row(measured: Measured, quantity: str) -> str:
     """PyTorch's milliseconds, then every formulation's time over PyTorch's, fastest first, memonger's in brackets."""
     figures, torch = measured.figures[quantity], measured.seconds(quantity, TORCH)
-    head = f"{measured.layer!s:24}{measured.count:>3}  {quantity:3}"
+    head = str(measured.layer), measured.count, quantity
     ran = sorted((f for f in figures if f.seconds is not None), key=lambda f: f.seconds or 0.0)
     if torch is None:
-        return f"{head}{'-':>9}  " + "  ".join(f"{f.name}: {f.refused}" for f in figures if f.refused)
+        refused = "  ".join(f"{f.name}: {f.refused}" for f in figures if f.refused)
+        return COLUMNS.row(*head, None, None, None, None, refused)
     heuristic, best = measured.seconds(quantity, HEURISTIC), measured.best(quantity)
-    ratios = [f"{(seconds / torch):>7.2f}" if seconds else f"{'-':>7}" for seconds in (
-        heuristic, measured.seconds(quantity, EMITTED if quantity != "y" else "Conv"), best and best.seconds
-    )]  # fmt: skip
+    emitted = measured.seconds(quantity, EMITTED if quantity != "y" else "Conv")
+    ratios = [seconds / torch if seconds else None for seconds in (heuristic, emitted, best and best.seconds)]
     shown = [_shown(f, torch) for f in ran if f.is_formulation] + [f"{f.name} -" for f in figures if f.refused]
-    return f"{head}{torch * 1e3:>9.3f}{''.join(ratios)}  {'  '.join(shown)}"
+    return COLUMNS.row(*head, torch * 1e3, *ratios, "  ".join(shown))
 
 
 def _shown(figure: Figure, torch: float) -> str:
@@ -168,24 +177,20 @@ def summary(report: Report) -> list[str]:
     partly = "" if measured == whole else f" ({measured} of its {whole} convolutions: the rest is unmeasured)"
     lines = [
         f"over {report.settings.network}{partly}, ms of a step:",
-        f"{'':18}{'torch':>9}{'heuristic':>11}{'memonger':>10}{'best':>9}{'÷torch':>8}{'best÷torch':>12}",
+        SUMS.heading,
     ]
     for quantity, name in QUANTITIES.items():
         sums = totals(layers, quantity)
-        cells = [_ms(sums.torch, 9), _ms(sums.heuristic, 11), _ms(sums.emitted, 10), _ms(sums.best, 9)]
-        cells += [_ratio(sums.emitted, sums.torch, 8), _ratio(sums.best, sums.torch, 12)]
-        lines.append(f"{name:18}{''.join(cells)}")
+        seconds = (sums.torch, sums.heuristic, sums.emitted, sums.best)
+        ratios = (_ratio(sums.emitted, sums.torch), _ratio(sums.best, sums.torch))
+        lines.append(SUMS.row(name, *(None if each is None else each * 1e3 for each in seconds), *ratios))
     errors = {kind: _worst(layers, kind) for kind in ("torch's", "formulations'")}
     lines.append(f"largest error against float64: {', '.join(f'{kind} {worst}' for kind, worst in errors.items())}")
     return [*lines, "", *textwrap.wrap(verdict(layers), 116)]
 
 
-def _ms(seconds: float | None, width: int) -> str:
-    return f"{seconds * 1e3:>{width}.2f}" if seconds is not None else f"{'-':>{width}}"
-
-
-def _ratio(a: float | None, b: float | None, width: int) -> str:
-    return f"{a / b:>{width}.2f}" if a is not None and b else f"{'-':>{width}}"
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
 
 
 def _worst(layers: Sequence[Measured], kind: str) -> str:
@@ -252,7 +257,7 @@ def table(report: Report) -> str:
         "~: so slow that it took no turns, one guess; -: refused, wrong or not on the device, see below",
         "the layer of no. 0 is next to no work: what starting any costs; memonger's is often one of the formulations",
         "under another name: what lies between the two then is noise",
-        f"{'layer':23}{'no.':>4}  {'':3}{'torch ms':>9}{'heur.':>7}{'memo.':>7}{'best':>7}  formulations ÷ torch",
+        COLUMNS.heading,
     ]
     lines += [row(each, quantity) for each in report.layers for quantity in each.figures]
     reasons = refusals(report.layers)

@@ -6,9 +6,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.machine import machine
@@ -21,7 +22,7 @@ from benchmarks.side_by_side.turns import Clock, OutOfTime, Settings
 from memonger.errors import PlanError
 from memonger.units import parse_size
 
-ORDER = tuple((kind, name) for kind in ("inference", "training", "largest") for name in NETWORKS)
+ORDER = tuple((kind, name) for kind in KINDS for name in NETWORKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,11 @@ class Defaults:
 
 def parser(doc: str, defaults: Defaults) -> argparse.ArgumentParser:
     """Their command line."""
+    keys = dict.fromkeys(one.key for of in KINDS.values() for device in ("cpu", "cuda") for one in of(device))
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
-    made.add_argument("--rows", type=_names, default=(), help="networks, with commas between")
-    made.add_argument("--kinds", type=_kinds, default=defaults.kinds, help="inference, training, largest")
-    made.add_argument("--without", type=_keys, default=(), help="contestants to leave out, such as compile")
+    made.add_argument("--rows", type=_among(*NETWORKS), default=(), help="networks, with commas between")
+    made.add_argument("--kinds", type=_among(*KINDS), default=defaults.kinds, help="inference, training, largest")
+    made.add_argument("--without", type=_among(*keys), default=(), help="contestants to leave out, such as compile")
     made.add_argument("--largest", action="store_true", help="the largest batches as well")
     made.add_argument("--resume", action="store_true", help="keep the rows that are there, measure what is missing")
     made.add_argument("--minutes", type=float, help="stop after so many, between rows or within one")
@@ -76,17 +78,9 @@ def _bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return _chosen(text, tuple(NETWORKS))
-
-
-def _keys(text: str) -> tuple[str, ...]:
-    known = {one.key: None for of in KINDS.values() for device in ("cpu", "cuda") for one in of(device)}
-    return _chosen(text, tuple(known))
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    return _chosen(text, ("inference", "training", "largest"))
+def _among(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """What reads names with commas between, each of which has to be one of these."""
+    return partial(_chosen, known=known)
 
 
 def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:

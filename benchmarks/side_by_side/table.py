@@ -79,7 +79,7 @@ def _row(row: Row, cuda: bool) -> list[str]:
             lines.append(columns.row(name, result.title, result.batch or "") + f"  failed: {result.failed}")
             continue
         note = result.note
-        if not index and not cuda:
+        if not index and not cuda and row.load:
             note = ", ".join(filter(None, (note, f"load {row.load}")))
         lines.append(columns.row(name, result.title, *_figures(result, first, row.kind), note))
     return lines

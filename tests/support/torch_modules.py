@@ -4,45 +4,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
-class BasicBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.relu(self.bn1(self.conv1(x)), inplace=True)
-        return functional.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+from benchmarks import torch_models
 
 
-class ResNet18(nn.Module):
+def resnet18(dropout: float) -> nn.Module:
     """He et al. 2015: all 18 layers, an eighth of the width."""
+    return torch_models.ResNet((2, 2, 2, 2), bottleneck=False, width=8, classes=10, dropout=dropout)
 
-    def __init__(self, dropout: float, width: int = 8, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.layer1, self.layer2, self.layer3, self.layer4 = (
-            nn.Sequential(
-                BasicBlock(width * 2 ** max(i - 1, 0), width * 2**i, 1 if i == 0 else 2),
-                BasicBlock(width * 2**i, width * 2**i, 1),
-            )
-            for i in range(4)
-        )
-        self.avgpool, self.dropout = nn.AdaptiveAvgPool2d(1), nn.Dropout(dropout)
-        self.fc = nn.Linear(8 * width, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(functional.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.dropout(torch.flatten(self.avgpool(x), 1)))
+def mobilenet_v2(dropout: float) -> nn.Module:
+    """Sandler et al. 2018: every stage, at most two units each."""
+    units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 2, 2), (6, 16, 2, 2), (6, 24, 2, 1), (6, 40, 2, 2), (6, 80, 1, 1))
+    return torch_models.MobileNetV2(units, stem=8, head=160, classes=10, dropout=dropout)
 
 
 class DenseLayer(nn.Module):
@@ -89,43 +62,6 @@ class DenseNet(nn.Module):
                 features.append(layer(features))
             x = torch.cat(features, 1)
         return self.classifier(functional.relu(self.norm(x)).mean((2, 3)))
-
-
-class InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
-        super().__init__()
-        hidden = inputs * expand
-        layers = [_conv_bn6(inputs, hidden, 1)] if expand > 1 else []
-        layers += [_conv_bn6(hidden, hidden, 3, stride, hidden)]
-        self.conv = nn.Sequential(*layers, nn.Conv2d(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
-        self.residual = stride == 1 and inputs == outputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x) if self.residual else self.conv(x)
-
-
-def _conv_bn6(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
-
-
-class MobileNetV2(nn.Module):
-    """Sandler et al. 2018: every stage, at most two units each."""
-
-    stages = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 2, 2), (6, 16, 2, 2), (6, 24, 2, 1), (6, 40, 2, 2), (6, 80, 1, 1))
-
-    def __init__(self, dropout: float, classes: int = 10) -> None:
-        super().__init__()
-        width, layers = 8, [_conv_bn6(3, 8, 3, 2)]
-        for expand, outputs, units, stride in self.stages:
-            for unit in range(units):
-                layers.append(InvertedResidual(width, outputs, 1 if unit else stride, expand))
-                width = outputs
-        self.features = nn.Sequential(*layers, _conv_bn6(width, 160, 1))
-        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(160, classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(functional.adaptive_avg_pool2d(self.features(x), (1, 1)).flatten(1))
 
 
 class Inception(nn.Module):

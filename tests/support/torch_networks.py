@@ -52,9 +52,9 @@ class Network:
 
 
 NETWORKS: dict[str, Network] = {
-    "resnet18": Network(modules.ResNet18, images(64)),
+    "resnet18": Network(modules.resnet18, images(64)),
     "densenet": Network(modules.DenseNet, images(32)),
-    "mobilenet_v2": Network(modules.MobileNetV2, images(64)),
+    "mobilenet_v2": Network(modules.mobilenet_v2, images(64)),
     "googlenet": Network(modules.GoogLeNet, images(64)),
     "unet": Network(modules.UNet, masks, batch=2),
     "lstm_cells": Network(modules.LSTMCells, sentences),
