@@ -140,7 +140,7 @@ def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -
 
 
 def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:
-    """Those of ``wrt`` that the node hangs on."""
+    """Those of ``wrt`` that the node depends on."""
     seen: set[ir.Value] = set()
     pending = read_values(node)
     while pending:

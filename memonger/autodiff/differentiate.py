@@ -1,4 +1,4 @@
-"""differentiate: a forward model → a training model, forward and backward in one graph of standard operators."""
+"""A forward model → a training model, forward and backward in one graph of standard operators."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ def differentiate(
 
     The result's outputs are the forward model's, the loss, and for each parameter ``<parameter>.grad``; with an
     optimizer ``gradient_norm`` where that is clipped, and new contents: ``<parameter>.next``, and the like of the
-    optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't hang on stays an
+    optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't depend on stays an
     initializer. The model is differentiated as it stands: `to_training_mode` first, where BatchNormalization and
     Dropout are in inference form. What inputs and outputs there are, and what for, says
     `memonger.model.training_roles.Training`.
@@ -110,7 +110,7 @@ def _differentiate(
 
 @dataclass(slots=True)
 class _Work:
-    """A model being differentiated: what is known and made so far.
+    """A model while it is differentiated.
 
     Values are looked up by name, as writing out function bodies puts others in their place.
 
@@ -160,7 +160,7 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
     if model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
         raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
     if accumulate not in ("no", "add", "apply"):
-        raise PlanError(f"accumulate={accumulate!r} can't be: 'no', 'add' or 'apply'.")
+        raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, optimizers.Optimizer):
         raise PlanError(f"optimizer={optimizer!r} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
@@ -168,7 +168,7 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
     if optimizer is None and (clip_norm is not None or accumulate == "apply"):
         raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer (optimizer=...).")
     if clip_norm is not None and not 0 < clip_norm < math.inf:
-        raise PlanError(f"clip_norm={clip_norm} can't be: a finite norm above 0.")
+        raise PlanError(f"clip_norm must be a finite number above 0, not {clip_norm}.")
 
 
 def _warn_of_inference_norms(model: Model) -> None:
@@ -270,7 +270,11 @@ def _log_left_out(work: _Work, chosen: Sequence[str], found: Mapping[ir.Value, i
     reached = {str(v.name) for v in found}
     left_out = [name for name in chosen if name not in reached]
     if left_out:
-        logger.info("%s: nothing hangs on %s: no gradient, no update.", work.model.name, ", ".join(left_out))
+        logger.info(
+            "%s: no gradient and no update for what the loss doesn't depend on: %s.",
+            work.model.name,
+            ", ".join(left_out),
+        )
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ class SoftmaxCrossEntropy:
     def __post_init__(self) -> None:
         _check_reduction(self.reduction)
         if not 0 <= self.label_smoothing < 1:
-            raise PlanError(f"label_smoothing={self.label_smoothing} can't be: at least 0, below 1.")
+            raise PlanError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}.")
 
     def build(self, op: Emitter, output: ir.Value, name: str) -> "Built":
         """Emit the loss of ``output``.
@@ -80,7 +80,7 @@ class SoftmaxCrossEntropy:
         return Built(loss, scores, op.cast(self._gradient(op, grown, sums, indices, share), scores.dtype))
 
     def _scores(self, op: Emitter, output: ir.Value, name: str) -> ir.Value:
-        """What is taken for ``output``."""
+        """The scores that the loss is computed from: those a Softmax at ``output`` reads, else ``output``."""
         rank = len(op.dims(output))
         if rank < 2 or not -rank <= self.axis < rank:
             raise PlanError(
@@ -302,7 +302,7 @@ def _softplus(op: Emitter, x: ir.Value) -> ir.Value:
 
 def _check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum"):
-        raise PlanError(f"reduction={reduction!r} can't be: 'mean' or 'sum'.")
+        raise PlanError(f"reduction must be 'mean' or 'sum', not {reduction!r}.")
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

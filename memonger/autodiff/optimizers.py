@@ -113,12 +113,12 @@ Optimizer = SGD | Adam | AdamW
 def _check_range(optimizer: object, **settings: float) -> None:
     for name, value in settings.items():
         if not 0 <= value < math.inf:
-            raise PlanError(f"{type(optimizer).__name__}({name}={value}) can't be: a finite number, at least 0.")
+            raise PlanError(f"{type(optimizer).__name__}: {name} must be a finite number, at least 0, not {value}.")
 
 
 def _check_betas(betas: tuple[float, float]) -> None:
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise PlanError(f"betas={betas} can't be: two numbers, at least 0 and below 1.")
+        raise PlanError(f"betas must be two numbers, at least 0 and below 1, not {betas}.")
 
 
 def _decay(optimizer: Optimizer, p: ir.Value) -> float:

@@ -1,4 +1,4 @@
-"""to_training_mode: a model in inference form → the same in training form.
+"""A model in inference form → the same in training form.
 
 BatchNormalization normalizes by the batch's own statistics and moves the running ones; Dropout drops.
 """
@@ -56,7 +56,7 @@ def to_training_mode(
             read for something else; the model is a training model already.
     """
     if momentum is not None and not 0 <= momentum <= 1:
-        raise PlanError(f"momentum={momentum} can't be: the share of the old statistics that is kept, 0 to 1.")
+        raise PlanError(f"momentum is the share of the old statistics that is kept: it must be 0 to 1, not {momentum}.")
     model = load(source, batch=batch, dims=dims)
     if training_roles.KEY in model.ir.metadata_props:
         raise PlanError(f"{model.name} is in training form already.")

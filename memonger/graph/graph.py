@@ -1,4 +1,4 @@
-"""graph: the planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
+"""The planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -109,16 +109,14 @@ def from_model(
     Raises:
         PlanError: a size is unknown that should be known; it names the value.
     """
-    values = [v for v in all_values(model.graph) if v.name]
-    values = list(dict.fromkeys(values))
+    values = list(dict.fromkeys(v for v in all_values(model.graph) if v.name))
     number = {value: index for index, value in enumerate(values)}
     nodes = list(model.graph)
     known_sizes = [nbytes(v) for v in values]
-    planned = _planned(model, values, known_sizes, host)
-    placed = {v for v, p in zip(values, planned, strict=True) if p}
-    replaced = _in_place_updates(model, updates or {}, placed, provider)
+    in_arena = _planned(model, values, known_sizes, host)
+    replaced = _in_place_updates(model, updates or {}, in_arena, provider)
     elsewhere = {new for pairs in replaced.values() for _, new in pairs}
-    planned = tuple(p and v not in elsewhere for v, p in zip(values, planned, strict=True))
+    planned = tuple(v in in_arena and v not in elsewhere for v in values)
     reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple(size or 0 for size in known_sizes)
@@ -202,25 +200,23 @@ def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> 
     return not subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
-def _planned(
-    model: ir.Model, values: list[ir.Value], sizes: list[int | None], host: Collection[str]
-) -> tuple[bool, ...]:
+def _planned(model: ir.Model, values: list[ir.Value], sizes: list[int | None], host: Collection[str]) -> set[ir.Value]:
+    """The values that get an address in the arena, if no update is written elsewhere."""
     dynamic = run_time_sized(model)
-    result = []
+    planned: set[ir.Value] = set()
     for value, size in zip(values, sizes, strict=True):
         node = value.producer()
-        held = node is None or not dense(value) or facts(node).shape_only
-        if node is None or held or value in dynamic or value.name in host:
-            result.append(False)
-        else:
-            if size is None:
-                raise PlanError(
-                    f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "
-                    "inference can't tell it. Plan for a device (--device cpu), where one run measures it, or write "
-                    "its shape into the model's value_info."
-                )
-            result.append(size > 0)
-    return tuple(result)
+        if node is None or not dense(value) or facts(node).shape_only or value in dynamic or value.name in host:
+            continue
+        if size is None:
+            raise PlanError(
+                f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "
+                "inference can't tell it. Plan for a device (--device cpu), where one run measures it, or write "
+                "its shape into the model's value_info."
+            )
+        if size:
+            planned.add(value)
+    return planned
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""liveness: which values share one address, and from which step to which each address is in use.
+"""Which values share one address, and from which step to which each address is in use.
 
 A *storage* is the bytes of one or more values: views of each other, or values that overwrite one another in place.
 """

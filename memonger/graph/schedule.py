@@ -7,12 +7,17 @@ values afterwards reads the latest copy. Outputs of the model are the first copi
 import heapq
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph, Pair
 from memonger.model.names import fresh
+
+_OF_NODE = ("ops", "updates", "forward", "costs", "workspace")
+"""Fields of a graph that are the same for a node and its copies."""
 
 _COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?$")
 
@@ -39,7 +44,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         source = {value: latest[value] for value in graph.reads[node]}
         reads.append(tuple(source.values()))
         if runs[node] and graph.updates[node]:
-            raise PlanError(f"node '{graph.nodes[node]}' updates a persistent input: it can't run twice.")
+            raise PlanError(f"node '{graph.nodes[node]}' updates a persistent input: it must not run twice.")
         for value in graph.writes[node] if runs[node] else ():
             latest[value] = len(names)
             names.append(fresh(f"{graph.values[value]}.recompute{runs[node]}", taken))
@@ -51,22 +56,17 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         writes.append(tuple(latest[value] for value in graph.writes[node]))
         for key, found in pairs.items():
             found.append(tuple((source[a], latest[b]) for a, b in getattr(graph, key)[node]))
-    return Graph(
+    changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in _OF_NODE}
+    changes |= {key: tuple(found) for key, found in pairs.items()}
+    return replace(
+        graph,
         nodes=tuple(nodes),
-        ops=tuple(graph.ops[node] for node in schedule),
         values=tuple(names),
         sizes=tuple(sizes),
         planned=tuple(planned),
         reads=tuple(reads),
         writes=tuple(writes),
-        outputs=graph.outputs,
-        views=tuple(pairs["views"]),
-        inplace=tuple(pairs["inplace"]),
-        ties=tuple(pairs["ties"]),
-        updates=tuple(graph.updates[node] for node in schedule),
-        forward=tuple(graph.forward[node] for node in schedule),
-        costs=tuple(graph.costs[node] for node in schedule),
-        workspace=tuple(graph.workspace[node] for node in schedule),
+        **changes,
     )
 
 

@@ -1,4 +1,4 @@
-"""verify: an independent checker of plans.
+"""An independent checker of plans.
 
 It follows the bytes instead of computing lifetimes: step by step it keeps, for every stretch of the arena, whose
 content is there. A node may read a value only while all its bytes are still its own. It shares no code with the
@@ -75,7 +75,9 @@ def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment
 
 def _check_addresses(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment: int) -> None:
     if arena_bytes < 0 or alignment < 1:
-        raise VerificationError(f"an arena of {arena_bytes} bytes aligned to {alignment} can't be.")
+        raise VerificationError(
+            f"an arena must have 0 bytes or more, aligned to 1 or more: this has {arena_bytes}, aligned to {alignment}."
+        )
     for value, name in enumerate(graph.values):
         if graph.planned[value] != (value in offsets):
             kind = "has no offset" if graph.planned[value] else "has an offset, but isn't kept in the arena"

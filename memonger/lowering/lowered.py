@@ -1,4 +1,4 @@
-"""lower: a loaded model → the model that will run, every node named and every size known.
+"""A loaded model → the model that will run, every node named and every size known.
 
 The portable form, here, holds standard operators only and is bound to no machine. The device form is made by
 `memonger.lowering.device_form`: it is what onnxruntime's own optimizer makes of the model for one machine.

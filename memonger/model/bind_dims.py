@@ -1,4 +1,4 @@
-"""dims: sizes for a model's symbolic dimensions, from what the user gives by name, by place or by whole shapes."""
+"""Sizes for a model's symbolic dimensions, from what the user gives by name, by place or by whole shapes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ def bind(
     name = model.name
     for key, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
         if size < 0:
-            raise LoadError(f"dimension '{key}' can't be {size}.")
+            raise LoadError(f"the size of dimension '{key}' must be 0 or more, not {size}.")
     tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
     for value in tensors:
         _give_rank(name, value, input_shapes.get(str(value.name)))
@@ -109,7 +109,7 @@ def _batch_sizes(values: Sequence[ir.Value], name: str, batch: int) -> dict[str,
     if not sizes and all(dim != batch for _, dim in first):
         which = ", ".join(f"'{value.name}' has {dim}" for value, dim in first) or "no input has one"
         raise LoadError(
-            f"{name}: the batch can't be {batch}, its inputs' first dimensions are fixed ({which}). "
+            f"{name}: the batch can't be {batch}, as its inputs' first dimensions are fixed ({which}). "
             "Export the model with a dynamic batch dimension, or leave --batch out."
         )
     return sizes
@@ -122,7 +122,7 @@ def _size(name: str, value: ir.Value, axis: int, dim: Dim, sizes: Mapping[str, i
             return sizes[keys[0]]
         raise LoadError(_unbound_message(name, value, axis))
     if keys and sizes[keys[0]] != dim:
-        raise LoadError(f"{name}: dimension {keys[0]} is {dim} in the model and can't be {sizes[keys[0]]}.")
+        raise LoadError(f"{name}: dimension {keys[0]} is {dim} in the model and can't be set to {sizes[keys[0]]}.")
     return dim
 
 

@@ -1,4 +1,4 @@
-"""checks: what has to hold of a model before anything is done with it. Each raises a `LoadError` saying what is off."""
+"""What must be true of a model before anything is done with it; if it isn't, a check raises a `LoadError`."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""load: a model from anywhere → a model with static input shapes, one graph, and every shape inference can tell.
+"""A model from anywhere → a model with static input shapes, one graph, and every shape inference can tell.
 
 Tensors stay where they are: external data is memory-mapped and never read here.
 """

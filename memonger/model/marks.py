@@ -1,4 +1,4 @@
-"""marks: what users write on a model's nodes about keeping and recomputing, and the decision written back.
+"""What users write on a model's nodes about keeping and recomputing.
 
 Marks are ``metadata_props`` of nodes: ``mirror_stage`` ("True", or a stage's name) makes the node's output a candidate
 for keeping; ``force_mirroring`` ("True": recompute, "False": keep) decides. Both come from MXNet's memonger. They are
@@ -30,7 +30,7 @@ def spread(node: ir.Node, made: Iterable[ir.Node], writers: Collection[ir.Node])
     """Give the metadata of a node to those that stand for it.
 
     Args:
-        node: It.
+        node: The node that is replaced.
         made: All that stand for it.
         writers: Those of them that write its output.
     """

@@ -1,15 +1,10 @@
 """Names that nothing else has."""
 
-from typing import TYPE_CHECKING
-
 import onnx_ir as ir
-
-if TYPE_CHECKING:
-    pass
 
 
 def fresh(base: str, taken: set[str]) -> str:
-    """``base``, or where it is taken ``base#2`` and so on. It is taken from then on."""
+    """``base``, or where ``taken`` holds that ``base#2`` and so on. The name is added to ``taken``."""
     name, count = base, 1
     while name in taken:
         count += 1

@@ -60,7 +60,7 @@ def _forget_declared(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
 def _restore(model: ir.Model, declared: dict[ir.Value, ir.Shape]) -> bool:
     """Give declared sizes back to values that are still without one, those that only the run can tell left out.
 
-    Where they hang on a default that a caller may override, the declaration says that nobody will.
+    Where a size depends on a default that callers may override, the declaration means that none of them does.
     """
     dynamic = run_time_sized(model, overridden=False)
     fitting = [v for v, shape in declared.items() if static_shape(v) is None and _fits(shape, v.shape)]

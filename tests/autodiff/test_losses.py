@@ -257,7 +257,7 @@ def test_scores_of_wrong_rank_are_refused() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(PlanError, match="reduction='none' can't be"):
+    with pytest.raises(PlanError, match=r"reduction must be .*not 'none'"):
         memonger.MeanSquaredError(reduction="none")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"label_smoothing=1\.5 can't be"):
+    with pytest.raises(PlanError, match=r"label_smoothing must be .*not 1\.5"):
         memonger.SoftmaxCrossEntropy(label_smoothing=1.5)

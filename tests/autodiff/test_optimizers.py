@@ -286,12 +286,12 @@ def test_parameters_of_sixteen_bits_are_updated_in_their_own_type() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: memonger.SGD(-0.1), r"SGD\(lr=-0.1\) can't be"),
-        (lambda: memonger.SGD(float("nan")), r"SGD\(lr=nan\) can't be"),
+        (lambda: memonger.SGD(-0.1), r"SGD: lr must be a finite number, at least 0, not -0\.1"),
+        (lambda: memonger.SGD(float("nan")), r"SGD: lr must be .*not nan"),
         (lambda: memonger.SGD(0.1, nesterov=True), r"nesterov=True\) needs a momentum"),
         (lambda: memonger.SGD(0.1, momentum=0.9, dampening=0.1, nesterov=True), r"no dampening"),
-        (lambda: memonger.Adam(betas=(0.9, 1.0)), r"betas=\(0.9, 1.0\) can't be"),
-        (lambda: memonger.AdamW(eps=-1.0), r"AdamW\(eps=-1.0\) can't be"),
+        (lambda: memonger.Adam(betas=(0.9, 1.0)), r"betas must be two numbers.*not \(0\.9, 1\.0\)"),
+        (lambda: memonger.AdamW(eps=-1.0), r"AdamW: eps must be .*not -1\.0"),
     ],
 )
 def test_settings_that_cannot_be(make: Any, message: str) -> None:
@@ -305,10 +305,16 @@ def test_settings_that_cannot_be(make: Any, message: str) -> None:
         ({"optimizer": memonger.SGD()}, "needs a loss"),
         ({"loss": "softmax_cross_entropy", "clip_norm": 1.0}, "need an optimizer"),
         ({"loss": "softmax_cross_entropy", "accumulate": "apply"}, "need an optimizer"),
-        ({"loss": "softmax_cross_entropy", "accumulate": "sum"}, "accumulate='sum' can't be"),
+        ({"loss": "softmax_cross_entropy", "accumulate": "sum"}, "accumulate must be .*not 'sum'"),
         ({"loss": "softmax_cross_entropy", "optimizer": "sgd"}, "optimizer='sgd' is no optimizer"),
-        ({"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(), "clip_norm": 0.0}, "clip_norm=0.0 can't be"),
-        ({"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(), "clip_norm": np.inf}, "clip_norm=inf can't be"),
+        (
+            {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(), "clip_norm": 0.0},
+            "clip_norm must be .*not 0.0",
+        ),
+        (
+            {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(), "clip_norm": np.inf},
+            "clip_norm must be .*not inf",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:

@@ -135,7 +135,7 @@ def test_wrong_dimension_names_and_sizes(place: Place, device: str) -> None:
     common = (*PLAN, path, "-o", place.folder / "out.onnx", "--device", device)
     place.fails(*common, "--dim", "M=2", words=("no dimension named 'M'", "it has 'N'"))
     place.fails(*common, "--batch", 2, "--dim", "M=2", words=("no dimension named 'M'", "it has 'N'"))
-    place.fails(*common, "--dim", "N=2", "--dim", "x[1]=9", words=("x[1] is 8 in the model", "can't be 9"))
+    place.fails(*common, "--dim", "N=2", "--dim", "x[1]=9", words=("x[1] is 8 in the model", "can't be set to 9"))
     fixed = place.model(CHAIN.replace("[N,", "[4,"), "fixed.onnx")
     place.fails(*PLAN, fixed, "--batch", 2, words=("the batch can't be 2", "'x' has 4"))
     place.fails(*PLAN, fixed, "--dim", "N=2", words=("no dimension named 'N'", "fixed"))
