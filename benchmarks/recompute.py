@@ -28,9 +28,9 @@ from memonger.graph.liveness import ALIGNMENT, needed_bytes
 from memonger.lowering.lowered import portable
 from memonger.model import training_roles
 from memonger.model.emitter import collecting_later
-from memonger.plan import Arrangement, graph_of, input_bytes, parameter_bytes
+from memonger.plan import BasePlan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide
-from memonger.planning.decide import Decision
+from memonger.planning.decide import Solution
 from memonger.remat import EFFORT, Request
 from memonger.remat.marks import place
 
@@ -130,7 +130,7 @@ def prepare(name: str, effort: int) -> Request:
         )
 
 
-def plan_row(empty: Row, plan: Callable[[], Decision]) -> Row:
+def plan_row(empty: Row, plan: Callable[[], Solution]) -> Row:
     """The row of a case, timed; the plan is checked."""
     begin, used = time.perf_counter(), time.process_time()
     try:
@@ -142,7 +142,7 @@ def plan_row(empty: Row, plan: Callable[[], Decision]) -> Row:
     seconds, cpu = time.perf_counter() - begin, time.process_time() - used
     if found is None:
         return replace(empty, failed=failed, seconds=seconds, cpu=cpu)
-    made = Arrangement(graph=found.graph, offsets=found.offsets, arena_bytes=found.arena_bytes, alignment=ALIGNMENT)
+    made = BasePlan(graph=found.graph, offsets=found.offsets, arena_bytes=found.arena_bytes, alignment=ALIGNMENT)
     made.verify()
     return replace(
         empty, peak=made.peak_bytes, arena=made.arena_bytes, bound=made.lower_bound_bytes,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Arrangement:
+class BasePlan:
     """The order nodes run in and the byte of one arena at which every planned value lies.
 
     Attributes:
@@ -143,7 +143,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Plan(Arrangement, Header):
+class Plan(BasePlan, Header):
     """The order a model's nodes run in and the byte of one arena at which every planned value lies.
 
     It also has the fields of `memonger.plan_file.Header`, which say what it was made for.
@@ -152,7 +152,7 @@ class Plan(Arrangement, Header):
         model: The model, its nodes in the planned order. Not to be edited.
         budget: Bytes the plan was to fit, if any.
         strategy: The strategy that decided what is recomputed; None for a plan from a file.
-        outcome: What it found; None for a plan from a file.
+        outcome: What the strategy returned; None for a plan from a file.
         source: The user's own model, loaded; None for a plan from a file.
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
@@ -185,14 +185,14 @@ class Plan(Arrangement, Header):
 
     @property
     def workspace_bytes(self) -> int | None:
-        """Most scratch any step takes beside the arena; None if never measured."""
+        """Most workspace any step takes beside the arena; None if never measured."""
         return None if self.workspace is None else max(self.workspace.values(), default=0)
 
     @property
     def predicted_bytes(self) -> int | None:
-        """What a run takes over the loaded model: arena and scratch, and on a CUDA device its inputs, copied there.
+        """Bytes a run takes beside the loaded model: arena and workspace, on a CUDA device also copies of its inputs.
 
-        None if the scratch was never measured.
+        None if the workspace was never measured.
         """
         if self.workspace_bytes is None:
             return None
@@ -201,7 +201,7 @@ class Plan(Arrangement, Header):
 
     @property
     def required_bytes(self) -> int:
-        """What has to fit a budget: most live bytes and scratch at one step, parameters and inputs.
+        """What has to fit a budget: most live bytes and workspace at one step, parameters and inputs.
 
         The arena can be larger than its live bytes: `arena_bytes` says by how much.
         """
@@ -211,13 +211,15 @@ class Plan(Arrangement, Header):
     def annotated(self) -> ir.Model:
         """The user's own model with ``force_mirroring`` on every node: "True" where it is recomputed, else "False".
 
-        A node that differentiation writes out as several has one decision for all: see `memonger.model.marks`.
+        All parts of a node that differentiation writes out as several are marked alike: see `memonger.model.marks`.
 
         Raises:
-            PlanError: the plan came from a file, which doesn't hold that model.
+            PlanError: the plan came from a file, which doesn't contain that model.
         """
         if self.source is None:
-            raise PlanError("the plan was read from a file, which doesn't hold the model it was made from: plan again.")
+            raise PlanError(
+                "the plan was read from a file, which doesn't contain the model it was made from: plan again."
+            )
         return annotate(self.source.ir, self.graph, self.recomputed, self.origins)
 
     def save(self, path: str | Path) -> None:
@@ -265,14 +267,14 @@ class Plan(Arrangement, Header):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GraphPlan(Arrangement):
+class GraphPlan(BasePlan):
     """A plan for a graph without a model: a schedule and a layout.
 
     Attributes:
         schedule: The graph's own names of the nodes, one a step; one that occurs again is a recomputation.
         budget: Bytes the plan was to fit, if any.
         strategy: The strategy that decided what is recomputed.
-        outcome: What it found.
+        outcome: What the strategy returned.
     """
 
     schedule: tuple[object, ...]
@@ -317,35 +319,35 @@ def _device(text: str, path: str | Path) -> Device:
         raise PlanFileError(f"{path}: its plan is malformed: {error}") from error
 
 
-def parameter_bytes(model: ir.Model, known: Training | None) -> int:
-    """Initializers of the model; of a training model all that persists, optimizer state included."""
+def parameter_bytes(model: ir.Model, training: Training | None) -> int:
+    """Bytes of the initializers; of a training model all that persists, optimizer state included."""
     graph = model.graph
     tensors = (value.const_value for value in graph.initializers.values())
-    persistent = set(known.persistent) if known else set()
+    persistent = set(training.persistent) if training else set()
     stateful = [v for v in graph.inputs if v.name in persistent and v.name not in graph.initializers]
     return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
         nbytes(value) or 0 for value in stateful
     )
 
 
-def input_bytes(model: ir.Model, known: Training | None) -> int:
-    """Inputs that don't persist and have no default."""
-    persistent = set(known.persistent) if known else set()
+def input_bytes(model: ir.Model, training: Training | None) -> int:
+    """Bytes of the inputs that a caller gives: they don't persist and have no default."""
+    persistent = set(training.persistent) if training else set()
     given = (v for v in model.graph.inputs if v.name not in persistent and v.name not in model.graph.initializers)
     return sum(nbytes(value) or 0 for value in given)
 
 
 def graph_of(
     model: ir.Model,
-    known: Training | None,
+    training: Training | None,
     seconds: Mapping[str, float] | None,
     workspace: Mapping[str, int] | None,
     host: Collection[str] = (),
     device: Device = CPU,
 ) -> Graph:
     """The graph of a lowered model, with the roles a training model gives its inputs and outputs."""
-    results = {*known.outputs, *([known.loss] if known.loss else [])} if known else None
-    updates = known.updates if known else None
+    results = {*training.outputs, *([training.loss] if training.loss else [])} if training else None
+    updates = training.updates if training else None
     return from_model(
         model,
         seconds=seconds,

@@ -65,7 +65,7 @@ def main() -> None:
     MODE,
     click.option("-o", "--output", type=OUTPUT, help="Write the planned model here."),
     click.option(
-        "--annotated", type=OUTPUT, help="Write MODEL here with force_mirroring, the decision, on every node."
+        "--annotated", type=OUTPUT, help="Write MODEL here with force_mirroring on every node: what is recomputed."
     ),
     *PLANNING,
     *TRAINING,

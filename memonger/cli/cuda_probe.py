@@ -23,11 +23,11 @@ def model() -> ir.Model:
 
 
 def run(device: Device) -> np.ndarray:
-    """Its output on a device, for an input of ones.
+    """The model's output on a device, for an input of ones.
 
     Raises:
         RuntimeUnavailableError: the device isn't there.
     """
     session = ort.make_session(model(), device, ort.Options())
-    (found,) = session.run(["y"], {"x": np.ones((1, 4, 8, 8), np.float32)})
-    return np.asarray(found)
+    (output,) = session.run(["y"], {"x": np.ones((1, 4, 8, 8), np.float32)})
+    return np.asarray(output)

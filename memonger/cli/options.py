@@ -62,7 +62,7 @@ LOWERING = (
                  help="An .npz with inputs for the calibrating run."),
     click.option("--cuda-search", type=click.Choice(SEARCHES), default="heuristic", show_default=True,
                  help="How cuDNN's algorithms are chosen on CUDA; exhaustive: by timing them in the first run."),
-    click.option("--small-workspace", is_flag=True, help="At most 32 MiB of scratch for a convolution on CUDA."),
+    click.option("--small-workspace", is_flag=True, help="At most 32 MiB of workspace for a convolution on CUDA."),
     click.option("--no-tf32", is_flag=True, help="Compute float32 products on CUDA in float32, not in TF32."),
     click.option("--no-deterministic", is_flag=True, help="Let CUDA kernels sum in an order that changes."),
     click.option("--no-inplace", is_flag=True, help="No output overwrites an input that dies."),

@@ -59,10 +59,7 @@ def _print_plan(made: Plan, record: dict[str, Any]) -> None:
     console.print(f"[{text.memory_curve(made)}]", markup=False)
     unplanned = record["unplanned_values"]
     if unplanned:
-        count = f"{len(unplanned)} values" if len(unplanned) > 1 else "1 value"
-        console.print(
-            f"{count} stay with the runtime (size unknown before the run, or a type without one).", markup=False
-        )
+        console.print(f"Values of a size or type that can't be planned, left to the runtime: {len(unplanned)}.")
     console.print(f"Planned in {made.planning_seconds:.2f} s.", markup=False)
 
 

@@ -147,7 +147,7 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
     if not plans:
         raise PlanError("nothing to export: name at least one planned file.")
     if instances < 1:
-        raise PlanError(f"{instances} instances can't be: at least 1.")
+        raise PlanError(f"instances must be at least 1, not {instances}.")
     found, notes = [], []
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))

@@ -1,4 +1,4 @@
-"""decision: a request → what runs when and lies where: order, recomputation and layout, on integers alone."""
+"""From a request to the order of evaluation, what is recomputed and the layout of the arena, on integers alone."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -13,22 +13,22 @@ from memonger.remat import STRATEGIES, Outcome, Request
 from memonger.remat.orders import ORDERS
 
 ATTEMPTS = 4
-"""Searches for one budget, each for less than the one before, until the arena fits as well as the live bytes."""
+"""Searches for one budget: where the arena doesn't fit, the next search is given that much less."""
 
 _MANY = 50_000
-"""Nodes above which ``best`` is the file's own order: the others take seconds each."""
+"""With more nodes than this ``best`` is the file's own order, as the others take seconds each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What was decided for a graph.
+class Solution:
+    """A schedule and a layout for a graph.
 
     Attributes:
-        schedule: Node ids of the graph that was asked about.
-        graph: One node a step.
-        offsets: Byte offset of each planned value of that.
+        schedule: Node ids of the graph in the request; one that occurs again is recomputed.
+        graph: The scheduled graph: one node a step.
+        offsets: Byte offset of each planned value of the scheduled graph.
         arena_bytes: Size of the arena.
-        outcome: What the strategy said.
+        outcome: What the strategy returned.
     """
 
     schedule: tuple[int, ...]
@@ -38,17 +38,17 @@ class Decision:
     outcome: Outcome
 
     def over(self, request: Request) -> int:
-        """Bytes by which arena, most scratch, parameters and inputs are more than the budget; 0 where they aren't."""
+        """Bytes by which arena, largest workspace, parameters and inputs exceed the budget; 0 if they don't."""
         if request.budget is None:
             return 0
         return max(0, request.base + self.arena_bytes + max(self.graph.workspace, default=0) - request.budget)
 
 
-def decide(request: Request, strategy: str, order: str) -> Decision:
+def decide(request: Request, strategy: str, order: str) -> Solution:
     """Order the nodes, choose what is recomputed, and lay out.
 
     Args:
-        request: What is asked.
+        request: The graph, the budget and the other settings.
         strategy: One of `STRATEGIES`.
         order: One of `ORDERS`, or ``best``.
 
@@ -59,22 +59,18 @@ def decide(request: Request, strategy: str, order: str) -> Decision:
     if strategy == "none":
         return _without(request, names)
     ordered, schedule = _least(request, names)
-    found = _placed(request, schedule, STRATEGIES[strategy].run(ordered))
+    solution = _lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
     if request.budget is None:
-        return found
-    return _within(request, ordered, schedule, strategy, found)
+        return solution
+    return _fit_arena(request, ordered, schedule, strategy, solution)
 
 
-def frontier(request: Request, points: int, order: str) -> list[Decision]:
-    """Decisions of which none is better than another in both peak and extra cost, by falling peak.
-
-    Raises:
-        PlanError: an unknown order.
-    """
+def frontier(request: Request, points: int, order: str) -> list[Solution]:
+    """Solutions of which none is better than another in both peak and extra cost, by falling peak."""
     ordered, schedule = _least(request, _orders(order, len(request.graph.nodes)))
     outcomes = STRATEGIES["budget"].frontier
     assert outcomes is not None
-    return [_placed(request, schedule, outcome) for outcome in outcomes(ordered, points)]
+    return [_lay_out(request, schedule, outcome) for outcome in outcomes(ordered, points)]
 
 
 def _orders(order: str, nodes: int) -> list[str]:
@@ -83,26 +79,26 @@ def _orders(order: str, nodes: int) -> list[str]:
     return list(ORDERS)[: 1 if nodes > _MANY else None]
 
 
-def _without(request: Request, names: Iterable[str]) -> Decision:
-    """Nothing is recomputed; the order with the smallest arena, the first of equals."""
+def _without(request: Request, names: Iterable[str]) -> Solution:
+    """The order with the smallest arena, the first of equals, with nothing recomputed."""
     candidates: list[tuple[int, int, tuple[int, ...], Graph, Storage]] = []
     for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
         graph = rewrite.schedule_graph(request.graph, schedule)
         storage = assign_storage(graph, request.sharing, request.alignment)
         candidates.append((lower_bound(storage.buffers), len(candidates), schedule, graph, storage))
-    best: Decision | None = None
+    best: Solution | None = None
     for bound, _, schedule, graph, storage in sorted(candidates, key=lambda candidate: candidate[:2]):
         if best is not None and best.arena_bytes <= bound:
             break
         layout = allocate(storage.buffers)
         if best is None or layout.size < best.arena_bytes:
-            best = Decision(schedule, graph, _offsets(storage, layout), layout.size, Outcome(schedule))
+            best = Solution(schedule, graph, _offsets(storage, layout), layout.size, Outcome(schedule))
     assert best is not None
     return best
 
 
 def _least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, ...]]:
-    """The request in the order that needs least with nothing recomputed, and that order."""
+    """The request with its nodes in the order that needs least memory with nothing recomputed, and that order."""
     best: tuple[int, tuple[int, ...], Graph] | None = None
     for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
         graph = rewrite.schedule_graph(request.graph, schedule)
@@ -111,40 +107,42 @@ def _least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, 
             best = needed, schedule, graph
     assert best is not None
     _, schedule, graph = best
-    place = {node: step for step, node in enumerate(schedule)}
+    step_of = {node: step for step, node in enumerate(schedule)}
     return dataclasses.replace(
         request,
         graph=graph,
-        stages={place[node]: stage for node, stage in request.stages.items()},
-        forced={place[node]: forced for node, forced in request.forced.items()},
-        parts=frozenset(place[node] for node in request.parts),
+        stages={step_of[node]: stage for node, stage in request.stages.items()},
+        forced={step_of[node]: forced for node, forced in request.forced.items()},
+        parts=frozenset(step_of[node] for node in request.parts),
     ), schedule
 
 
-def _placed(request: Request, order: tuple[int, ...], outcome: Outcome) -> Decision:
-    """The decision for a schedule of the ordered graph."""
+def _lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
+    """The solution for a schedule of the ordered graph."""
     schedule = tuple(order[node] for node in outcome.schedule)
     graph = rewrite.schedule_graph(request.graph, schedule)
     storage = assign_storage(graph, request.sharing, request.alignment)
     layout = allocate(storage.buffers)
-    return Decision(schedule, graph, _offsets(storage, layout), layout.size, outcome)
+    return Solution(schedule, graph, _offsets(storage, layout), layout.size, outcome)
 
 
-def _within(request: Request, ordered: Request, order: tuple[int, ...], strategy: str, found: Decision) -> Decision:
-    """The decision, or one found for less, whose arena holds the budget, too: the first, if none does."""
+def _fit_arena(
+    request: Request, ordered: Request, order: tuple[int, ...], strategy: str, solution: Solution
+) -> Solution:
+    """A solution whose arena fits the budget, searched with smaller budgets; the first one if none does."""
     assert request.budget is not None
-    first, target = found, request.budget
+    first, target = solution, request.budget
     for _ in range(ATTEMPTS - 1):
-        over = found.over(request)
+        over = solution.over(request)
         if not over:
-            return found
+            return solution
         target -= over
         try:
             outcome = STRATEGIES[strategy].run(dataclasses.replace(ordered, budget=target))
         except PlanError:
             break
-        found = _placed(request, order, outcome)
-    return first if found.over(request) else found
+        solution = _lay_out(request, order, outcome)
+    return first if solution.over(request) else solution
 
 
 def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""bare_graph: plans for graphs without a model, given as a ``networkx.DiGraph``."""
+"""Plans for graphs without a model, given as a ``networkx.DiGraph``."""
 
 import time
 from typing import Any, TypeGuard
@@ -9,12 +9,12 @@ from memonger.graph.graph import Graph
 from memonger.model.names import fresh
 from memonger.plan import GraphPlan
 from memonger.planning import decide
-from memonger.planning.decide import Decision
+from memonger.planning.decide import Solution
 from memonger.remat import Problem, Request
 
 
 def is_networkx(source: object) -> TypeGuard[Any]:
-    """Whether it is a graph of networkx; without importing that."""
+    """Whether the source is a graph of networkx; networkx isn't imported for that."""
     return any(kind.__module__.partition(".")[0] == "networkx" for kind in type(source).__mro__)
 
 
@@ -22,20 +22,20 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
     """The planner's graph of a ``networkx.DiGraph``, and the graph's own names of its nodes in the same order.
 
     Args:
-        source: Its nodes, of any names, carry ``bytes`` (of what they write), ``cost``, and ``forward`` if it has a
-            backward pass: False for the nodes of that. Edges lead to readers. What nobody reads lives for its own step
-            only.
+        source: Its nodes, of any names, carry ``bytes`` (of what they write), ``cost``, and if there is a backward pass
+            ``forward``, which is False for its nodes. Edges lead to readers. A value that nobody reads lives for its
+            own step only.
 
     Raises:
-        PlanError: undirected; there is a cycle, or no node, or a node without ``bytes`` or ``cost``, or with bad ones.
+        PlanError: the graph is undirected, empty or has a cycle; or a node has no ``bytes`` or ``cost``, or bad ones.
     """
     if not source.is_directed() or source.is_multigraph():
         raise PlanError(
             f"a {type(source).__name__} can't be planned: give a networkx.DiGraph, whose edges lead to readers."
         )
     problem = Problem.from_networkx(source)
-    taken: set[str] = set()
-    names = tuple(fresh(_label(str(name)), taken) for name in problem.names)
+    used: set[str] = set()
+    names = tuple(fresh(_label(str(name)), used) for name in problem.names)
     nothing = tuple(() for _ in names)
     graph = Graph(
         nodes=names,
@@ -58,7 +58,7 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
 
 
 def _label(name: str) -> str:
-    """The name, or where it is one of a recomputed node's copies, the name in brackets: here it is a node's own."""
+    """The name, in brackets if it reads like that of a recomputation, which is an ordinary node here."""
     return f"[{name}]" if schedule.is_copy(name) else name
 
 
@@ -67,12 +67,12 @@ def plan_graph(names: tuple[object, ...], request: Request, strategy: str | None
 
     Args:
         names: The nodes' own names.
-        request: What is asked.
+        request: The graph, the budget and the other settings.
         strategy: None: ``budget`` where there is one, ``sweep`` where there is a backward pass, else ``none``.
         order: One of `memonger.remat.orders.ORDERS`, or ``best``.
 
     Raises:
-        PlanError: nothing was found that holds the budget.
+        PlanError: nothing was found that fits the budget.
     """
     begin = time.perf_counter()
     has_backward = not all(request.graph.forward)
@@ -86,16 +86,16 @@ def pareto_of_graph(names: tuple[object, ...], request: Request, points: int, or
     return tuple(_finish(names, request, "budget", one, begin) for one in decide.frontier(request, points, order))
 
 
-def _finish(names: tuple[object, ...], request: Request, strategy: str, found: Decision, begin: float) -> GraphPlan:
+def _finish(names: tuple[object, ...], request: Request, strategy: str, solution: Solution, begin: float) -> GraphPlan:
     plan = GraphPlan(
-        graph=found.graph,
-        offsets=found.offsets,
-        arena_bytes=found.arena_bytes,
+        graph=solution.graph,
+        offsets=solution.offsets,
+        arena_bytes=solution.arena_bytes,
         alignment=request.alignment,
-        schedule=tuple(names[node] for node in found.schedule),
+        schedule=tuple(names[node] for node in solution.schedule),
         budget=request.budget,
         strategy=strategy,
-        outcome=found.outcome,
+        outcome=solution.outcome,
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
     )

@@ -208,12 +208,12 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         name = getattr(function, "__name__", "")
         own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        known = [*(p.name for p in own), *Keywords.__annotations__]
+        names = [*(p.name for p in own), *Keywords.__annotations__]
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for unknown in (key for key in kwargs if key not in known):
-                raise TypeError(_unknown(name, unknown, known))
+            for unknown in (key for key in kwargs if key not in names):
+                raise TypeError(_unknown(name, unknown, names))
             if kwargs.get("options") is None:
                 kwargs.update({key: value for key, value in defaults.items() if key not in kwargs})
             return function(*args, **kwargs)
@@ -227,8 +227,8 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
     return decorate
 
 
-def _unknown(function: str, name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
+def _unknown(function: str, name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
     return f"{function}() has no option '{name}'" + (f"; did you mean '{near[0]}'?" if near else ".")
 
 

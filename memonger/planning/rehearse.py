@@ -1,4 +1,4 @@
-"""A run under the plan, for a model that doesn't fit its device without one: what scratch its kernels take."""
+"""Measuring workspace in a run under a first plan, for a model that doesn't fit its device without one."""
 
 from memonger.errors import PlanError, SessionError
 from memonger.graph.schedule import original
@@ -10,28 +10,27 @@ from memonger.runtime.trainer import Trainer
 
 
 def rehearse(plan: Plan, inputs: feeding.Feeds | None) -> dict[str, int]:
-    """Bytes of scratch of each node by name, copies counted for what they are copies of, where above zero.
+    """Bytes of workspace of each node by name, where above zero; recomputations count for the node they repeat.
 
     Args:
-        plan: For a CUDA device.
-        inputs: What it is fed; random numbers if None.
+        plan: A plan for a CUDA device.
+        inputs: Input arrays; random numbers if None.
 
     Raises:
-        PlanError: it doesn't fit as planned, either.
+        PlanError: the model doesn't fit as planned, either.
     """
     try:
         engine = _run(plan, inputs)
     except SessionError as error:
         raise PlanError(f"{plan.model.graph.name}: {error}") from error
-    found: dict[str, int] = {}
+    workspace: dict[str, int] = {}
     for name, size in engine.scratch.items():
-        found[original(name)] = max(size, found.get(original(name), 0))
-    return found
+        workspace[original(name)] = max(size, workspace.get(original(name), 0))
+    return workspace
 
 
 def _run(plan: Plan, inputs: feeding.Feeds | None) -> Engine:
-    known = plan.training
-    if known is not None and known.loss is not None:
+    if plan.training is not None and plan.training.loss is not None:
         trainer = Trainer(plan, cuda_graph="off")
         engine = trainer.engine
         with engine.pool.recording():

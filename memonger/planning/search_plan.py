@@ -22,7 +22,7 @@ from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
-from memonger.planning.decide import Decision
+from memonger.planning.decide import Solution
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import (
     ForGraph,
@@ -82,9 +82,9 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
             tell("rehearse")
             job = _rehearsed(job, begin)
         tell("search")
-        decision = _decided(job)
+        solution = _solve(job)
         tell("verify")
-        return _finish(job, decision, begin)
+        return _finish(job, solution, begin)
 
 
 @overload
@@ -134,9 +134,9 @@ def pareto(
             "whole frontier: plan it for a budget (--budget), or for no device (--device none)."
         )
     tell("search")
-    decisions = decide.frontier(job.request, points, chosen.order)
+    solutions = decide.frontier(job.request, points, chosen.order)
     tell("verify")
-    return tuple(_finish(job.copy() if one is not decisions[-1] else job, one, begin) for one in decisions)
+    return tuple(_finish(job.copy() if one is not solutions[-1] else job, one, begin) for one in solutions)
 
 
 @takes_options(device="none")
@@ -193,13 +193,13 @@ class _Job:
     """A model ready for the search.
 
     Attributes:
-        source: The user's own, loaded.
-        lowered: What will run.
-        request: What a strategy is asked.
-        strategy: Its name.
+        source: The user's own model, loaded.
+        lowered: The model that will run.
+        request: What the strategy is asked.
+        strategy: The strategy's name.
         mode: ``training`` or ``inference``.
-        device: What is planned for.
-        options: The caller's.
+        device: The device the plan is for.
+        options: The caller's options.
         notes: What the user should know.
         origins: See `memonger.model.marks.origins`.
     """
@@ -220,7 +220,7 @@ class _Job:
         return self.lowered.calibration is not None and self.lowered.calibration.workspace is None
 
     def copy(self) -> "_Job":
-        """One with a lowered model of its own: finishing a plan changes it."""
+        """The same job with a lowered model of its own, as finishing a plan changes that."""
         return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
 
 
@@ -248,20 +248,20 @@ def _prepare(source: Source | Model, options: Options) -> _Job:
         calibration.host if calibration else (),
         device,
     )
-    decided = place(model.ir, lowered.model, model.name)
+    recorded = place(model.ir, lowered.model, model.name)
     base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles)
     request = dataclasses.replace(
         _request(options, graph, base),
-        stages=decided.stages,
-        forced=decided.forced,
-        parts=decided.parts,
+        stages=recorded.stages,
+        forced=recorded.forced,
+        parts=recorded.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    notes = () if options.chosen_strategy == "none" else (*lost(selected.ir, model.ir), *decided.moved)
+    notes = () if options.chosen_strategy == "none" else (*lost(selected.ir, model.ir), *recorded.moved)
     return _Job(own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir))
 
 
-def _decided(job: _Job) -> Decision:
+def _solve(job: _Job) -> Solution:
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
@@ -278,15 +278,15 @@ def _rehearsed(job: _Job, begin: float) -> _Job:
 
     request = job.request
     if request.budget is None:
-        decision = _decided(job)
+        solution = _solve(job)
     else:
         less = request.base + max(0, request.budget - request.base) * 3 // 4
         try:
-            decision = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
+            solution = _solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
         except BudgetError as error:
             least = min(error.smallest, request.budget)
-            decision = _decided(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
-    workspace = rehearse(_finish(job.copy(), decision, begin), job.options.inputs)
+            solution = _solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
+    workspace = rehearse(_finish(job.copy(), solution, begin), job.options.inputs)
     graph = dataclasses.replace(request.graph, workspace=tuple(workspace.get(name, 0) for name in request.graph.nodes))
     assert job.lowered.calibration is not None
     calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
@@ -311,53 +311,53 @@ def _request(options: Options, graph: Graph, base: int) -> Request:
     )
 
 
-def _finish(job: _Job, decision: Decision, begin: float) -> Plan:
+def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
-    schedule.schedule_model(job.lowered.model, decision.schedule, decision.graph)
+    schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
     plan = Plan(
         model=job.lowered.model,
-        graph=decision.graph,
-        offsets=decision.offsets,
-        arena_bytes=decision.arena_bytes,
+        graph=solution.graph,
+        offsets=solution.offsets,
+        arena_bytes=solution.arena_bytes,
         alignment=ALIGNMENT,
         mode=job.mode,
         device=str(job.device),
         stamp=job.lowered.stamp,
         threads=job.options.threads,
-        workspace=_workspace(calibration.workspace, decision)
+        workspace=_workspace(calibration.workspace, solution)
         if calibration and calibration.workspace is not None
         else None,
         batch=job.source.batch,
         budget=request.budget,
         strategy=job.strategy,
-        outcome=decision.outcome,
+        outcome=solution.outcome,
         source=job.source,
         origins=job.origins,
-        notes=(*job.notes, *_unheeded(job, decision), *_overrun(request, decision)),
+        notes=(*job.notes, *_unheeded(job, solution), *_overrun(request, solution)),
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
-        host=_on_host(calibration.host, decision) if calibration else frozenset(),
+        host=_on_host(calibration.host, solution) if calibration else frozenset(),
     )
     plan.verify()
     return plan
 
 
-def _workspace(measured: Mapping[str, int], decision: Decision) -> dict[str, int]:
+def _workspace(measured: Mapping[str, int], solution: Solution) -> dict[str, int]:
     """Workspace of every step by its node's name; a recomputation takes as much as the first run."""
-    names, workspace = decision.graph.nodes, decision.graph.workspace
+    names, workspace = solution.graph.nodes, solution.graph.workspace
     return {**measured, **{name: size for name, size in zip(names, workspace, strict=True) if size}}
 
 
-def _on_host(host: frozenset[str], decision: Decision) -> frozenset[str]:
+def _on_host(host: frozenset[str], solution: Solution) -> frozenset[str]:
     """Names of the values on the host, copies included."""
-    return frozenset(name for name in decision.graph.values if schedule.original(name) in host) if host else host
+    return frozenset(name for name in solution.graph.values if schedule.original(name) in host) if host else host
 
 
-def _unheeded(job: _Job, decision: Decision) -> tuple[str, ...]:
+def _unheeded(job: _Job, solution: Solution) -> tuple[str, ...]:
     """A note on nodes that are marked to be recomputed, but kept for the backward pass."""
-    request, graph, runs = job.request, job.request.graph, Counter(decision.schedule)
+    request, graph, runs = job.request, job.request.graph, Counter(solution.schedule)
     if not any(request.forced.values()) or job.strategy in ("none", "marks"):
         return ()
     forward = forward_pass(graph)
@@ -379,13 +379,13 @@ def _unheeded(job: _Job, decision: Decision) -> tuple[str, ...]:
     )
 
 
-def _overrun(request: Request, decision: Decision) -> tuple[str, ...]:
-    over = decision.over(request)
+def _overrun(request: Request, solution: Solution) -> tuple[str, ...]:
+    over = solution.over(request)
     if not over:
         return ()
     return (
         "live bytes, workspace, parameters and inputs fit the budget at every step, but the arena is "
-        f"{format_size(over)} larger than that leaves room for: no layout without gaps was decision.",
+        f"{format_size(over)} larger than that leaves room for: no layout without gaps was found.",
     )
 
 

@@ -41,8 +41,8 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
 
 
 def unplanned_values(plan: Plan) -> list[str]:
-    """Values a node writes that the runtime keeps itself: of a size only the run can tell, or nothing to plan."""
+    """Values that the runtime allocates itself: their size is unknown before the run, or their type has none."""
     graph = plan.graph
     updated = {new for pairs in graph.updates for _, new in pairs}
-    held = (value for writes in graph.writes for value in writes if not graph.planned[value])
-    return [graph.values[value] for value in held if value not in updated]
+    unplanned = (value for writes in graph.writes for value in writes if not graph.planned[value])
+    return [graph.values[value] for value in unplanned if value not in updated]

@@ -28,7 +28,7 @@ def plan_table(record: Mapping[str, Any]) -> Table:
         if record.get(key) is not None:
             table.add_row(figure, format_size(record[key]), meaning)
     if record["workspace_bytes"] is None:
-        table.add_row("workspace", "not measured", "scratch of the kernels; --device cpu measures it")
+        table.add_row("workspace", "not measured", "what kernels take beside; --device cpu measures it")
     return table
 
 
@@ -39,9 +39,9 @@ _ROWS = (
     ("peak_bytes", "peak", "most alive at one step, in the planned order"),
     ("lower_bound_bytes", "lower bound", "no layout of this order is smaller"),
     ("arena_bytes", "arena", "what the plan allocates"),
-    ("workspace_bytes", "workspace", "most scratch a kernel takes beside it, measured"),
+    ("workspace_bytes", "workspace", "most a kernel takes beside the arena, measured"),
     ("input_bytes", "inputs", "what each run is given, beside the arena"),
-    ("required_bytes", "required", "peak with scratch, parameters and inputs"),
+    ("required_bytes", "required", "peak with workspace, parameters and inputs"),
     ("budget_bytes", "budget", "the most that required may be"),
 )
 
