@@ -1,6 +1,7 @@
 """Arenas: stretches of memory, and tensors at offsets in them."""
 
 import ctypes
+import math
 import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ class ArenaTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of its content; elements of less than a byte are packed."""
-        return -(-self.dtype.bitwidth * int(np.prod(self.shape, dtype=np.int64)) // 8)
+        return -(-self.dtype.bitwidth * math.prod(self.shape) // 8)
 
 
 def one_after_another(tensors: Iterable[ArenaTensor], alignment: int) -> tuple[dict[str, ArenaTensor], int]:

@@ -75,6 +75,8 @@ class Binding:
         self._position = {name: number for number, name in enumerate(bound)}
         self._own = {**program.constants, **scalars}
         self._own_store = self._store(_tensors_of(self._own))
+        self._staging = np.zeros(self._own_store.nbytes, np.uint8)
+        self._staged = [(self._part(tensor), self._own[name]) for name, tensor in self._own_store.tensors.items()]
         self._input_store = self._store(_input_tensors(self.inputs), inputs_at)
         self.bind()
 
@@ -205,13 +207,15 @@ class Binding:
 
     def _copy_own(self) -> None:
         """Copy constants and scalars to the device, all at once."""
-        store = self._own_store
-        if not store.tensors:
-            return
-        content = np.zeros(store.nbytes, np.uint8)
-        for tensor in store.tensors.values():
-            content[tensor.offset : tensor.offset + tensor.nbytes] = feeding.as_bytes(self._own[tensor.name])
-        store.arena.write(0, content)
+        for part, array in self._staged:
+            part[...] = array
+        if self._staged:
+            self._own_store.arena.write(0, self._staging)
+
+    def _part(self, tensor: ArenaTensor) -> np.ndarray:
+        """The bytes of a constant or scalar in what is copied to the device."""
+        content = self._staging[tensor.offset : tensor.offset + tensor.nbytes]
+        return content.view(self._own[tensor.name].dtype).reshape(tensor.shape)
 
     def _bind_on_host(self, name: str, feed: feeding.Feed) -> None:
         plain = isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 1 and feed.dtype.kind in "biuf"
