@@ -7,7 +7,7 @@ from typing import Any
 import bentoml
 
 from memonger.errors import SessionError
-from memonger.export.protocol import read_inputs, write_outputs
+from memonger.export.protocol import message, read_inputs, write_outputs
 from memonger.export.serving import PlannedModel
 
 HERE = Path(__file__).resolve().parent
@@ -31,4 +31,4 @@ class PlannedService:
         try:
             return {"outputs": write_outputs(self.model.run(read_inputs(inputs)))}
         except SessionError as error:
-            raise bentoml.exceptions.InvalidArgument(str(error)) from error
+            raise bentoml.exceptions.InvalidArgument(message(error)) from error

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from memonger.errors import SessionError
-from memonger.export.protocol import read_inputs, write_outputs
+from memonger.export.protocol import message, read_request, write_outputs
 from memonger.export.serving import PlannedModel
 
 HERE = Path(__file__).resolve().parent
@@ -31,11 +31,10 @@ class Planned:
     async def __call__(self, request: Request) -> Any:
         """Answer one request."""
         try:
-            body = await request.json()
-            feeds = read_inputs(body["inputs"])
+            feeds = read_request(await request.body())
             return {"outputs": write_outputs(await asyncio.to_thread(self.model.run, feeds))}
-        except (SessionError, ValueError, KeyError, TypeError) as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
+        except SessionError as error:
+            return JSONResponse({"error": message(error)}, status_code=400)
 
 
 app = Planned.bind(str(HERE))
