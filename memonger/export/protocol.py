@@ -5,6 +5,7 @@ answer has ``outputs`` of the same form, data flat.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,20 +44,21 @@ def read_inputs(tensors: object) -> dict[str, np.ndarray]:
     """
     if not isinstance(tensors, list):
         raise SessionError("a request is a JSON object with 'inputs', a list of tensors.")
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for tensor in tensors:
-        name = tensor.get("name", "?") if isinstance(tensor, Mapping) else "?"
+        if not isinstance(tensor, Mapping):
+            raise SessionError("each of a request's inputs is a JSON object with name, shape, datatype and data.")
+        name = tensor.get("name", "?")
         try:
-            name = tensor["name"]
-            if name in found:
+            if (name := tensor["name"]) in arrays:
                 raise ValueError("it is given twice")
-            found[name] = _shaped(_array(tensor["data"], tensor["datatype"]), tensor["shape"])
+            arrays[name] = _shaped(_array(tensor["data"], tensor["datatype"]), tensor["shape"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SessionError(
                 f"input '{name}' can't be read ({type(error).__name__}: {error}): it needs name, shape, data, and a "
                 f"datatype of {', '.join(DATATYPES)}."
             ) from error
-    return found
+    return arrays
 
 
 def _array(data: object, datatype: str) -> np.ndarray:
@@ -99,6 +101,19 @@ def write_outputs(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
             {"name": name, "shape": list(array.shape), "datatype": _NAMES[array.dtype], "data": array.ravel().tolist()}
         )
     return found
+
+
+def write_body(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """An answer as it is sent. JSON has neither NaN nor infinity: null stands for them.
+
+    Raises:
+        SessionError: as `write_outputs`.
+    """
+    outputs = write_outputs(arrays)
+    for output in outputs:
+        if output["datatype"].startswith("FP"):
+            output["data"] = [number if math.isfinite(number) else None for number in output["data"]]
+    return json.dumps({"outputs": outputs}).encode()
 
 
 def message(error: Exception) -> str:
