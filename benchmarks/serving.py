@@ -385,6 +385,7 @@ def table(rows: Sequence[Row]) -> str:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Where to write the table.")
 def main(pythons: Sequence[str], targets: Sequence[str], sent: int, output: Path | None) -> None:
     """Serve every Python export and ask it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are stopped on the way out
     chosen = dict.fromkeys(TARGETS, sys.executable)
     for one in pythons:
         name, _, path = one.rpartition("=")
