@@ -1,5 +1,6 @@
 """serving: what an exported program holds, planned models that answer requests of any batch a plan was made for."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,26 +8,45 @@ import numpy as np
 
 from memonger.errors import MemongerError, SessionError
 from memonger.plan import Plan
+from memonger.runtime.feeds import inputs_of, random_feeds
 from memonger.runtime.session import Session
 
 Arrays = Mapping[str, np.ndarray]
+
+_log = logging.getLogger(__name__)
 
 
 class PlannedModel:
     """A session of one or several plans of a model. Threads may share it: one run at a time.
 
+    Every plan is run once on made-up inputs before the first request: the session checks the executed order then, and
+    not on a client's inputs, and the first answer comes as fast as the others.
+
     Args:
         plans: Planned files, or plans.
 
     Raises:
-        PlanFileError, VerificationError, RuntimeUnavailableError, SessionError: as `memonger.Session`.
+        PlanFileError, VerificationError, RuntimeUnavailableError, SessionError: as `memonger.Session`; onnxruntime
+            doesn't run the planned order.
     """
 
     def __init__(self, plans: Sequence[Plan | str | Path]) -> None:
         loaded = [plan if isinstance(plan, Plan) else Plan.load(plan) for plan in plans]
         self.batches = tuple(sorted(_batch(plan) for plan in loaded))
         self.session = Session(loaded)
-        self.input_names, self.output_names = self.session.input_names, self.session.output_names
+        self.input_names = tuple(value.name for value in inputs_of(loaded[0].model.graph) if value.required)
+        self.output_names = self.session.output_names
+        for plan in loaded:
+            self._warm(plan)
+
+    def _warm(self, plan: Plan) -> None:
+        """Run a plan once. A model that fails on made-up inputs may still run on those of a client."""
+        try:
+            self.session.run(random_feeds(inputs_of(plan.model.graph)))
+        except SessionError as error:
+            if any(engine.refused for engine in self.session.engines):
+                raise
+            _log.warning("no run before the first request: %s", error)
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Run inputs of exactly the shapes of a plan.
@@ -82,11 +102,14 @@ class PlannedModel:
         """How many rows a request has, and what it has in common with requests it can share a run with.
 
         Raises:
-            SessionError: an input is missing, or its first dimension isn't the batch of the others.
+            SessionError: an input is missing or unknown, or its first dimension isn't the batch of the others.
         """
         missing = [name for name in self.input_names if name not in request]
         if missing:
             raise SessionError(f"input '{missing[0]}' is missing; the model takes {', '.join(self.input_names)}.")
+        unknown = [name for name in request if name not in self.input_names]
+        if unknown:
+            raise SessionError(f"the model has no input '{unknown[0]}'; it takes {', '.join(self.input_names)}.")
         arrays = {name: np.asarray(request[name]) for name in self.input_names}
         rows = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
         if len(rows) != 1 or 0 in rows:

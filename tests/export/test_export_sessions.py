@@ -1,13 +1,12 @@
 """Exports that hold a session, each served by the real package over loopback: triton-python, kserve, ray, bentoml."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,12 @@ import onnx
 import pytest
 
 import memonger
+from benchmarks import serving_requests, triton_stand_in
+from benchmarks.serving import judge
+from benchmarks.triton_stand_in import load, request_of
 from memonger.errors import SessionError
 from memonger.export import export
-from memonger.export.protocol import read_inputs, write_outputs
+from memonger.export.protocol import message, read_inputs, read_request, write_body, write_outputs
 from memonger.export.serving import PlannedModel
 from tests.support.export_models import (
     ROOT,
@@ -151,43 +153,9 @@ def test_the_inference_service_is_one_by_kserves_own_models_and_asks_for_the_pla
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Triton's side of its Python backend, which is there in Triton's own processes alone."""
-    module = ModuleType("triton_python_backend_utils")
-
-    class Tensor:
-        def __init__(self, name: str, array: np.ndarray) -> None:
-            self._name, self._array = name, array
-
-        def name(self) -> str:
-            return self._name
-
-        def as_numpy(self) -> np.ndarray:
-            return self._array
-
-    def response(output_tensors: list[Tensor], error: Exception | None = None) -> SimpleNamespace:
-        return SimpleNamespace(outputs={t.name(): t.as_numpy() for t in output_tensors}, error=error)
-
-    module.Tensor, module.InferenceResponse = Tensor, response  # type: ignore[attr-defined]
-    module.TritonError = RuntimeError  # type: ignore[attr-defined]
+    module = triton_stand_in.backend_utils()
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
-
-
-def triton_model(path: Path) -> Any:
-    """An instance of an exported Python-backend model."""
-    spec = importlib.util.spec_from_file_location("exported_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    model = module.TritonPythonModel()
-    model.initialize({})
-    return model
-
-
-def requests_of(backend: ModuleType, *feeds: dict[str, np.ndarray]) -> list[Any]:
-    """Triton's requests."""
-    tensors = [[backend.Tensor(*item) for item in one.items()] for one in feeds]
-    return [SimpleNamespace(inputs=lambda found=found: found) for found in tensors]
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 2), (4,), (2, 3, 4), (1, 1, 1, 1, 1)])
@@ -195,9 +163,9 @@ def test_tritons_python_model_puts_requests_together_and_takes_them_apart(
     tmp_path: Path, backend: ModuleType, sizes: tuple[int, ...]
 ) -> None:
     export(planned(tmp_path, (1, 4)), "triton-python", tmp_path / "out", name="branched")
-    model = triton_model(tmp_path / "out" / "branched" / "1" / "model.py")
+    model = load(tmp_path / "out" / "branched" / "1" / "model.py")
     feeds = [images(seed, size) for seed, size in enumerate(sizes)]
-    answers = model.execute(requests_of(backend, *feeds))
+    answers = model.execute([request_of(feed) for feed in feeds])
     assert [answer.error for answer in answers] == [None] * len(sizes)
     for feed, answer in zip(feeds, answers, strict=True):
         np.testing.assert_allclose(answer.outputs["y"], stock(feed)["y"], rtol=1e-5, atol=1e-5)
@@ -206,8 +174,8 @@ def test_tritons_python_model_puts_requests_together_and_takes_them_apart(
 
 def test_tritons_python_model_answers_a_bad_request_with_an_error(tmp_path: Path, backend: ModuleType) -> None:
     export(planned(tmp_path, (1, 4)), "triton-python", tmp_path / "out", name="branched")
-    model = triton_model(tmp_path / "out" / "branched" / "1" / "model.py")
-    (answer,) = model.execute(requests_of(backend, {"z": np.zeros((1, 3), np.float32)}))
+    model = load(tmp_path / "out" / "branched" / "1" / "model.py")
+    (answer,) = model.execute([request_of({"z": np.zeros((1, 3), np.float32)})])
     assert "input 'x' is missing" in str(answer.error)
 
 
@@ -215,8 +183,8 @@ def test_a_plan_without_batch_is_run_as_requests_come(tmp_path: Path, backend: M
     path = tmp_path / "fixed.planned.onnx"
     memonger.search_plan(branched(2), mode="inference", device="none").save(path)
     export(path, "triton-python", tmp_path / "out")
-    model = triton_model(tmp_path / "out" / "fixed" / "1" / "model.py")
-    answers = model.execute(requests_of(backend, images(1, 2), images(2, 2)))
+    model = load(tmp_path / "out" / "fixed" / "1" / "model.py")
+    answers = model.execute([request_of(images(seed, 2)) for seed in (1, 2)])
     for seed, answer in zip((1, 2), answers, strict=True):
         np.testing.assert_allclose(answer.outputs["y"], stock(images(seed, 2))["y"], rtol=1e-5, atol=1e-5)
     assert "max_batch_size: 0" in (tmp_path / "out" / "fixed" / "config.pbtxt").read_text()
@@ -233,7 +201,7 @@ def test_a_bad_request_gets_its_error_and_the_others_of_its_batch_their_answers(
     tmp_path: Path, backend: ModuleType
 ) -> None:
     export(planned(tmp_path, (1, 4)), "triton-python", tmp_path / "out", name="branched")
-    model = triton_model(tmp_path / "out" / "branched" / "1" / "model.py")
+    model = load(tmp_path / "out" / "branched" / "1" / "model.py")
     bad = [
         {"z": np.zeros((1, 3), np.float32)},
         {"x": np.zeros((1, 3, 8, 8), np.float32)},
@@ -243,11 +211,12 @@ def test_a_bad_request_gets_its_error_and_the_others_of_its_batch_their_answers(
         {"x": np.zeros((), np.float32)},
     ]
     feeds = [one for seed, wrong in enumerate(bad) for one in (images(seed, 1), wrong)]
-    answers = model.execute(requests_of(backend, *feeds))
+    answers = model.execute([request_of(feed) for feed in feeds])
     for feed, answer in zip(feeds[::2], answers[::2], strict=True):
         assert answer.error is None
         np.testing.assert_allclose(answer.outputs["y"], stock(feed)["y"], rtol=1e-5, atol=1e-5)
-    assert all(isinstance(answer.error, RuntimeError) and str(answer.error) for answer in answers[1::2])
+    assert all(isinstance(answer.error, triton_stand_in.TritonError) for answer in answers[1::2])
+    assert all(str(answer.error) for answer in answers[1::2])
 
 
 def test_one_request_that_the_runtime_refuses_leaves_the_others(tmp_path: Path) -> None:
@@ -258,12 +227,75 @@ def test_one_request_that_the_runtime_refuses_leaves_the_others(tmp_path: Path) 
     )
     model = PlannedModel([tmp_path / "gather.onnx"])
     good, bad = {"x": np.array([0, 2])}, {"x": np.array([1, 99])}
-    model.run({"x": np.zeros(4, np.int64)})
     answers = model.answer([good, bad, good], together=True)
     assert isinstance(answers[1], SessionError)
     for answer in (answers[0], answers[2]):
         assert not isinstance(answer, SessionError)
         assert answer["y"].tolist() == [1.0, 3.0]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Planned files of the model that `benchmarks.serving` serves."""
+    paths = []
+    for batch in serving_requests.BATCHES:
+        plan = memonger.search_plan(serving_requests.model(), batch=batch, mode="inference", device="none")
+        paths.append(tmp_path_factory.mktemp("tables") / f"batch{batch}.planned.onnx")
+        plan.save(paths[-1])
+    return paths
+
+
+def test_tritons_python_model_goes_on_after_bad_requests_the_first_among_them(
+    tmp_path: Path, backend: ModuleType, tables: list[Path]
+) -> None:
+    export(tables, "triton-python", tmp_path / "out", name="served")
+    model = load(tmp_path / "out" / "served" / "1" / "model.py")
+    good, bad = serving_requests.good_requests(as_json=False), serving_requests.bad_requests(as_json=False)
+    requests = [good[i % len(good)] if i % 10 else bad[i // 10 % len(bad)] for i in range(400)]
+    sizes, start, verdicts = (1, 2, 4, 3, 1), 0, []
+    while start < len(requests):
+        together = requests[start : start + sizes[start % len(sizes)]]
+        for request, answer in zip(together, model.execute([request_of(one.content) for one in together]), strict=True):
+            given = (400, str(answer.error)) if answer.error else (200, answer.outputs["y"])
+            verdicts.append((request.kind, judge(request, given)))
+        start += len(together)
+    assert {verdict for _, verdict in verdicts} == {"good right", "bad refused"}, set(verdicts)
+
+
+BODIES = serving_requests.bad_requests(as_json=True)
+
+
+@pytest.mark.parametrize("request_", BODIES, ids=[one.kind for one in BODIES])
+def test_a_bad_body_is_refused_in_one_line(request_: serving_requests.Request, tables: list[Path]) -> None:
+    model = PlannedModel(tables)
+    assert isinstance(request_.content, bytes)
+    with pytest.raises(SessionError) as caught:
+        model.run(read_request(request_.content))
+    assert 10 < len(message(caught.value)) <= 500
+    assert message(caught.value).isprintable()
+
+
+def test_answers_that_are_not_finite_are_null_in_json() -> None:
+    body = write_body({"y": np.array([[1, np.nan], [np.inf, -np.inf]], np.float32), "n": np.array([1])})
+    (y, n) = json.loads(body, parse_constant=pytest.fail)["outputs"]
+    assert (y["data"], n["data"]) == ([1.0, None, None, None], [1])
+
+
+def test_a_server_starts_where_made_up_inputs_fail_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    g (int64[4] x) => (float[4] y) <float[3] table = {1.0, 2.0, 3.0}, int64[1] far = {99}>
+    { i = Sub(x, far) y = Gather(table, i) }"""
+    PlannedModel([memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="none")])
+    assert "no run before the first request" in caplog.text
+
+
+def test_a_server_does_not_start_where_the_planned_order_is_not_run() -> None:
+    """On the CPU onnxruntime puts Cast nodes around float16 kernels that it lacks."""
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    half (float16[16] x) => (float16[16] y) { a = LeakyRelu(x) y = LeakyRelu(a) }"""
+    plan = memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="none")
+    with pytest.raises(SessionError, match="didn't run the planned order"):
+        PlannedModel([plan])
 
 
 @pytest.mark.parametrize("kind", ["bool", "int8", "uint64", "int64", "float16", "float32", "float64"])
@@ -283,6 +315,16 @@ def test_arrays_survive_the_protocol(kind: str) -> None:
         {"name": "x", "shape": [1], "datatype": "FP33", "data": [1]},
         {"name": "x", "shape": [1], "datatype": "FP32", "data": ["one"]},
         {"name": "x", "shape": [1], "datatype": "INT8", "data": [1000]},
+        {"name": "x", "shape": [1], "datatype": "UINT8", "data": [-1]},
+        {"name": "x", "shape": [1], "datatype": "INT64", "data": [1 << 63]},
+        {"name": "x", "shape": [1], "datatype": "INT64", "data": [1 << 64]},
+        {"name": "x", "shape": [1], "datatype": "INT64", "data": [2.5]},
+        {"name": "x", "shape": [1], "datatype": "BOOL", "data": [2]},
+        {"name": "x", "shape": [1], "datatype": "BYTES", "data": [2]},
+        {"name": "x", "shape": [1], "datatype": "FP16", "data": [65536.0]},
+        {"name": "x", "shape": [1], "datatype": "FP32", "data": [None]},
+        {"name": "x", "shape": [1], "datatype": "FP32", "data": ["1"]},
+        {"name": "x", "shape": [True], "datatype": "FP32", "data": [1]},
     ],
 )
 def test_a_request_that_cant_be_read_names_the_input(tensor: dict[str, Any]) -> None:

@@ -4,12 +4,13 @@ import argparse
 import json
 import uuid
 from pathlib import Path
+from typing import Any
 
 import kserve
 from kserve.errors import InvalidInput
 
 from memonger.errors import SessionError
-from memonger.export.protocol import write_outputs
+from memonger.export.protocol import message, read_inputs, write_outputs
 from memonger.export.serving import PlannedModel
 
 HERE = Path(__file__).resolve().parent
@@ -32,13 +33,22 @@ class Planned(kserve.Model):
     def predict(self, payload: kserve.InferRequest, headers: object = None) -> kserve.InferResponse:
         """Answer one request."""
         try:
-            found = write_outputs(self.model.run({tensor.name: tensor.as_numpy() for tensor in payload.inputs}))
+            found = write_outputs(self.model.run(read_inputs([_fields(tensor) for tensor in payload.inputs])))
         except SessionError as error:
-            raise InvalidInput(str(error)) from error
+            raise InvalidInput(message(error)) from error
         outputs = [kserve.InferOutput(**tensor) for tensor in found]
         return kserve.InferResponse(
             response_id=payload.id or str(uuid.uuid4()), model_name=self.name, infer_outputs=outputs
         )
+
+
+def _fields(tensor: kserve.InferInput) -> dict[str, Any]:
+    """An input as the protocol has it; what came as bytes as an array."""
+    try:
+        data = tensor.data if isinstance(tensor.data, list) else tensor.as_numpy()
+    except ValueError as error:
+        raise SessionError(f"input '{tensor.name}' can't be read: {error}") from error
+    return {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from memonger.errors import SessionError
-from memonger.export.protocol import read_inputs, write_outputs
+from memonger.export.protocol import message, read_request, write_body
 from memonger.export.serving import PlannedModel
 
 HERE = Path(__file__).resolve().parent
@@ -28,14 +27,14 @@ class Planned:
     def __init__(self, folder: str) -> None:
         self.model = PlannedModel([Path(folder) / name for name in SETTINGS["plans"]])
 
-    async def __call__(self, request: Request) -> Any:
+    async def __call__(self, request: Request) -> Response:
         """Answer one request."""
         try:
-            body = await request.json()
-            feeds = read_inputs(body["inputs"])
-            return {"outputs": write_outputs(await asyncio.to_thread(self.model.run, feeds))}
-        except (SessionError, ValueError, KeyError, TypeError) as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
+            feeds = read_request(await request.body())
+            body = write_body(await asyncio.to_thread(self.model.run, feeds))
+        except SessionError as error:
+            return JSONResponse({"error": message(error)}, status_code=400)
+        return Response(body, media_type="application/json")
 
 
 app = Planned.bind(str(HERE))

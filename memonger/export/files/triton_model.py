@@ -7,6 +7,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from memonger.errors import MemongerError
+from memonger.export.protocol import message
 from memonger.export.serving import PlannedModel
 
 HERE = Path(__file__).resolve().parent
@@ -29,5 +30,5 @@ class TritonPythonModel:
 
 def _response(answer: Any) -> Any:
     if isinstance(answer, MemongerError):
-        return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(answer)))
+        return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(message(answer)))
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(*item) for item in answer.items()])
