@@ -26,18 +26,22 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LARGEST = 1 << 20  # elements of a drawn input
 
-_X = "(float[2,3,8,8] x)"
 WRITTEN = (
-    f"g {_X} => (float[] y) {{ s = Shape(x)  f = Constant<value_ints=[2,-1]>()  r = Reshape(x, f)  y = ReduceSum<keepdims=0>(r) }}",
-    f"g {_X} => (float[2,3,n,m] y) {{ a = Relu(x)  b = MaxPool<kernel_shape=[3,3],strides=[2,2]>(a)  y = Sigmoid(b) }}",
-    f"""g {_X} => (float[2,6,8,8] y, float[2,3,8,8] z) {{ a = Relu(x)  b = Neg(a)  c = Concat<axis=1>(a, b)
-        y = Exp(c)  p = Constant<value_ints=[0,0,1,1,0,0,1,1]>()  d = Pad(a, p)  e = AveragePool<kernel_shape=[3,3]>(d)  z = Add(e, a) }}""",
-    f"""g {_X} => (float[2,3,8,8] y) {{ k = Constant<value_int=3>()  t = Constant<value_ints=[1]>()  c = Cast<to=9>(t)
-        s = Squeeze(c)  y = Loop(k, s, x) <body = b (int64 i, bool p, float[2,3,8,8] a) => (bool q, float[2,3,8,8] n) {{
-        q = Identity(p)  m = Relu(a)  n = Add(m, a) }}> }}""",
-    """g (float[N,8] x, int64[2] i) => (float[2,8] y, float[k,8] z) { y = Gather<axis=0>(x, i)  a, b = Split<axis=1,num_outputs=2>(x)
-        c = Concat<axis=1>(b, a)  z = Tanh(c) }""",
-)  # fmt: skip
+    """g (float[2,3,8,8] x) => (float[] y) {
+        f = Constant<value_ints=[2,-1]>()  r = Reshape(x, f)  y = ReduceSum<keepdims=0>(r) }""",
+    """g (float[2,3,8,8] x) => (float[2,3,n,m] y) {
+        a = Relu(x)  b = MaxPool<kernel_shape=[3,3],strides=[2,2]>(a)  y = Sigmoid(b) }""",
+    """g (float[2,3,8,8] x) => (float[2,6,8,8] y, float[2,3,8,8] z) {
+        a = Relu(x)  b = Neg(a)  c = Concat<axis=1>(a, b)  y = Exp(c)
+        p = Constant<value_ints=[0,0,1,1,0,0,1,1]>()  d = Pad(a, p)
+        e = AveragePool<kernel_shape=[3,3]>(d)  z = Add(e, a) }""",
+    """g (float[2,3,8,8] x) => (float[2,3,8,8] y) {
+        k = Constant<value_int=3>()  t = Constant<value_ints=[1]>()  c = Cast<to=9>(t)  s = Squeeze(c)
+        y = Loop(k, s, x) <body = b (int64 i, bool p, float[2,3,8,8] a) => (bool q, float[2,3,8,8] n) {
+            q = Identity(p)  m = Relu(a)  n = Add(m, a) }> }""",
+    """g (float[N,8] x, int64[2] i) => (float[2,8] y, float[k,8] z) {
+        y = Gather<axis=0>(x, i)  a, b = Split<axis=1,num_outputs=2>(x)  c = Concat<axis=1>(b, a)  z = Tanh(c) }""",
+)
 
 
 @functools.cache
@@ -131,7 +135,7 @@ def _random(choice: random.Random, kind: int, dims: list[int]) -> np.ndarray:
         dtype = helper.tensor_dtype_to_np_dtype(kind)
     except (KeyError, TypeError, ValueError):
         dtype = np.dtype(np.float32)
-    if dtype == object:
+    if dtype.hasobject:
         return generator.choice(["a", "b"], dims).astype(object)
     if np.issubdtype(dtype, np.floating):
         return generator.standard_normal(dims).astype(dtype)
