@@ -62,7 +62,9 @@ def judged(kinds: Sequence[str], seeds: Sequence[int], processes: int, show: boo
     for kind in kinds:
         for outcome in judge(kind, seeds, processes):
             done.append(outcome)
-            if show and outcome.result in BAD:
+            if not show:
+                print(json.dumps(asdict(outcome)), flush=True)
+            elif outcome.result in BAD:
                 print(
                     f"{kind} --seed {outcome.seed}: {outcome.result} {outcome.signature}", file=sys.stderr, flush=True
                 )
@@ -86,10 +88,9 @@ def main(
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
     kinds = kinds or tuple(KINDS)
     seeds = [seed] if seed is not None else range(first, first + -(-cases // len(kinds)))
+    as_json |= seed is not None
     done = judged(kinds, seeds, processes, show=not as_json)
-    if as_json or seed is not None:
-        for outcome in done:
-            print(json.dumps(asdict(outcome)))
+    if as_json:
         return
     text = table(done, _stamp())
     print(text, end="")

@@ -7,7 +7,7 @@ import functools
 import json
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import click
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 from click.testing import CliRunner
 
 import memonger
@@ -23,66 +22,13 @@ from memonger import plan_file
 from memonger.cli import commands
 from memonger.export import TARGETS
 from memonger.model.save import save_model
-from tests.support import networks, training_models
-from tests.support.fuzzing import corpus, mutate
+from tests.support import training_models
+from tests.support.fuzzing import compared, corpus, mutate, sessions
+from tests.support.fuzzing.compared import Tell
 from tests.support.fuzzing.outcomes import Wrong
-from tests.support.stock import parse, same
+from tests.support.stock import parse
 
-Tell = Callable[..., None]
 Case = Callable[[random.Random, Path, Tell, bool], str]
-
-SECRET = b"none of a model's" * 64
-
-
-def _place(folder: Path, data: bytes) -> Path:
-    """A folder with the model, and files that are none of its own around it."""
-    home = folder / "home"
-    home.mkdir()
-    for other in (folder, Path.cwd()):
-        (other / mutate.SECRET).write_bytes(SECRET)
-    (home / "model.onnx").write_bytes(data)
-    return home / "model.onnx"
-
-
-def _check_secret(what: Any) -> None:
-    """No byte of a file that is none of the model's in an output or a file.
-
-    Raises:
-        Wrong: they are.
-    """
-    data = what.read_bytes() if isinstance(what, Path) else what.tobytes() if isinstance(what, np.ndarray) else b""
-    if SECRET[:16] in data or SECRET[8:24] in data:
-        raise Wrong(
-            f"reads a file outside the model's folder: {'planned file' if isinstance(what, Path) else 'output'}"
-        )
-
-
-def _stock(source: Path | bytes, feeds: Mapping[str, Any], level: str) -> list[dict[str, Any]] | None:
-    """What stock onnxruntime gives, twice: what is random differs. None: it refuses."""
-    try:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 4, 1
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-        data = str(source) if isinstance(source, Path) else source
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        return [networks.run_stock(session, dict(feeds)) for _ in range(2)]
-    except Exception:  # its errors have no common class
-        return None
-
-
-def _compare(mine: Mapping[str, Any], stock: list[dict[str, Any]] | None, about: str = "") -> str:
-    if stock is None or not all(_same(stock[0][name], stock[1][name]) for name in stock[0]):
-        return "alone"
-    for name, expected in stock[0].items():
-        if not _same(mine.get(name), expected):
-            raise Wrong(f"{about}other numbers than stock onnxruntime")
-    return "right"
-
-
-def _same(mine: Any, stock: Any) -> bool:
-    if mine is None or stock is None or type(mine) is not type(stock):
-        return mine is stock
-    return same(mine, stock) if isinstance(mine, np.ndarray | list) else bool(mine == stock)
 
 
 def models(choice: random.Random, folder: Path, tell: Tell, only_stock: bool) -> str:
@@ -92,14 +38,14 @@ def models(choice: random.Random, folder: Path, tell: Tell, only_stock: bool) ->
     device = choice.choice(["none", "none", "cpu"])
     level = choice.choice(["disable", "all"]) if device == "cpu" else "disable"
     tell(mutation=f"{name}, {device}: {note}")
-    path = _place(folder, data)
+    path = compared.place(folder, data)
     try:
         feeds = corpus.feeds_for(choice, onnx.ModelProto.FromString(data), given)
     except Exception:  # no message any more
         feeds = {}
     stock_level = {"disable": "ORT_DISABLE_ALL", "all": "ORT_ENABLE_ALL"}[level]
     if only_stock:
-        return _compare({}, _stock(path, feeds, stock_level))
+        return compared.compare({}, compared.stock(path, feeds, stock_level))
     if choice.random() < 0.2:
         return _trained(choice, path, tell)
     tell(stage="device plan" if device == "cpu" else "plan")
@@ -109,14 +55,14 @@ def models(choice: random.Random, folder: Path, tell: Tell, only_stock: bool) ->
     if choice.random() < 0.3:
         tell(stage="save")
         plan.save(folder / "planned.onnx")
-        _check_secret(folder / "planned.onnx")
+        compared.check_secret(folder / "planned.onnx")
         plan = memonger.Plan.load(folder / "planned.onnx")
     tell(stage="run")
     mine = memonger.Session(plan).run(feeds)
     for array in mine.values():
-        _check_secret(array)
+        compared.check_secret(array)
     tell(stage="stock")
-    return _compare(mine, _stock(path, feeds, stock_level))
+    return compared.compare(mine, compared.stock(path, feeds, stock_level))
 
 
 def _trained(choice: random.Random, path: Path, tell: Tell) -> str:
@@ -132,34 +78,14 @@ def _trained(choice: random.Random, path: Path, tell: Tell) -> str:
     tell(stage="run")
     mine = memonger.Session(plan).run(feeds)
     tell(stage="stock")
-    return _compare(mine, _stock(proto.SerializeToString(), feeds, "ORT_DISABLE_ALL"), "gradients: ")
-
-
-_PLANNED: dict[str, tuple[bytes, dict[str, Any]]] = {}
-"""Planned files and inputs, by what they are: each process plans them once."""
-
-
-def _planned(name: str) -> tuple[bytes, dict[str, Any]]:
-    if name not in _PLANNED:
-        device, _, source = name.partition(" ")
-        model = corpus.network(source) if source in corpus.NETWORKS else parse(corpus.WRITTEN[int(source)], opset=18)
-        batch = {"batch": 4} if source == "4" else {}
-        plan = memonger.search_plan(model, mode="inference", device=device, threads=1, **batch)
-        file = Path.cwd() / "base.onnx"
-        plan.save(file)
-        feeds = corpus.feeds_for(random.Random(0), onnx.load(file), {})
-        _PLANNED[name] = file.read_bytes(), feeds
-    return _PLANNED[name]
-
-
-PLANS = tuple(f"{device} {source}" for device in ("none", "cpu") for source in ("resnet18", "gpt", "2", "3", "4"))
+    return compared.compare(mine, compared.stock(proto.SerializeToString(), feeds, "ORT_DISABLE_ALL"), "gradients: ")
 
 
 def plans(choice: random.Random, folder: Path, tell: Tell, only_stock: bool) -> str:
     """Planned files whose plan was changed and signed again: refused, or the numbers of stock onnxruntime."""
-    name = choice.choice(PLANS)
+    name = choice.choice(compared.PLANS)
     tell(mutation=name, stage="device plan")
-    data, feeds = _planned(name)
+    data, feeds = compared.planned(name)
     proto = onnx.ModelProto.FromString(data)
     said = []
     if choice.random() < 0.3:  # in the file's nodes as well
@@ -175,13 +101,13 @@ def plans(choice: random.Random, folder: Path, tell: Tell, only_stock: bool) -> 
     except Exception:  # a file that can't be read can't be signed
         said.append("not signed")
     entry.value = json.dumps(content)
-    path = _place(folder, proto.SerializeToString())
+    path = compared.place(folder, proto.SerializeToString())
     if only_stock:
-        return _compare({}, _stock(path, feeds, "ORT_DISABLE_ALL"))
+        return compared.compare({}, compared.stock(path, feeds, "ORT_DISABLE_ALL"))
     tell(stage="run")
     mine = memonger.Session(path).run(feeds)
     tell(stage="stock")
-    return _compare(mine, _stock(path, feeds, "ORT_DISABLE_ALL"))
+    return compared.compare(mine, compared.stock(path, feeds, "ORT_DISABLE_ALL"))
 
 
 def _change_plan(choice: random.Random, content: dict[str, Any]) -> str:
@@ -344,4 +270,4 @@ def _value(choice: random.Random, parameter: click.Parameter, files: list[str]) 
             return choice.choice(["y", "*", "[", "Gemm", "x", "classifier", "[!"])
 
 
-KINDS: dict[str, Case] = {"models": models, "plans": plans, "cli": cli}
+KINDS: dict[str, Case] = {"models": models, "plans": plans, "cli": cli, **sessions.KINDS}
