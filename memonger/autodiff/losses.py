@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from memonger.autodiff.rules.crossentropy import class_indices
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 from memonger.model.model import Model
@@ -35,7 +36,7 @@ class SoftmaxCrossEntropy:
         output: Scores ``[N, C, ...]``; None: the model's only floating-point output. Of an output that a Softmax
             or LogSoftmax over the classes computes, its input is taken.
         labels: Name of the new input, int64, of the scores' shape without the classes: ``[N, ...]``. They are 0 to
-            C - 1, which nobody checks, or ``ignore_index``.
+            C - 1 or ``ignore_index``; a training session refuses others.
         reduction: ``mean`` or ``sum``.
         ignore_index: A label that counts for nothing, in the mean neither.
         label_smoothing: Share of each label that is spread evenly over the classes.
@@ -64,11 +65,8 @@ class SoftmaxCrossEntropy:
         dims, axis = list(op.dims(scores)), self.axis % len(op.dims(scores))
         labels = op.input(self.labels, ir.DataType.INT64, dims[:axis] + dims[axis + 1 :])
         dims[axis] = 1
-        indices, counted, x = op.reshape(labels, dims), None, op.cast(scores, _dtype(scores))
-        if self.ignore_index is not None:
-            ignored = op.Equal(indices, self.ignore_index)
-            indices = op.Where(ignored, op.constant(0, ir.DataType.INT64), indices)
-            counted = op.Not(ignored)
+        numbers, x = op.reshape(labels, dims), op.cast(scores, _dtype(scores))
+        indices, counted = class_indices(op, labels, numbers, op.dims(scores)[axis], self.ignore_index)
         share = self._share(op, counted, op.size(indices), x.dtype or _FLOAT)
         shifted = op.Sub(x, op.ReduceMax(x, op.ints(axis), keepdims=1))
         grown = op.Exp(shifted)

@@ -52,6 +52,7 @@ class Emitter:
         where: Name of the forward node that is being worked on: it stands in the new nodes' names.
         wanted: Which inputs of that node need a gradient.
         scalars: Graph inputs that a session feeds at every step, by role: ``random_key``, ``step``, ``learning_rate``.
+        classes: Graph inputs of class numbers: how many classes there are, and the number that counts for nothing.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -65,6 +66,7 @@ class Emitter:
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
         self.scalars: dict[str, ir.Value] = {}
+        self.classes: dict[str, tuple[int, int | None]] = {}
         self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, ir.Shape] | None]] = {}
         self._opsets = [onnx.helper.make_opsetid("", self.opset)]
 

@@ -35,6 +35,8 @@ class Training:
         output_gradients: Output → the input that is its gradient, where there is no loss.
         gradient_norm: The output that is the gradients' global norm, where they are clipped by it: nothing is updated
             where it isn't finite.
+        classes: Input of class numbers → how many classes there are. Its elements are below that, or ``ignored``.
+        ignored: Input of class numbers → the number that counts for nothing, where one was asked for.
     """
 
     loss: str | None = None
@@ -48,6 +50,8 @@ class Training:
     scalars: Mapping[str, str] = field(default_factory=dict)
     output_gradients: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
+    classes: Mapping[str, int] = field(default_factory=dict)
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_differentiated(self) -> bool:
@@ -98,6 +102,8 @@ def _check_names(model: ir.Model, training: Training, name: str) -> None:
         *training.updates,
         *training.scalars.values(),
         *training.output_gradients.values(),
+        *training.classes,
+        *training.ignored,
     ):
         if wanted not in inputs:
             raise PlanError(f"{name}: its metadata '{KEY}' names the input '{wanted}', which it doesn't have.")

@@ -130,7 +130,10 @@ class Trainer:
                 "(differentiate with accumulate='add' and 'apply')."
             )
         last = len(batches) - 1
-        return [self._bound[0 if number == last else 1].checked(batch) for number, batch in enumerate(batches)]
+        checked = [self._bound[0 if number == last else 1].checked(batch) for number, batch in enumerate(batches)]
+        for batch in checked:
+            _check_labels(self._roles[0], batch)
+        return checked
 
     def _accumulated(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> float:
         """All micro-batches; what the earlier ones did is undone where one fails, or has a loss that isn't finite."""
@@ -358,6 +361,32 @@ class Trainer:
             plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
             check_order=check_order, cuda_graph=self._graphs,
         )  # fmt: skip
+
+
+def _check_labels(roles: Training, batch: Inputs) -> None:
+    """Class numbers are those of classes: kernels count numbers below zero from the last class, or read anywhere.
+
+    Raises:
+        SessionError: it names the input, the number, and where it stands.
+    """
+    for name, classes in roles.classes.items():
+        if name not in batch:
+            continue
+        labels = np.asarray(feeding.copy_of(batch[name]))
+        is_wrong = (labels < 0) | (labels >= classes)
+        if name in roles.ignored:
+            is_wrong &= labels != roles.ignored[name]
+        if is_wrong.any():
+            place = [int(index[0]) for index in np.nonzero(is_wrong)]
+            extra = (
+                f", or {roles.ignored[name]}, which counts for nothing"
+                if name in roles.ignored
+                else ("; to leave labels out, ask for it by name: memonger.SoftmaxCrossEntropy(ignore_index=...)")
+            )
+            raise SessionError(
+                f"input '{name}' has {labels[is_wrong][0]} at {place}: its numbers are those of the {classes} classes, "
+                f"0 to {classes - 1}{extra}."
+            )
 
 
 def _checked_rate(rate: float) -> float:

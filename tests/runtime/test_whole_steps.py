@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxruntime
 import pytest
 
 import memonger
 from memonger.errors import SessionError
 from memonger.runtime import profile
-from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, plan
+from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, classifier, plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,7 +179,7 @@ _STEPS = """
 import os, signal, sys, threading, time
 import numpy as np
 import memonger
-from tests.support.training_models import batch, plan
+from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, classifier, plan
 trainer, sound = (memonger.TrainingSession(plan()) for _ in range(2))
 rng, caught = np.random.default_rng(0), 0
 while caught < int(sys.argv[1]):
@@ -299,3 +301,56 @@ def test_a_forked_child_is_told_to_make_a_session_of_its_own() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60
     )
     assert ran.stdout.strip() == "7"
+
+
+def _own_loss(ignore: str = "") -> memonger.Model:
+    """A model that computes its loss itself."""
+    text = f"""<ir_version: 10, opset_import: ["": 20]>
+    g (float[4,3] x, int64[4] classes) => (float loss) {{
+        s = MatMul(x, w)
+        loss = SoftmaxCrossEntropyLoss{ignore}(s, classes)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "w"))
+    return memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.1))
+
+
+@pytest.mark.parametrize("label", [-1, -CLASSES, CLASSES, -(2**62)])
+def test_a_label_that_is_no_class_is_an_error_and_changes_nothing(label: int) -> None:
+    trainer = memonger.TrainingSession(plan())
+    before, bad = trainer.state_dict(), batch(0)
+    bad["labels"][5] = label
+    with pytest.raises(SessionError, match=rf"'labels' has {label} at \[5\].*0 to {CLASSES - 1}; to leave"):
+        trainer.step(bad)
+    assert trainer.steps == 0
+    _assert_same(trainer.state_dict(), before)
+
+
+def test_the_label_that_is_ignored_is_the_one_asked_for() -> None:
+    loss = memonger.SoftmaxCrossEntropy(ignore_index=-100)
+    made = memonger.differentiate(classifier(), loss=loss, optimizer=memonger.SGD(lr=0.1))
+    trainer = memonger.TrainingSession(memonger.search_plan(made, device="none"))
+    labels = batch(0)
+    labels["labels"][2] = -100
+    assert np.isfinite(trainer.step(labels))
+    labels["labels"][3] = -1
+    with pytest.raises(SessionError, match=r"has -1 at \[3\].*, or -100, which counts for nothing"):
+        trainer.step(labels)
+
+
+@pytest.mark.parametrize(("ignore", "good", "bad"), [("", 2, -1), ("<ignore_index=-1>", -1, -2), ("", 0, 3)])
+def test_labels_of_a_models_own_loss_are_checked(ignore: str, good: int, bad: int) -> None:
+    trainer = memonger.TrainingSession(memonger.search_plan(_own_loss(ignore), device="none"))
+    x = np.ones((4, 3), np.float32)
+    assert np.isfinite(trainer.step({"x": x, "classes": np.array([0, 1, good, 2])}))
+    with pytest.raises(SessionError, match=rf"'classes' has {bad} at \[2\]"):
+        trainer.step({"x": x, "classes": np.array([0, 1, bad, 2])})
+
+
+def test_a_negative_label_fails_in_stock_onnxruntime_as_well() -> None:
+    session = onnxruntime.InferenceSession(ir.to_proto(_own_loss().ir).SerializeToString())
+    feeds: dict[str, Any] = {"x": np.ones((4, 3), np.float32), "classes": np.array([0, 1, -1, 2])}
+    needed = {value.name for value in session.get_inputs()} - feeds.keys()
+    assert not needed - {"w", "learning_rate", "step"}
+    with pytest.raises(Exception, match=r"out of data bounds|within bounds|GatherElements"):
+        session.run(None, feeds)

@@ -47,6 +47,31 @@ def cross_entropy(
     return negative_log_likelihood(op, log_prob, labels, weights, ignore_index, reduction), log_prob
 
 
+def class_indices(
+    op: Emitter, labels: ir.Value, numbers: ir.Value, classes: int, ignore_index: int | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """Indices of the classes, and which labels count (None: all).
+
+    A label below zero becomes an index that isn't there: the runtime would count it from the last class. Where labels
+    are an input of the model, what they may be is noted for whoever feeds it.
+
+    Args:
+        op: Where it goes.
+        labels: What the labels were before they got the shape they are used in.
+        numbers: The labels in that shape, integers.
+        classes: How many there are.
+        ignore_index: The label that counts for nothing.
+    """
+    if labels.is_graph_input():
+        op.classes[str(labels.name)] = (classes, ignore_index)
+    counted = None
+    if ignore_index is not None:
+        ignored = op.Equal(numbers, ignore_index)
+        numbers = op.Where(ignored, op.constant(0, numbers.dtype), numbers)
+        counted = op.Not(ignored)
+    return op.Where(op.Less(numbers, 0), op.constant(classes, numbers.dtype), numbers), counted
+
+
 def negative_log_likelihood(
     op: Emitter,
     log_prob: ir.Value,
@@ -57,12 +82,11 @@ def negative_log_likelihood(
 ) -> ir.Value:
     """The loss of logarithms of probabilities ``[N, C, ...]``; the rest as for `cross_entropy`."""
     dims = op.dims(labels)
-    ignored = None if ignore_index is None else op.Equal(labels, ignore_index)
-    classes = labels if ignored is None else op.Where(ignored, op.constant(0, labels.dtype), labels)
+    classes, kept_labels = class_indices(op, labels, labels, op.dims(log_prob)[1], ignore_index)
     picked = op.GatherElements(log_prob, op.reshape(classes, (dims[0], 1, *dims[1:])), axis=1)
     counted = None if weights is None else op.cast(op.Gather(weights, classes), log_prob.dtype)
-    if ignored is not None:
-        kept = op.cast(op.Not(ignored), log_prob.dtype)
+    if kept_labels is not None:
+        kept = op.cast(kept_labels, log_prob.dtype)
         counted = kept if counted is None else op.Mul(counted, kept)
     return _reduced(op, op.reshape(picked, dims), counted, reduction)
 
