@@ -182,8 +182,8 @@ def _warn_of_inference_norms(model: Model) -> None:
 
 def _check_patterns(name: str, optimizer: optimizers.Optimizer | None, chosen: Sequence[str]) -> None:
     for pattern in () if optimizer is None else optimizer.no_decay:
-        if not any(optimizers.matches(known, [pattern]) for known in chosen):
-            names = ", ".join(f"'{known}'" for known in chosen[:8])
+        if not any(optimizers.matches(parameter, [pattern]) for parameter in chosen):
+            names = ", ".join(f"'{parameter}'" for parameter in chosen[:8])
             raise PlanError(f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {names} ...")
 
 
