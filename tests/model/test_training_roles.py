@@ -313,11 +313,8 @@ def test_metadata_that_is_no_json_is_refused() -> None:
 
 
 def test_roles_are_read_once_for_each_model() -> None:
-    forward = memonger.load(
-        _parsed(
-            "g (float[2] x) => (float[2] y, float z) <float[2] w = {1.0, 2.0}> { y = Mul(x, w) z = ReduceSum<keepdims=0>(y) }"
-        )
-    )
+    body = "{ y = Mul(x, w) z = ReduceSum<keepdims=0>(y) }"
+    forward = memonger.load(_parsed(f"g (float[2] x) => (float[2] y, float z) <float[2] w = {{1.0, 2.0}}> {body}"))
     made = memonger.differentiate(forward, loss="z")
     assert forward.training is None
     assert not forward.is_differentiated
