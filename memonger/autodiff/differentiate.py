@@ -98,8 +98,8 @@ def _differentiate(
     if keep_random:
         random.fix_seeds(copy.ir)
     work = _Work(copy, Emitter(copy.ir), keep_random)
-    work.known = model.training or training_mode.roles_of_statistics(copy.ir)
-    work.list_inputs([*chosen, *work.known.statistics])
+    work.roles = model.training or training_mode.roles_of_statistics(copy.ir)
+    work.list_inputs([*chosen, *work.roles.statistics])
     expand(copy.ir, work.op, keep_random=keep_random)
     _start(work, loss)
     _write_bodies(work, chosen)
@@ -118,7 +118,7 @@ class _Work:
         model: The copy that is changed.
         op: Where nodes go.
         keep_random: Random operators stay as they are.
-        known: The roles of its inputs and outputs.
+        roles: The roles of its inputs and outputs.
         loss_name: The output that is differentiated, if any.
         begin: Name of each value the backward pass begins at → its gradient.
     """
@@ -126,7 +126,7 @@ class _Work:
     model: Model
     op: Emitter
     keep_random: bool
-    known: Training = field(default_factory=Training)
+    roles: Training = field(default_factory=Training)
     loss_name: str | None = None
     begin: dict[str, ir.Value] = field(default_factory=dict)
 
@@ -182,17 +182,17 @@ def _warn_of_inference_norms(model: Model) -> None:
 
 def _check_patterns(name: str, optimizer: optimizers.Optimizer | None, chosen: Sequence[str]) -> None:
     for pattern in () if optimizer is None else optimizer.no_decay:
-        if not any(optimizers.matches(known, [pattern]) for known in chosen):
-            names = ", ".join(f"'{known}'" for known in chosen[:8])
+        if not any(optimizers.matches(parameter, [pattern]) for parameter in chosen):
+            names = ", ".join(f"'{parameter}'" for parameter in chosen[:8])
             raise PlanError(f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {names} ...")
 
 
 def _start(work: _Work, loss: str | losses.Loss | None) -> None:
     """Set what the backward pass begins at."""
     op = work.op
-    outputs = [v for v in work.model.graph.outputs if v.name in work.known.outputs]
+    outputs = [v for v in work.model.graph.outputs if v.name in work.roles.outputs]
     if loss is not None:
-        built = losses.attach(op, work.model, loss, work.known.outputs)
+        built = losses.attach(op, work.model, loss, work.roles.outputs)
         work.take()
         work.loss_name = str(built.loss.name)
         work.begin = {str(built.start.name): built.gradient}
@@ -228,7 +228,7 @@ def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
 def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     """Write the backward pass and the updates, and make inputs, outputs and what is said of them."""
     op, graph, nodes = work.op, work.model.graph, list(work.model.graph)
-    updates = dict(work.known.updates)
+    updates = dict(work.roles.updates)
     if updater.updating:
         updater.statistics(work.model.ir, updates)
     found = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
@@ -247,17 +247,17 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     graph.outputs.extend(named.values())
     new = {name: str(v.name) for name, v in named.items()}
     trained = [v for v in found if updater.updating or v.is_initializer()]
-    persistent = [*trained, *work.values(work.known.statistics), *updater.state, *updater.accumulated.values()]
+    persistent = [*trained, *work.values(work.roles.statistics), *updater.state, *updater.accumulated.values()]
     unchanged = {v for v in work.values(chosen) if v.is_initializer() and v not in found}
     moved = {*persistent, *unchanged}
     graph.inputs[:] = [*(v for v in graph.inputs if v not in moved), *persistent]
-    work.known = Training(
+    work.roles = Training(
         loss=work.loss_name,
-        outputs=work.known.outputs,
+        outputs=work.roles.outputs,
         parameters=tuple(str(v.name) for v in trained),
         gradients={} if updater.updating else new,
         updates={**updates, **new} if updater.updating else updates,
-        statistics=work.known.statistics,
+        statistics=work.roles.statistics,
         state=tuple(str(v.name) for v in updater.state),
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
@@ -300,8 +300,8 @@ class _Namer:
 
 def _finish(work: _Work, source: ir.Model) -> None:
     model = work.model.ir
-    training_roles.write(model, work.known)
+    training_roles.write(model, work.roles)
     passes.RemoveUnusedNodesPass()(model)
     if forward_model.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
-        forward_model.embed(model, source, work.known)
+        forward_model.embed(model, source, work.roles)
     model.metadata_props.pop(parameters.KEY, None)

@@ -244,14 +244,14 @@ class _PairFinder:
         return widths[0] == widths[1] and self.sizes[self.number[before]] == self.sizes[self.number[after]]
 
     def ties(self, node: ir.Node, reads: tuple[int, ...]) -> tuple[Pair, ...]:
-        held = [
+        unplanned = [
             self.number[v]
             for v in node.outputs
             if v.name and not self.planned[self.number[v]] and v not in self.elsewhere
         ]
-        if not held or not aliasing.may_alias_unbound(node):
+        if not unplanned or not aliasing.may_alias_unbound(node):
             return ()
-        return tuple((source, target) for source in reads for target in held)
+        return tuple((source, target) for source in reads for target in unplanned)
 
 
 def _costs(

@@ -70,19 +70,19 @@ def assign_storage(
     start: list[int] = []
     stop: list[int] = []
     for step, writes in enumerate(graph.writes):
-        taken: set[int] = set()
+        used: set[int] = set()
         pairs = _allowed(graph, sharing, step, offsets)
         for value in writes:
             if not graph.planned[value]:
                 continue
-            storage = _shared(graph, pairs, step, value, of_value, stop, taken)
+            storage = _shared(graph, pairs, step, value, of_value, stop, used)
             if storage < 0:
                 storage = len(sizes)
                 sizes.append(graph.sizes[value])
                 start.append(step)
                 stop.append(step + 1)
             of_value[value] = storage
-            taken.add(storage)
+            used.add(storage)
             stop[storage] = max(stop[storage], last[value] + 1)
     end = len(graph.nodes)
     if not sharing.reuse:
@@ -115,16 +115,16 @@ def _shared(
     value: int,
     of_value: list[int],
     stop: list[int],
-    taken: set[int],
+    used: set[int],
 ) -> int:
     """The storage the value takes over or joins at this step, or -1."""
     views, inplace = pairs
     for source, target in views:
-        if target == value and of_value[source] not in taken:
+        if target == value and of_value[source] not in used:
             return of_value[source]
     for source, target in inplace:
         storage = of_value[source]
-        if target == value and storage not in taken and stop[storage] == step + 1:
+        if target == value and storage not in used and stop[storage] == step + 1:
             others = [v for v in graph.reads[step] if v != source and of_value[v] == storage]
             if not others:
                 return storage
@@ -148,4 +148,4 @@ def peak_bytes(buffers: Sequence[Buffer], steps: int) -> int:
 def needed_bytes(graph: Graph, storage: Storage) -> int:
     """Most bytes at any step: what lives in the arena and that step's scratch."""
     live = live_bytes(storage.buffers, len(graph.nodes)).tolist()
-    return max((held + scratch for held, scratch in zip(live, graph.workspace, strict=True)), default=0)
+    return max((alive + scratch for alive, scratch in zip(live, graph.workspace, strict=True)), default=0)

@@ -41,8 +41,8 @@ def _listed(model: Model, text: str) -> tuple[str, ...]:
         names = None
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise PlanError(f"{model.name}: its metadata '{KEY}' is not a JSON list of names.")
-    known = {str(v.name) for v in (*model.graph.initializers.values(), *model.graph.inputs)}
-    return tuple(n for n in names if n in known)
+    there = {str(v.name) for v in (*model.graph.initializers.values(), *model.graph.inputs)}
+    return tuple(n for n in names if n in there)
 
 
 def _is_setting(value: ir.Value) -> bool:
@@ -67,11 +67,11 @@ def choose(model: Model, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tu
     chosen = dict.fromkeys(trainable(model) if wrt is None else _matching(values, wrt, name, "wrt"))
     for left_out in _matching(values, frozen, name, "frozen"):
         chosen.pop(left_out, None)
-    for known in chosen:
-        if not is_floating(values[known]):
-            kind = values[known].dtype
+    for each in chosen:
+        if not is_floating(values[each]):
+            kind = values[each].dtype
             raise PlanError(
-                f"{name}: '{known}' is {kind.name.lower() if kind else 'no tensor'}: only floating-point tensors have "
+                f"{name}: '{each}' is {kind.name.lower() if kind else 'no tensor'}: only floating-point tensors have "
                 "gradients. Leave it out of wrt, or freeze it (frozen=[...])."
             )
     if not chosen:
@@ -79,7 +79,7 @@ def choose(model: Model, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tu
             f"{name} has nothing to differentiate by: no floating-point initializer is left. Name inputs or "
             "initializers (wrt=[...])."
         )
-    return tuple(values[known] for known in chosen)
+    return tuple(values[each] for each in chosen)
 
 
 def _matching(values: dict[str, ir.Value], patterns: Sequence[str], name: str, flag: str) -> list[str]:
@@ -87,9 +87,7 @@ def _matching(values: dict[str, ir.Value], patterns: Sequence[str], name: str, f
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         names = [pattern] if pattern in values else [n for n in values if fnmatch.fnmatchcase(n, pattern)]
         if not names:
-            known = ", ".join(f"'{n}'" for n in list(values)[:8])
-            raise PlanError(
-                f"{name}: {flag} names '{pattern}', which is no input or initializer; there are {known} ..."
-            )
+            some = ", ".join(f"'{n}'" for n in list(values)[:8])
+            raise PlanError(f"{name}: {flag} names '{pattern}', which is no input or initializer; there are {some} ...")
         found += names
     return found

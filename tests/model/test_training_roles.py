@@ -310,3 +310,18 @@ def test_metadata_that_is_no_json_is_refused() -> None:
         loaded.metadata_props[KEY] = text
         with pytest.raises(PlanError, match=r"is not valid JSON|is not in format 1"):
             training_roles.read(loaded, "model")
+
+
+def test_roles_are_read_once_for_each_model() -> None:
+    body = "{ y = Mul(x, w) z = ReduceSum<keepdims=0>(y) }"
+    forward = memonger.load(_parsed(f"g (float[2] x) => (float[2] y, float z) <float[2] w = {{1.0, 2.0}}> {body}"))
+    made = memonger.differentiate(forward, loss="z")
+    assert forward.training is None
+    assert not forward.is_differentiated
+    assert made.is_differentiated
+    assert made.training is made.training
+    copy = made.clone()
+    assert copy.training == made.training
+    assert copy.training is not made.training
+    assert (copy.name, copy.batch) == (made.name, made.batch)
+    assert copy.graph is copy.ir.graph is not made.graph
