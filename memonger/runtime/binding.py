@@ -145,8 +145,8 @@ class Binding:
             if targets or self._redirected:
                 self._redirect(targets)
             self._execute()
-            for name in sorted(targets.keys() - self._redirected):
-                self._copy_out(name, targets[name])
+            if len(targets) > len(self._redirected):
+                self._copy_out(targets)
 
     def _overwritten(self, inputs: feeding.Feeds, targets: Mapping[str, Any]) -> set[str]:
         """Inputs that the run would write over before it has read them: they lie in the arena, or where an output goes.
@@ -245,26 +245,31 @@ class Binding:
 
     def _redirect(self, targets: Mapping[str, Any]) -> None:
         """Let runs write outputs to the caller's memory if they can, and to the arena again what isn't asked for."""
-        direct = {name for name, target in targets.items() if self._is_writable(target)}
-        if direct and not self.device.is_host:
-            backend(self.device).synchronize()
-        self._redirected |= direct  # should anything here raise, the next run binds all of them anew
-        for name in sorted(self._redirected - direct):
+        direct = self._writable(targets)
+        self._redirected |= set(direct)  # should anything here raise, the next run binds all of them anew
+        for name in sorted(self._redirected - direct.keys()):
             self._bind_output(self._planned[name])
-        for name in sorted(direct):
-            self._bind_output(self._planned[name], feeding.address_of(targets[name]))
-        self._redirected = direct
+        for name, target in direct.items():
+            self._bind_output(self._planned[name], feeding.address_of(target))
+        self._redirected = set(direct)
 
-    def _is_writable(self, target: Any) -> bool:
-        """Whether a run can write to the caller's tensor."""
-        return self.device.is_host or (feeding.is_on_device(target) and not self.engine.captures)
+    def _writable(self, targets: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those that a run can write to, once all work that uses them is done."""
+        if self.device.is_host:
+            return targets
+        if self.engine.captures or not any(map(feeding.is_on_device, targets.values())):
+            return {}
+        backend(self.device).synchronize()
+        return {name: target for name, target in targets.items() if feeding.is_on_device(target)}
 
-    def _copy_out(self, name: str, target: Any) -> None:
-        tensor = self._planned[name]
-        if feeding.is_on_device(target):
-            self.arena.copy_out(tensor.offset, feeding.address_of(target), tensor.nbytes)
-        else:
-            target[...] = self._read(tensor, copy=True)
+    def _copy_out(self, targets: Mapping[str, Any]) -> None:
+        """Copy what the run couldn't write to the caller's memory."""
+        for name in sorted(targets.keys() - self._redirected):
+            tensor, target = self._planned[name], targets[name]
+            if feeding.is_on_device(target):
+                self.arena.copy_out(tensor.offset, feeding.address_of(target), tensor.nbytes)
+            else:
+                target[...] = self._read(tensor, copy=True)
 
     def _execute(self) -> None:
         captures = self.engine.captures and not self.engine.unchecked
