@@ -3,6 +3,7 @@
 import onnx
 import onnx_ir as ir
 
+import memonger.autodiff.rules  # noqa: F401  (registers the rules that `backward` looks up)
 from benchmarks.convolutions.binding import expose
 from benchmarks.convolutions.layers import Layer
 from memonger.autodiff.backward import backward
