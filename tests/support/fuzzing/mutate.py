@@ -22,6 +22,11 @@ Model = onnx.ModelProto
 Change = Callable[[random.Random, Model], str]
 
 
+def shown(what: object) -> str:
+    """A value, or the type of what has no text of its own."""
+    return type(what).__name__ if type(what).__repr__ is object.__repr__ else repr(what)[:40]
+
+
 def text(choice: random.Random, names: Sequence[str] = ()) -> str:
     """A name: one of the model's own, or one that breaks what prints or splits it."""
     return choice.choice([*names, *names, *NAMES]) if names else choice.choice(NAMES)
@@ -310,8 +315,9 @@ def function(choice: random.Random, model: Model) -> str:
     body = [onnx.NodeProto.FromString(node.SerializeToString())]
     kind = choice.choice(["plain", "external", "external", "itself", "missing", "reference"])
     if kind == "external" and writes:
-        count = choice.choice([4, 16])
-        tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[count], name="t")
+        ends_of = [v for v in model.graph.output if v.name == writes[0]]
+        shape = [dim.dim_value for dim in ends_of[0].type.tensor_type.shape.dim] if ends_of else [4]
+        tensor = TensorProto(data_type=TensorProto.FLOAT, dims=shape, name="t")
         note = _external(choice, tensor)
         body = [helper.make_node("Constant", [], [writes[0]], value=tensor)]
         kind = f"{kind} ({note})"
