@@ -71,7 +71,7 @@ def attribute(choice: random.Random, model: Model) -> str:
             del node.attribute[index]
             return f"{node.op_type}: {one.name} dropped"
         case 1, _:
-            one.type = choice.choice([*range(15), 99]) if choice.random() < 0.5 else AttributeProto.UNDEFINED  # type: ignore[assignment]
+            one.type = choice.choice([AttributeProto.UNDEFINED] * 9 + AttributeProto.AttributeType.values())
         case 2, AttributeProto.INTS:
             one.ints.extend([choice.choice(INTEGERS)] if choice.random() < 0.5 else [])
             del one.ints[: choice.randrange(3)]
