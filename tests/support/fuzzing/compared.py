@@ -24,7 +24,8 @@ def place(folder: Path, data: bytes) -> Path:
     """A folder with the model, and files that are none of its own around it."""
     home = folder / "home"
     home.mkdir()
-    for other in (folder, Path.cwd()):
+    (folder / "sub").mkdir()
+    for other in (folder, folder.parent):  # the working directory, and beside it
         (other / mutate.SECRET).write_bytes(SECRET)
     (home / "model.onnx").write_bytes(data)
     return home / "model.onnx"

@@ -22,6 +22,11 @@ Model = onnx.ModelProto
 Change = Callable[[random.Random, Model], str]
 
 
+def shown(what: object) -> str:
+    """A value, or the type of what has no text of its own."""
+    return type(what).__name__ if type(what).__repr__ is object.__repr__ else repr(what)[:40]
+
+
 def text(choice: random.Random, names: Sequence[str] = ()) -> str:
     """A name: one of the model's own, or one that breaks what prints or splits it."""
     return choice.choice([*names, *names, *NAMES]) if names else choice.choice(NAMES)
@@ -66,7 +71,7 @@ def attribute(choice: random.Random, model: Model) -> str:
             del node.attribute[index]
             return f"{node.op_type}: {one.name} dropped"
         case 1, _:
-            one.type = choice.choice([*range(15), 99]) if choice.random() < 0.5 else AttributeProto.UNDEFINED  # type: ignore[assignment]
+            one.type = choice.choice([AttributeProto.UNDEFINED] * 9 + AttributeProto.AttributeType.values())
         case 2, AttributeProto.INTS:
             one.ints.extend([choice.choice(INTEGERS)] if choice.random() < 0.5 else [])
             del one.ints[: choice.randrange(3)]
@@ -285,6 +290,11 @@ def nodes(choice: random.Random, model: Model) -> str:
     return f"nodes: {action} {index}"
 
 
+def _is_deep(node: onnx.NodeProto) -> bool:
+    """Whether there are subgraphs in it: a message may be 100 messages deep."""
+    return any(a.HasField("g") for a in node.attribute)
+
+
 def subgraph(choice: random.Random, model: Model) -> str:
     """A node goes into a branch of If or the body of a Loop, or many branches deep."""
     if not model.graph.node:
@@ -292,7 +302,7 @@ def subgraph(choice: random.Random, model: Model) -> str:
     index = choice.randrange(len(model.graph.node))
     node = onnx.NodeProto.FromString(model.graph.node[index].SerializeToString())
     ends_of = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
-    depth = choice.choice([1, 1, 1, 2, 12, 28])
+    depth = 1 if _is_deep(node) else choice.choice([1, 1, 1, 2, 12, 28])
     constants = [helper.make_node("Constant", [], [end.name], value_float=1.0) for end in ends_of]
     for _ in range(depth):
         branch = helper.make_graph([node], text(choice, ["then", "else"]), [], ends_of)
@@ -310,8 +320,9 @@ def function(choice: random.Random, model: Model) -> str:
     body = [onnx.NodeProto.FromString(node.SerializeToString())]
     kind = choice.choice(["plain", "external", "external", "itself", "missing", "reference"])
     if kind == "external" and writes:
-        count = choice.choice([4, 16])
-        tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[count], name="t")
+        ends_of = [v for v in model.graph.output if v.name == writes[0]]
+        shape = [dim.dim_value for dim in ends_of[0].type.tensor_type.shape.dim] if ends_of else [4]
+        tensor = TensorProto(data_type=TensorProto.FLOAT, dims=shape, name="t")
         note = _external(choice, tensor)
         body = [helper.make_node("Constant", [], [writes[0]], value=tensor)]
         kind = f"{kind} ({note})"
