@@ -6,6 +6,7 @@ is the very first: it is answered before any other is sent. Good answers are com
 original model. Memory is the anonymous memory of the server's processes (Pss), 1,000 requests in and at the end.
 """
 
+import dataclasses
 import http.client
 import json
 import os
@@ -58,9 +59,20 @@ serve.run(app.app)
 signal.pause()
 """
 
-Answer = tuple[
-    int, Any
-]  # an HTTP status (Triton's errors are a 400, what model.py raises a 500), and what came with it
+BENTOML_ALONE = """
+from typing import Any
+import bentoml
+
+@bentoml.service(name="served")
+class PlannedService:
+    @bentoml.api
+    def infer(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        rows = inputs[0]["shape"][0]
+        return {"outputs": [{"name": "y", "shape": [rows, 10], "datatype": "FP32", "data": [0.0] * 10 * rows}]}
+"""  # what BentoML takes without a model and without memonger
+
+# An HTTP status, and what came with it. Triton's errors count as 400, and what model.py raises as 500.
+Answer = tuple[int, Any]
 Ask = Callable[[Any], Answer]
 
 
@@ -97,6 +109,7 @@ TARGETS = {
         {"BENTOML_DO_NOT_TRACK": "True"},
     ),
 }
+TARGETS["bentoml alone"] = TARGETS["bentoml"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +322,12 @@ def measure(name: str, python: str, sent: int, folder: Path) -> Row:
     """Export, serve and ask one target."""
     target, port = TARGETS[name], _free_port()
     plans = [memonger.search_plan(model(), batch=batch, mode="inference", device="none") for batch in BATCHES]
-    export(plans, name, folder / "out", name="served")
+    export(plans, name.split()[0], folder / "out", name="served")
     as_json = bool(target.path)
     good, bad = good_requests(as_json=as_json), bad_requests(as_json=as_json)
+    if name == "bentoml alone":
+        (folder / "out" / "service.py").write_text(BENTOML_ALONE)
+        bad = good = [dataclasses.replace(one, answer=np.zeros_like(one.answer)) for one in good]
 
     def connect() -> Ask:
         return http_client(port, target.path) if as_json else stand_in_client(port)
@@ -361,6 +377,7 @@ def table(rows: Sequence[Row]) -> str:
         "",
         "good right: as stock onnxruntime on the original model; bad refused: 4xx and one line; MiB: anonymous memory",
         f"of all processes of the server {WARM} requests in and at the end; requests/s: of the requests after those",
+        "bentoml alone: a service of BentoML that answers zeros, without a model or memonger, and only good requests",
         "",
         f"{'target':16}{'sent':>7}{'good right':>12}{'good wrong':>12}{'bad refused':>13}{'bad otherwise':>15}"
         f"{'requests/s':>12}{'MiB at ' + str(WARM):>13}{'MiB at end':>12}",

@@ -1,6 +1,5 @@
 """BentoML: every worker holds a memonger.Session. ``bentoml serve service:PlannedService``"""
 
-import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,6 @@ class PlannedService:
 
     def __init__(self) -> None:
         self.model = PlannedModel([HERE / name for name in SETTINGS["plans"]])
-        # Requests leave BentoML's own cycles behind. Python collects them once they are a quarter of all objects: what
-        # is here by now doesn't count any more, so that is soon.
-        gc.collect()
-        gc.freeze()
-        gc.collect()
 
     @bentoml.api
     def infer(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
