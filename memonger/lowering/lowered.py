@@ -14,6 +14,7 @@ from onnx_ir.passes import common as passes
 
 from memonger.devices import Stamp
 from memonger.errors import PlanError
+from memonger.model.marks import forget_composites
 from memonger.model.model import Model
 from memonger.model.names import name_nodes
 
@@ -60,6 +61,7 @@ def portable(model: Model) -> Lowered:
         PlanError: the type of a value is unknown; it names the value.
     """
     copy = model.clone()
+    forget_composites(copy.ir)
     passes.RemoveUnusedNodesPass()(copy.ir)
     name_nodes(copy.ir)
     _check_types(copy)

@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.model.marks import spread
+from memonger.model.marks import COMPOSITE, spread
 from memonger.model.values import all_values, static_shape, tensor_shape
 
 SMALL = 1024  # elements; a larger constant never decides a shape
@@ -118,6 +118,13 @@ class Emitter:
         self._infer(node)
         self.nodes.append(node)
         return tuple(results)
+
+    def composite(self, name: str, value: ir.Value) -> ir.Value:
+        """``value``, its node marked as computing ``name``: a lowering may write that otherwise."""
+        node = value.producer()
+        assert node is not None
+        node.metadata_props[COMPOSITE] = name
+        return value
 
     def _aligned(self, values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
         """Single numbers with as many axes as the tensor they meet, where its last axis is 1.

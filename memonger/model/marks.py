@@ -25,6 +25,12 @@ FORCE = "force_mirroring"
 PART = "memonger.part"
 """On a part: the output of the node it is a part of."""
 
+COMPOSITE = "memonger.composite"
+"""On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
+
+A lowering for another device has a rule by that name. Every lowering takes these marks away (`forget_composites`).
+"""
+
 
 def spread(node: ir.Node, made: Iterable[ir.Node], writers: Collection[ir.Node]) -> None:
     """Give the metadata of a node to those that stand for it.
@@ -60,6 +66,12 @@ def inline(model: ir.Model) -> None:
         for marks in (calls[str(v.name)] for v in node.outputs if v.name in calls):
             node.metadata_props.pop(PART, None)
             node.metadata_props.update(marks)
+
+
+def forget_composites(model: ir.Model) -> None:
+    """Take the names of composites off the nodes."""
+    for node in model.graph:
+        node.metadata_props.pop(COMPOSITE, None)
 
 
 def origins(model: ir.Model) -> dict[str, str]:

@@ -13,7 +13,8 @@ import memonger
 import models
 from memonger.lowering import cuda
 from memonger.lowering.cuda import normalization, rules
-from memonger.model.marks import FORCE, PART, STAGE
+from memonger.lowering.lowered import portable
+from memonger.model.marks import COMPOSITE, FORCE, PART, STAGE
 from tests.support.cuda_written import assert_close, written
 from tests.support.gradient_checks import Arrays, parse, run
 
@@ -261,6 +262,28 @@ def test_a_training_step_is_the_same(name: str) -> None:
     assert_close(found["loss"], wanted["loss"].astype(np.float64), 1e-5)
     for key, array in wanted.items():
         assert_close(found[key], array.astype(np.float64), 1e-3)
+
+
+@pytest.mark.parametrize("image", [(28, 28), (30,)])
+def test_what_rules_write_as_convolutions_for_the_cpu_is_none_here(image: tuple[int, ...]) -> None:
+    """Gradients of the weights of a 1x1 and of a depthwise convolution, and a normalization's sums over channels."""
+    dims, ones = ",".join(map(str, image)), "1," * (len(image) - 1)
+    text = (
+        f"g (FLOAT[2,3,{dims}] x, FLOAT[4,3,{ones}1] p, FLOAT[3,1,{ones}3] d, FLOAT[3] s, FLOAT[3] m) => (float l) "
+        "{ h, nm, nv = BatchNormalization <training_mode=1> (x, s, m, m, s) a = Conv (h, p) b = Conv <group=3> (h, d) "
+        "i = ReduceSumSquare <keepdims=0> (a) j = ReduceSumSquare <keepdims=0> (b) l = Add(i, j) }"
+    )
+    model = memonger.differentiate(parse(text, "float", 20), loss="l", wrt=["p", "d", "s", "m"])
+    made = cuda.write_out(model)
+    composites = {node.name for node in model.ir.graph if COMPOSITE in node.metadata_props}
+    assert composites
+    assert not composites & {node.name for node in made.ir.graph}
+    assert not any(COMPOSITE in node.metadata_props for form in (made.ir, portable(model).model) for node in form.graph)
+    source = ir.to_proto(model.ir)
+    feeds = step_feeds(source) | {"s": np.array([0.5, 1.0, 1.5], np.float32)}
+    wanted, found = run(source, feeds), run(ir.to_proto(made.ir), feeds)
+    for key, array in wanted.items():
+        assert_close(found[key], array.astype(np.float64), 1e-5)
 
 
 def test_a_plan_is_found_for_what_is_written_out() -> None:

@@ -13,6 +13,7 @@ import memonger
 from memonger.autodiff.rules import random
 from memonger.lowering import cuda
 from memonger.model.emitter import Emitter
+from memonger.model.marks import COMPOSITE
 from tests.support.cuda_written import assert_close, written
 from tests.support.gradient_checks import Arrays, parse, run
 
@@ -157,7 +158,7 @@ def test_all_random_bits_are_mixed_at_once() -> None:
     assert len(many.graph.node) < len(one.graph.node) + 7 * 16
 
 
-def test_a_chain_that_is_read_on_the_way_is_merged_too() -> None:
+def test_chains_that_no_random_operator_made_are_the_same_bits() -> None:
     text = (
         "g (uint32 k) => (uint32[3] u, uint32[5] v, uint32[3] y, uint32[5] z) "
         "<uint32[3] a = {1, 2, 3}, uint32[5] b = {4, 5, 6, 7, 4000000000}, uint32 c = {77}> {"
@@ -172,6 +173,14 @@ def test_a_chain_that_is_read_on_the_way_is_merged_too() -> None:
 # Sums of products.
 
 
+def composite(text: str, name: str) -> onnx.ModelProto:
+    """The model with its Conv marked as gradient rules mark what they write for the CPU."""
+    model = parse(text, "float", 20)
+    (node,) = (node for node in model.graph.node if node.op_type == "Conv")
+    node.metadata_props.add(key=COMPOSITE, value=name)
+    return model
+
+
 @pytest.mark.parametrize("image", [(5,), (3, 4), (2, 3, 4)])
 def test_a_sum_over_each_channel_is_no_convolution(image: tuple[int, ...]) -> None:
     dims = ",".join(map(str, image))
@@ -181,7 +190,7 @@ def test_a_sum_over_each_channel_is_no_convolution(image: tuple[int, ...]) -> No
     )
     generator = np.random.default_rng(0)
     x, v = generator.standard_normal((2, 6, *image)), generator.standard_normal((6, 1, *image))
-    model, feeds = written(text), {"x": x.astype(np.float32), "v": v.astype(np.float32)}
+    model, feeds = written(composite(text, "ChannelSums")), {"x": x.astype(np.float32), "v": v.astype(np.float32)}
     assert "Conv" not in {node.op_type for node in model.graph.node}
     wanted = -(x * v[:, 0]).sum(tuple(range(2, x.ndim)), keepdims=True)
     assert_close(run(model, feeds)["y"], wanted, 1e-6)
@@ -191,7 +200,7 @@ def test_a_convolution_of_rows_is_a_product_of_matrices() -> None:
     text = "g (FLOAT[1,4,3,9] x, FLOAT[20,1,1,9] v) => (FLOAT[1,20,3,1] y) { w = Neg(v) y = Conv <group=4> (x, w) }"
     generator = np.random.default_rng(0)
     x, v = generator.standard_normal((4, 3, 9)), generator.standard_normal((4, 5, 9))
-    model = written(text)
+    model = written(composite(text, "RowProducts"))
     feeds = {"x": x[None].astype(np.float32), "v": v.reshape(20, 1, 1, 9).astype(np.float32)}
     assert {"MatMul"} == {node.op_type for node in model.graph.node} & {"Conv", "MatMul"}
     wanted = -(v @ x.transpose(0, 2, 1)).reshape(1, 20, 3, 1)
@@ -231,6 +240,7 @@ def test_other_products_stay(left: str, right: str) -> None:
 @pytest.mark.parametrize(
     ("weight", "settings"),
     [
+        ("6,1,3,4", "group=6"),
         ("6,1,3,4", "group=6, pads=[1,0,0,0]"),
         ("6,1,2,4", "group=6"),
         ("12,1,3,4", "group=6"),

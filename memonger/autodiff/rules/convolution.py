@@ -161,8 +161,8 @@ def products_by_rows(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
     reads b transposed, without a copy of either.
     """
     (count, m, size), n = op.dims(a), op.dims(b)[1]
-    found = op.Conv(op.reshape(b, (1, count, n, size)), op.reshape(a, (count * m, 1, 1, size)), group=count)
-    return op.reshape(found, (count, m, n))
+    rows = op.Conv(op.reshape(b, (1, count, n, size)), op.reshape(a, (count * m, 1, 1, size)), group=count)
+    return op.reshape(op.composite("RowProducts", rows), (count, m, n))
 
 
 def _sum_batch(op: Emitter, products: ir.Value) -> ir.Value:
@@ -283,6 +283,10 @@ def _depthwise_by_columns(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -
     for j in range(width):
         column = op.slice(planes, 3, j * dilation[1], j * dilation[1] + count[1]) if width > 1 else planes
         found = op.Conv(op.reshape(column, (1, groups, count[0] + extent[0] - 1, count[1])), weight, group=groups)
+        if extent[0] == 1 and outputs == channels:
+            op.composite("ChannelSums", found)
+        elif count[0] == 1:
+            op.composite("RowProducts", found)
         if dilation[0] > 1:
             found = op.slice(found, 2, 0, extent[0], dilation[0])
         columns.append(op.reshape(found, (batch, outputs, height, 1)))

@@ -171,7 +171,7 @@ def _dot(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
     count, last = batch * channels, image[-1]
     planes = op.reshape(a, (1, count, math.prod(image[:-1]), last))
     weights = op.reshape(b, (count, 1, math.prod(image[:-1]), last))
-    sums = op.reshape(op.Conv(planes, weights, group=count), (batch, channels))
+    sums = op.reshape(op.composite("ChannelSums", op.Conv(planes, weights, group=count)), (batch, channels))
     return op.reshape(sums, (channels,)) if batch == 1 else op.sum(sums, [0])
 
 

@@ -2,9 +2,9 @@
 
 What it has no kernel for it leaves to the CPU, with copies before and after: each waits for the device, and forbids
 CUDA graphs. What it refuses fails the whole session. Both were found by making sessions of onnxruntime-gpu 1.31.1. Some
-of what it runs is written out too: what the gradients' rules write as a convolution for the CPU's sake, and Splits and
-products that copy from the host. Nothing but standard operators is written, and nothing of it needs a device: the same
-model runs on the CPU and gives the same numbers.
+of what it runs is written out too: what gradient rules write as a convolution for the CPU's sake, and mark as a
+composite, and Splits and products that copy from the host. Nothing but standard operators is written, and nothing of it
+needs a device: the same model runs on the CPU and gives the same numbers.
 """
 
 import logging
@@ -15,10 +15,11 @@ from memonger.lowering.cuda import bits as bits  # registers its rules
 from memonger.lowering.cuda import convolution as convolution
 from memonger.lowering.cuda import normalization as normalization
 from memonger.lowering.cuda import others as others
-from memonger.lowering.cuda import parallel
 from memonger.lowering.cuda import products as products
-from memonger.lowering.cuda.rules import RULES
+from memonger.lowering.cuda import random_bits
+from memonger.lowering.cuda.rules import RULES, kind_of
 from memonger.model.emitter import Emitter
+from memonger.model.marks import forget_composites
 from memonger.model.model import Model
 from memonger.model.opset import OPSET, raise_opset
 from memonger.model.replacing import Replacer
@@ -44,28 +45,29 @@ def write_out(model: Model) -> Model:
         return model
     looking = Emitter(model.ir)
     current = looking.opset >= OPSET
-    if not any(_applies(looking, node) and (current or RULES[node.op_type].raises_opset) for node in model.ir.graph):
+    if not any(_applies(looking, node) and (current or RULES[kind_of(node)].raises_opset) for node in model.ir.graph):
         return model
     copy = raise_opset(model.clone())
     into = Replacer(copy.graph, Emitter(copy.ir))
-    parallel.merge(into)
+    random_bits.merge(into)
     counts: dict[str, int] = {}
     for node in list(copy.graph):
         if node not in into.gone and _applies(into.op, node):
             with into.op.at(str(node.name)):
-                results = RULES[node.op_type].write(into.op, node)
+                results = RULES[kind_of(node)].write(into.op, node)
+            counts[kind_of(node)] = counts.get(kind_of(node), 0) + 1
             into.replace(node, results)
-            counts[node.op_type] = counts.get(node.op_type, 0) + 1
     into.finish()
-    found = ", ".join(f"{count} {op_type}" for op_type, count in sorted(counts.items()))
-    logger.info("%s: %s written out for CUDA.", model.name, found)
+    forget_composites(copy.ir)
+    written = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    logger.info("%s: %s written out for CUDA.", model.name, written)
     return copy
 
 
 def _applies(op: Emitter, node: ir.Node) -> bool:
     """Whether a node is written out."""
-    if node.domain != "" or node.op_type not in RULES:
+    if node.domain != "" or kind_of(node) not in RULES:
         return False
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.name]
     known = all(v.dtype is not None and static_shape(v) is not None for v in values)
-    return known and RULES[node.op_type].when(op, node)
+    return known and RULES[kind_of(node)].when(op, node)

@@ -1,4 +1,4 @@
-"""The rules of the CUDA form: operator → what it is written as, where onnxruntime's CUDA provider can't run it.
+"""The rules of the CUDA form: operator or composite → what it is written as for onnxruntime's CUDA provider.
 
     @rule("BatchNormalization", when=_is_refused)
     def _batch_normalization(op, node):
@@ -7,6 +7,9 @@
 
 A rule returns one value for each output of the node, None where nobody uses it. ``when`` says of a node whether it is
 written out; it emits nothing. All inputs and outputs of the nodes they see are of known types and static shapes.
+
+A composite is a node that a gradient rule wrote in the form that is fastest on the CPU, and marked with the name of
+what it computes (`memonger.model.marks.COMPOSITE`). The rule of that name writes what is best on CUDA.
 """
 
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from memonger.model.emitter import Emitter
+from memonger.model.marks import COMPOSITE
 
 Written = tuple[ir.Value | None, ...]
 Write = Callable[[Emitter, ir.Node], Written]
@@ -31,7 +35,12 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""The rule of each operator of the default domain that has one."""
+"""The rule of each operator of the default domain, and of each composite, that has one."""
+
+
+def kind_of(node: ir.Node) -> str:
+    """What a node's rule is looked up by: the composite that it computes, else its operator."""
+    return node.metadata_props.get(COMPOSITE, node.op_type)
 
 
 def rule(*op_types: str, when: When = lambda op, node: True, raises_opset: bool = True) -> Callable[[Write], Write]:
