@@ -230,7 +230,7 @@ def _turn_dropouts(work: _Work) -> int:
     op, graph, count = work.op, work.model.graph, 0
     for node in [n for n in graph if n.op_type == "Dropout" and n.domain == ""]:
         mode = node.inputs[2] if len(node.inputs) > 2 else None
-        known = op.known(mode)
+        known = op.content(mode)
         if mode is not None and (known is None or known.all()):
             if known is not None:
                 continue  # it drops already
@@ -248,7 +248,7 @@ def _turn_dropouts(work: _Work) -> int:
 
 
 def _drops_nothing(op: Emitter, node: ir.Node) -> bool:
-    ratio = op.known(node.inputs[1] if len(node.inputs) > 1 else None)
+    ratio = op.content(node.inputs[1] if len(node.inputs) > 1 else None)
     return ratio is not None and not ratio.any()
 
 

@@ -141,7 +141,7 @@ class Emitter:
     def _with_axes(self, number: ir.Value, rank: int) -> ir.Value:
         if len(self.dims(number)) == rank:
             return number
-        content = self.known(number)
+        content = self.content(number)
         if content is not None:
             return self.constant(content.reshape((1,) * rank))
         return self.Reshape(number, self.ints(*(1,) * rank))
@@ -192,7 +192,7 @@ class Emitter:
         return self.scalars[role]
 
     def fresh(self, name: str) -> str:
-        """``name``, or where it is taken ``name#2`` and so on."""
+        """``name``, or where another value has it ``name#2`` and so on."""
         result = name
         while result in self._names:
             self._counts[name] = self._counts.get(name, 1) + 1
@@ -211,13 +211,13 @@ class Emitter:
 
     def dims(self, value: ir.Value | None) -> tuple[int, ...]:
         """The static shape of a value."""
-        found = None if value is None else static_shape(value)
-        if found is None:
+        shape = None if value is None else static_shape(value)
+        if shape is None:
             raise PlanError(
                 f"the size of value '{value.name if value is not None else ''}' (near node '{self.where}') is unknown: "
-                "gradients need static shapes. Fix the sizes it hangs on, or write its shape into the model."
+                "gradients need static shapes. Fix the sizes it depends on, or write its shape into the model."
             )
-        return found
+        return shape
 
     def size(self, value: ir.Value | None) -> int:
         """Number of elements."""
@@ -271,7 +271,7 @@ class Emitter:
         value = attribute.value
         return cast(T, list(value) if isinstance(value, tuple | list) else value)
 
-    def known(self, value: ir.Value | None) -> np.ndarray | None:
+    def content(self, value: ir.Value | None) -> np.ndarray | None:
         """The content of a constant nobody can override, else None."""
         if value is None or value.const_value is None or value.is_graph_input():
             return None
@@ -282,11 +282,11 @@ class Emitter:
         key = _signature(node)
         if key not in self._inferences:
             self._inferences[key] = self._inferred(node)
-        for value, found in zip(node.outputs, self._inferences[key], strict=True):
+        for value, inferred in zip(node.outputs, self._inferences[key], strict=True):
             if only is None or value is only:
-                if found is None:
+                if inferred is None:
                     raise PlanError(f"the gradient of '{self.where}' can't be written: {node.op_type} has no shape.")
-                dtype, value.shape = found
+                dtype, value.shape = inferred
                 value.type = ir.TensorType(dtype)
 
     def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, ir.Shape] | None]:
@@ -294,15 +294,15 @@ class Emitter:
             protos = self._protos(node)
         except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError) as error:
             raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type}: {error}") from error
-        found: list[tuple[ir.DataType, ir.Shape] | None] = []
+        results: list[tuple[ir.DataType, ir.Shape] | None] = []
         for value in node.outputs:
             proto = protos.get(value.name or "")
             shape = None if proto is None else ir.serde.deserialize_type_proto_for_shape(proto)
             kind = None if proto is None else ir.serde.deserialize_type_proto_for_type(proto)
             dims = [dim for dim in shape or () if isinstance(dim, int)]
             static = shape is not None and len(dims) == len(shape) and isinstance(kind, ir.TensorType)
-            found.append((kind.dtype, ir.Shape(dims, frozen=True)) if static and kind is not None else None)
-        return found
+            results.append((kind.dtype, ir.Shape(dims, frozen=True)) if static and kind is not None else None)
+        return results
 
     def _protos(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
         inputs = {str(v.name): v for v in node.inputs if v is not None}
@@ -322,7 +322,7 @@ class Emitter:
 
 
 def _signature(node: ir.Node) -> tuple[object, ...]:
-    """What the types and shapes of a node's outputs hang on."""
+    """What the types and shapes of a node's outputs depend on."""
     inputs = tuple(_input_signature(value) for value in node.inputs)
     attributes = tuple((name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items()))
     return node.op_type, inputs, attributes, tuple(bool(value.name) for value in node.outputs)

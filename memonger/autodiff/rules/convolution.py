@@ -1,6 +1,6 @@
 """Convolutions.
 
-Which formulation is fastest hangs on the shape: the bounds here were measured on onnxruntime's CPU kernels.
+Which formulation is fastest depends on the shape: the bounds here were measured on onnxruntime's CPU kernels.
 """
 
 import math
@@ -205,7 +205,7 @@ def _weight_by_rows_of_x(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, gr
     """
     outputs, inner = op.dims(dy)[1], op.dims(x)[1] // group
     end = [max(0, excess) for excess in at.excess]
-    found = op.Conv(
+    result = op.Conv(
         _rows(op, x, group),
         _as_weight(op, dy),
         strides=[*at.dilations[:-1], 1],
@@ -213,10 +213,10 @@ def _weight_by_rows_of_x(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, gr
         pads=[*at.begin[:-1], at.begin[-1] * inner, *end[:-1], end[-1] * inner],
         group=group,
     )
-    found = op.reshape(found, (outputs, *at.kernel[:-1], at.extent[-1], inner))
+    result = op.reshape(result, (outputs, *at.kernel[:-1], at.extent[-1], inner))
     if at.dilations[-1] > 1:
-        found = op.slice(found, at.rank, 0, at.extent[-1], at.dilations[-1])
-    last = _swapped(op, op.reshape(found, (outputs, math.prod(at.kernel), inner)))
+        result = op.slice(result, at.rank, 0, at.extent[-1], at.dilations[-1])
+    last = _swapped(op, op.reshape(result, (outputs, math.prod(at.kernel), inner)))
     return op.reshape(last, (outputs, inner, *at.kernel))
 
 
@@ -225,15 +225,15 @@ def _weight_by_rows_of_dy(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, g
     outputs, inner = op.dims(dy)[1] // group, op.dims(x)[1] // group
     begin = [k - 1 - p for k, p in zip(at.kernel, at.begin, strict=True)]
     end = [k - 1 - p for k, p in zip(at.kernel, at.excess, strict=True)]
-    found = op.Conv(
+    result = op.Conv(
         _rows(op, dy, group),
         _as_weight(op, x),
         dilations=[*[1] * (at.rank - 1), outputs],
         pads=[*begin[:-1], begin[-1] * outputs, *end[:-1], end[-1] * outputs],
         group=group,
     )
-    found = _flip(op, op.reshape(found, (group * inner, *at.kernel, outputs)), at.rank)
-    last = _swapped(op, op.reshape(found, (group, inner * math.prod(at.kernel), outputs)))
+    result = _flip(op, op.reshape(result, (group * inner, *at.kernel, outputs)), at.rank)
+    last = _swapped(op, op.reshape(result, (group, inner * math.prod(at.kernel), outputs)))
     return op.reshape(last, (group * outputs, inner, *at.kernel))
 
 
@@ -241,7 +241,7 @@ def _weight_by_depth(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
     """A convolution of one rank more: x with the batch as channels and the channels as depth, dy as the weight."""
     (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
     blocks = x if group == 1 else _batch_second(op, x, group)
-    found = op.Conv(
+    result = op.Conv(
         op.reshape(blocks, (1, group * batch, channels // group, *op.dims(x)[2:])),
         op.reshape(_as_weight(op, dy), (outputs, batch, 1, *at.count)),
         strides=[1, *at.dilations],
@@ -249,13 +249,13 @@ def _weight_by_depth(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
         pads=[0, *at.begin, 0, *(max(0, excess) for excess in at.excess)],
         group=group,
     )
-    return op.reshape(found, (outputs, channels // group, *at.kernel))
+    return op.reshape(result, (outputs, channels // group, *at.kernel))
 
 
 def _depthwise_by_images(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
     """A convolution of x by dy, every channel of every image a group."""
     (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
-    found = op.Conv(
+    result = op.Conv(
         op.reshape(x, (1, batch * channels, *op.dims(x)[2:])),
         op.reshape(dy, (batch * outputs, 1, *at.count)),
         strides=at.dilations,
@@ -263,7 +263,7 @@ def _depthwise_by_images(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) ->
         pads=[*at.begin, *(max(0, excess) for excess in at.excess)],
         group=batch * channels,
     )
-    return op.reshape(_sum_batch(op, op.reshape(found, (batch, outputs, *at.kernel))), (outputs, 1, *at.kernel))
+    return op.reshape(_sum_batch(op, op.reshape(result, (batch, outputs, *at.kernel))), (outputs, 1, *at.kernel))
 
 
 def _depthwise_by_columns(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
@@ -282,13 +282,13 @@ def _depthwise_by_columns(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -
     columns = []
     for j in range(width):
         column = op.slice(planes, 3, j * dilation[1], j * dilation[1] + count[1]) if width > 1 else planes
-        found = op.Conv(op.reshape(column, (1, groups, count[0] + extent[0] - 1, count[1])), weight, group=groups)
+        result = op.Conv(op.reshape(column, (1, groups, count[0] + extent[0] - 1, count[1])), weight, group=groups)
         if extent[0] == 1 and outputs == channels:
-            op.composite("ChannelSums", found)
+            op.composite("ChannelSums", result)
         elif count[0] == 1:
-            op.composite("RowProducts", found)
+            op.composite("RowProducts", result)
         if dilation[0] > 1:
-            found = op.slice(found, 2, 0, extent[0], dilation[0])
-        columns.append(op.reshape(found, (batch, outputs, height, 1)))
+            result = op.slice(result, 2, 0, extent[0], dilation[0])
+        columns.append(op.reshape(result, (batch, outputs, height, 1)))
     whole = columns[0] if width == 1 else op.Concat(*columns, axis=3)
     return op.reshape(_sum_batch(op, whole), (outputs, 1, *at.kernel))

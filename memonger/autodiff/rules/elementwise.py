@@ -64,11 +64,11 @@ def _pow(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
 def _pow_base(op: Emitter, node: ir.Node, dy: ir.Value) -> ir.Value:
     """e * x^(e-1), and 0 where e is 0, whatever x is."""
     x, e = op.given(node, 0), op.given(node, 1)
-    known = op.known(e)
-    if known is not None and known.size == 1:
-        return _pow_constant(op, node, dy, float(known.reshape(())))
+    content = op.content(e)
+    if content is not None and content.size == 1:
+        return _pow_constant(op, node, dy, float(content.reshape(())))
     slope = op.Mul(op.Pow(x, op.Sub(e, 1)), op.cast(e, dy.dtype))
-    if known is None or not np.all(known):
+    if content is None or not np.all(content):
         slope = op.Where(op.Equal(e, 0), op.constant(0.0, dy.dtype), slope)
     return op.Mul(dy, slope)
 
@@ -197,9 +197,9 @@ def _extremum(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     if len(node.inputs) == 1:
         return (dy,)
     if len(node.inputs) > 2:
-        found = [masks.equal(op, op.given(node, k), node.outputs[0]) for k in range(len(node.inputs))]
-        share = op.Div(dy, reduce(op.Add, found))
-        return tuple(op.Mul(share, mask) for mask in found)
+        ties = [masks.equal(op, op.given(node, k), node.outputs[0]) for k in range(len(node.inputs))]
+        share = op.Div(dy, reduce(op.Add, ties))
+        return tuple(op.Mul(share, mask) for mask in ties)
     a, b = op.given(node, 0), op.given(node, 1)
     of_a = op.Mul(dy, masks.share_of_greater(op, a, b) if node.op_type == "Max" else masks.share_of_greater(op, b, a))
     return of_a, op.Sub(dy, of_a)
@@ -229,7 +229,7 @@ def _cum_sum(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 def _clip(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     """Nothing flows where y is a bound, as with torch's hardtanh and relu6: so ``x`` isn't needed."""
     y, given = node.outputs[0], [op.given(node, k) if _has(node, k) else None for k in (1, 2)]
-    bounds = [op.known(v) for v in given]
+    bounds = [op.content(v) for v in given]
     if all(v is None or bound is not None for v, bound in zip(given, bounds, strict=True)):
         mask = masks.inside(op, y, *(None if bound is None else float(bound.reshape(())) for bound in bounds))
         return (dy if mask is None else op.Mul(dy, mask),)

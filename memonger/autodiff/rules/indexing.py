@@ -33,9 +33,9 @@ def _gather(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
 def add_rows(op: Emitter, rows: ir.Value, indices: ir.Value, size: int) -> ir.Value:
     """``rows`` ``[A, n, B]`` added up to ``[A, size, B]`` where the n indices say; negative ones count from the end."""
     a, n, b = op.dims(rows)
-    known = op.known(indices)
-    if n and known is not None:
-        at = known.reshape(-1) % size
+    content = op.content(indices)
+    if n and content is not None:
+        at = content.reshape(-1) % size
         if np.array_equal(at, np.arange(at[0], at[0] + n)):
             return place(op, rows, 1, int(at[0]), size)
     if n and size <= FEW_ROWS:
@@ -54,8 +54,8 @@ def _scatter_add(op: Emitter, dims: Sequence[int], indices: ir.Value, updates: i
 def _one_hot_product(op: Emitter, rows: ir.Value, indices: ir.Value, size: int) -> ir.Value:
     a, n, b = op.dims(rows)
     dtype = indices.dtype or ir.DataType.INT64
-    known = op.known(indices)
-    numbers = indices if known is not None and (known >= 0).all() else op.Mod(indices, size)
+    content = op.content(indices)
+    numbers = indices if content is not None and (content >= 0).all() else op.Mod(indices, size)
     if b == 1:
         counts = op.constant(np.arange(size, dtype=dtype.numpy()).reshape(1, size))
         hot = op.cast(op.Equal(op.reshape(numbers, (n, 1)), counts), rows.dtype)

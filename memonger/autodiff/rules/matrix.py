@@ -100,14 +100,14 @@ def _einsum_operand(
     """The gradient of one operand: the same sum, with dy in the operand's place."""
     term = terms[index]
     others = [(t, v) for i, (t, v) in enumerate(zip(terms, node.inputs, strict=True)) if i != index]
-    known = result + "".join(t for t, _ in others)
-    kept = "".join(label for label in term if label in known)
+    labels = result + "".join(t for t, _ in others)
+    kept = "".join(label for label in term if label in labels)
     equation = ",".join([result, *(t for t, _ in others)]) + f"->{kept}"
-    found = op.Einsum(dy, *(v for _, v in others), equation=equation)
-    alone = [i for i, label in enumerate(term) if label not in known]  # summed away in this operand itself
+    dx = op.Einsum(dy, *(v for _, v in others), equation=equation)
+    alone = [i for i, label in enumerate(term) if label not in labels]  # summed away in this operand itself
     if alone:
-        found = op.reshape(found, [1 if i in alone else sizes[label] for i, label in enumerate(term)])
-    return op.expand(found, [sizes[label] for label in term])
+        dx = op.reshape(dx, [1 if i in alone else sizes[label] for i, label in enumerate(term)])
+    return op.expand(dx, [sizes[label] for label in term])
 
 
 def _equation(node: ir.Node) -> tuple[list[str], str]:

@@ -19,13 +19,13 @@ def constants(op: Emitter, node: ir.Node, index: int, what: str) -> tuple[int, .
         PlanError: they aren't constant.
     """
     value = node.inputs[index] if index < len(node.inputs) else None
-    known = op.known(value)
-    if value is not None and known is None:
+    content = op.content(value)
+    if value is not None and content is None:
         raise PlanError(
             f"operator {node.op_type} (node '{node.name}') has no gradient rule with {what} that aren't constant: "
             f"'{value.name}' is an input or computed. Make it an initializer alone."
         )
-    return None if known is None else tuple(int(number) for number in known.reshape(-1))
+    return None if content is None else tuple(int(number) for number in content.reshape(-1))
 
 
 def pad(op: Emitter, x: ir.Value, before: Sequence[int], after: Sequence[int]) -> ir.Value:
@@ -134,10 +134,10 @@ def _ranges(op: Emitter, node: ir.Node, dims: Sequence[int]) -> list[range]:
     starts, stops = constants(op, node, 1, "starts") or (), constants(op, node, 2, "ends") or ()
     axes = constants(op, node, 3, "axes") or tuple(range(len(starts)))
     steps = constants(op, node, 4, "steps") or (1,) * len(starts)
-    found = [range(size) for size in dims]
+    ranges = [range(size) for size in dims]
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
-        found[axis] = range(dims[axis])[start:stop:step]
-    return found
+        ranges[axis] = range(dims[axis])[start:stop:step]
+    return ranges
 
 
 def _spaced(

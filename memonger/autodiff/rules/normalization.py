@@ -81,9 +81,9 @@ def _normalized(op: Emitter, planes: ir.Value, scale: ir.Value, bias: ir.Value, 
 
 
 def _tiled(op: Emitter, vector: ir.Value, times: int) -> ir.Value:
-    known = op.known(vector)
-    if known is not None:
-        return op.constant(np.tile(known, times))
+    content = op.content(vector)
+    if content is not None:
+        return op.constant(np.tile(content, times))
     return vector if times == 1 else op.Tile(vector, op.ints(times))
 
 
@@ -144,8 +144,8 @@ def _batch_statistics(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradien
 
 
 def _is_constant(op: Emitter, value: ir.Value, number: float) -> bool:
-    known = op.known(value)
-    return known is not None and bool((known == number).all())
+    content = op.content(value)
+    return content is not None and bool((content == number).all())
 
 
 def _inverse(op: Emitter, variance: ir.Value, epsilon: float) -> ir.Value:

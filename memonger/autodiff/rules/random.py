@@ -38,7 +38,7 @@ def _given_seed(node: ir.Node) -> object:
 
 
 def fix_seeds(model: ir.Model) -> None:
-    """Give every random operator without a seed one that hangs on its name alone."""
+    """Give every random operator without a seed one that depends on its name alone."""
     for node in model.graph:
         if facts(node).random and "seed" not in node.attributes:
             if node.op_type == "Dropout":
@@ -79,7 +79,7 @@ def hashed(op: Emitter, dims: Sequence[int], salt: int, *, upper: bool = False) 
 
 
 def _mixed(op: Emitter, x: ir.Value) -> ir.Value:
-    """Murmur3's finalizer (Appleby 2008): every bit of the result hangs on every bit."""
+    """Murmur3's finalizer (Appleby 2008): every bit of the result depends on every bit."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = op.Mul(op.BitwiseXor(x, op.BitShift(x, shift, direction="RIGHT")), factor)
     return op.BitwiseXor(x, op.BitShift(x, 16, direction="RIGHT"))
@@ -113,25 +113,25 @@ def _training(op: Emitter, node: ir.Node) -> bool:
     """Whether a Dropout drops."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return False
-    known = op.known(node.inputs[2])
-    if known is None:
+    content = op.content(node.inputs[2])
+    if content is None:
         raise PlanError(
             f"operator Dropout (node '{node.name}'): whether it drops is an input of the model. Make its input "
             "training_mode a constant: memonger.to_training_mode does that."
         )
-    return bool(known.all())
+    return bool(content.all())
 
 
 def _ratio(node: ir.Node, op: Emitter) -> float | ir.Value:
     """The probability with which a Dropout drops: a number where it is known."""
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    known = 0.5 if ratio is None else op.known(ratio)
-    if known is None:
+    content = 0.5 if ratio is None else op.content(ratio)
+    if content is None:
         assert ratio is not None
         return op.reshape(ratio, ())
-    number = float(np.asarray(known, np.float64).reshape(-1)[0])
+    number = float(np.asarray(content, np.float64).reshape(-1)[0])
     if not 0.0 <= number < 1.0:
-        raise PlanError(f"operator Dropout (node '{node.name}'): ratio {number} can't be: it is at least 0, below 1.")
+        raise PlanError(f"operator Dropout (node '{node.name}'): ratio {number} must be at least 0 and below 1.")
     return number
 
 

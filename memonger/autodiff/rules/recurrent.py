@@ -35,8 +35,8 @@ def _obstacle(op: Emitter, node: ir.Node) -> str | None:
     if _input(node, 7) is not None:
         return "a peephole (input P; leave it out)"
     lengths, steps = _input(node, 4), op.dims(node.inputs[0])[0]
-    known = op.known(lengths)
-    if lengths is not None and (known is None or (known != steps).any()):
+    content = op.content(lengths)
+    if lengths is not None and (content is None or (content != steps).any()):
         return f"sequence_lens that isn't {steps} for every sequence (leave it out)"
     return None
 

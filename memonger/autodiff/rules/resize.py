@@ -37,7 +37,7 @@ def _check(op: Emitter, node: ir.Node) -> None:
 
 def _scales(op: Emitter, node: ir.Node, image: tuple[int, ...], result: tuple[int, ...]) -> list[float]:
     """The factor of each axis: what is said, else what the sizes come to."""
-    given = op.known(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    given = op.content(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
     if given is None or given.size == 0:
         return [float(np.float32(m) / np.float32(n)) for n, m in zip(image, result, strict=True)]
     axes: Sequence[int] = op.attribute(node, "axes", []) or range(len(image))

@@ -69,5 +69,5 @@ def _applies(op: Emitter, node: ir.Node) -> bool:
     if node.domain != "" or kind_of(node) not in RULES:
         return False
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.name]
-    known = all(v.dtype is not None and static_shape(v) is not None for v in values)
-    return known and RULES[kind_of(node)].when(op, node)
+    described = all(v.dtype is not None and static_shape(v) is not None for v in values)
+    return described and RULES[kind_of(node)].when(op, node)

@@ -34,8 +34,8 @@ def _bit_shift(op: Emitter, node: ir.Node) -> Written:
 
 def _number(op: Emitter, value: ir.Value) -> int | None:
     """The content of a constant single number."""
-    known = op.known(value)
-    return int(known.reshape(-1)[0]) if known is not None and known.size == 1 else None
+    content = op.content(value)
+    return int(content.reshape(-1)[0]) if content is not None and content.size == 1 else None
 
 
 def _constant(op: Emitter, like: ir.Value, content: np.ndarray) -> ir.Value:
@@ -65,9 +65,9 @@ def _bitwise(op: Emitter, node: ir.Node) -> Written:
 
 def _bits(op: Emitter, value: ir.Value, width: int) -> int:
     """How many bits a value can have, from the lowest on."""
-    known = _number(op, value)
-    if known is not None:
-        return known.bit_length()
+    number = _number(op, value)
+    if number is not None:
+        return number.bit_length()
     source = value.producer()
     if source is None or source.domain != "" or len(source.inputs) != 2 or source.inputs[1] is None:
         return width

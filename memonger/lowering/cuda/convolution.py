@@ -41,8 +41,8 @@ def _is_left_to_cpu(op: Emitter, node: ir.Node) -> bool:
     if 0 in (*op.dims(x), *op.dims(w)) or len(op.dims(node.outputs[0])) != len(op.dims(x)):
         return False  # onnx's inference (1.23) gives up half-way where output_shape is below the input's
     at = _windows(op, node)
-    found = op.attribute(node, "auto_pad", "NOTSET").startswith("SAME") or "output_shape" in node.attributes
-    return (found or at.begin != at.end) and all(_axis(at, a).pad >= 0 for a in range(at.rank))
+    automatic = op.attribute(node, "auto_pad", "NOTSET").startswith("SAME") or "output_shape" in node.attributes
+    return (automatic or at.begin != at.end) and all(_axis(at, a).pad >= 0 for a in range(at.rank))
 
 
 @rule("ConvTranspose", when=_is_left_to_cpu)

@@ -60,8 +60,8 @@ def _one_by_many(op: Emitter, node: ir.Node) -> Written:
     rows, inner = op.dims(a)[-2:]
     *stack, _, columns = op.dims(b)
     if math.prod(stack) == 1:
-        found = op.MatMul(a, op.reshape(b, (inner, columns)))
+        product = op.MatMul(a, op.reshape(b, (inner, columns)))
     else:
         images = op.reshape(b, (math.prod(stack), inner, columns, 1))
-        found = op.Conv(images, op.reshape(a, (rows, inner, 1, 1)))
-    return (op.reshape(found, op.dims(node.outputs[0])),)
+        product = op.Conv(images, op.reshape(a, (rows, inner, 1, 1)))
+    return (op.reshape(product, op.dims(node.outputs[0])),)

@@ -65,7 +65,7 @@ def _mixing(op: Emitter, split: ir.Node) -> _Mixing | None:
         if not missing:
             nodes[pending.pop()] = None
     start = next((v for node in nodes for v in _vectors(op, node)), None)
-    counters = op.known(start)
+    counters = op.content(start)
     return None if start is None or counters is None else _Mixing(split, start, counters, tuple(nodes))
 
 
