@@ -26,7 +26,7 @@ Run = Callable[[], object]
 
 
 def expose(model: onnx.ModelProto) -> None:
-    """Make every value that a node writes an output, with its inferred shape: what is no output can't be bound.
+    """Make every value that a node writes an output, with its inferred shape: only outputs can be bound.
 
     Raises:
         ValueError: a value has no shape; it names the operator.

@@ -19,13 +19,9 @@ class Emitter:
         self.constants: list[onnx.TensorProto] = []
 
     def __call__(self, kind: str, *inputs: str, **attributes: object) -> str:
-        return self.many(1, kind, *inputs, **attributes)[0]
-
-    def many(self, outputs: int, kind: str, *inputs: str, **attributes: object) -> tuple[str, ...]:
-        """A node with several outputs."""
-        names = tuple(f"v{len(self.nodes)}_{index}" for index in range(outputs))
-        self.nodes.append(helper.make_node(kind, inputs, names, f"n{len(self.nodes)}", **attributes))
-        return names
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], f"n{len(self.nodes)}", **attributes))
+        return name
 
     def constant(self, value: object, dtype: object = np.int64) -> str:
         """An initializer: shapes, axes, scalars and matrices of zeros and ones; never weights."""

@@ -27,11 +27,6 @@ class Contestant:
     plan: str = ""
     keeps: bool = False
 
-    @property
-    def compiles(self) -> bool:
-        """Whether it has to be compiled first."""
-        return self.mode == "compile"
-
 
 EAGER = Contestant("eager", "PyTorch eager", "torch", "eager")
 CHECKPOINT = Contestant("checkpoint", "PyTorch checkpoint", "torch", "checkpoint")

@@ -47,12 +47,6 @@ def used_bytes(index: int) -> int:
     return int(library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByIndex(index)).used)
 
 
-def total_bytes(index: int) -> int:
-    """Bytes of a GPU's memory."""
-    library = nvml()
-    return int(library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByIndex(index)).total)
-
-
 def nvml() -> Any:
     """NVIDIA's management library, ready to be asked.
 

@@ -25,7 +25,7 @@ def export(name: str, size: networks.Size, folder: Path) -> None:
     """Write the network's files.
 
     Raises:
-        ValueError: its outputs don't hang on its inputs: a comparison of them couldn't fail.
+        ValueError: its outputs don't depend on its inputs: comparing them could not fail.
     """
     network = networks.NETWORKS[name]
     batches = [torch.from_numpy(networks.data(network, size, 2, seed)["x"]) for seed in (1, 2, 3)]

@@ -176,7 +176,7 @@ def _head(asked: argparse.Namespace, device: Device, earlier: Sequence[str]) -> 
 
 
 def _telling(arguments: Sequence[str]) -> list[str]:
-    """Arguments that figures hang on: not where files go."""
+    """The arguments that figures depend on: all but where files go."""
     places = ("--folder", "--output")
     pairs = zip(["", *arguments], arguments, strict=False)
     return [one for before, one in pairs if one.partition("=")[0] not in places and before not in places]

@@ -25,7 +25,7 @@ class Result:
         apart: Largest difference of outputs from those of the first contestant over the largest of those; in training
             of the first step's loss, before any weight has changed.
         drift: In training the same of all steps' losses: after updates, differences of rounding have grown.
-        note: Where it isn't quite what was asked for.
+        note: How it differs from what was asked for.
     """
 
     contestant: str

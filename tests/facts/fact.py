@@ -25,7 +25,7 @@ class Fact:
 
 
 def judged(claim: str, seen: str, holds: bool, told: bool = True) -> Fact:
-    """A claim that `seen` bears out or doesn't. Where it can't be told `seen` means nothing, and isn't given."""
+    """A claim and whether `seen` supports it. Without kernels that run, `seen` means nothing and is left out."""
     return Fact(claim, seen, HOLDS if holds else FAILS) if told else Fact(claim, RAN, UNTOLD)
 
 
