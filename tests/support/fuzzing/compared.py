@@ -16,7 +16,7 @@ from tests.support.fuzzing.outcomes import Wrong
 from tests.support.stock import parse, same
 
 Tell = Callable[..., None]
-SECRET = b"none of a model's" * 64
+SECRET = b"none of a model's" * 4096
 """The content of files that are none of a model's."""
 
 

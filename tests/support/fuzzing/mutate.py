@@ -15,7 +15,19 @@ NAMES = ("", "\0", "a\0b", "\x1b[31mred", "two\nlines", "‮abc", "x" * 5000, "#
 HIDDEN = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029\x7f\x85\x9b"
 SECRET = "secret.bin"
 """A file beside the model's folder and in the working directory: its bytes may turn up nowhere."""
-LOCATIONS = (f"../{SECRET}", SECRET, f"sub/../../{SECRET}", "/etc/passwd", "/dev/zero", "", ".", "model.onnx", "x\0y")
+LOCATIONS = (
+    f"../{SECRET}",
+    SECRET,
+    SECRET,
+    SECRET,
+    f"sub/../../{SECRET}",
+    "/etc/passwd",
+    "/dev/zero",
+    "",
+    ".",
+    "model.onnx",
+    "x\0y",
+)
 TYPES = ("Relu", "Add", "Reshape", "Shape", "Constant", "Loop", "If", "SequenceAt", "Gather", "Range", "Expand", "Nope")
 
 Model = onnx.ModelProto
@@ -221,7 +233,7 @@ def _external(choice: random.Random, tensor: TensorProto) -> str:
     tensor.data_location = TensorProto.EXTERNAL
     location = choice.choice(LOCATIONS)
     tensor.external_data.add(key="location", value=location)
-    for key in choice.sample(["offset", "length"], choice.randrange(3)):
+    for key in choice.sample(["offset", "length"], choice.choice([0, 0, 0, 1, 2])):
         tensor.external_data.add(key=key, value=str(choice.choice([0, 8, 64, *INTEGERS, "x"])))
     return f"external data at {location!r}"
 
@@ -318,25 +330,26 @@ def function(choice: random.Random, model: Model) -> str:
     node = _node(choice, model)
     reads, writes = [n for n in node.input if n], [n for n in node.output if n]
     body = [onnx.NodeProto.FromString(node.SerializeToString())]
-    kind = choice.choice(["plain", "external", "external", "itself", "missing", "reference"])
-    if kind == "external" and writes:
+    action = choice.choice(["plain", "external", "external", "external", "itself", "missing", "reference"])
+    if action == "external" and writes:
         ends_of = [v for v in model.graph.output if v.name == writes[0]]
-        shape = [dim.dim_value for dim in ends_of[0].type.tensor_type.shape.dim] if ends_of else [4]
-        tensor = TensorProto(data_type=TensorProto.FLOAT, dims=shape, name="t")
+        kind = ends_of[0].type.tensor_type if ends_of else onnx.TypeProto.Tensor(elem_type=TensorProto.FLOAT)
+        dims_of = [dim.dim_value for dim in kind.shape.dim] if ends_of else [4]
+        tensor = TensorProto(data_type=kind.elem_type, dims=dims_of, name="t")
         note = _external(choice, tensor)
         body = [helper.make_node("Constant", [], [writes[0]], value=tensor)]
-        kind = f"{kind} ({note})"
-    elif kind == "itself":
+        action = f"external ({note})"
+    elif action == "itself":
         body = [helper.make_node("Called", reads, writes, domain="fuzz")]
-    elif kind == "reference" and node.attribute:
+    elif action == "reference" and node.attribute:
         del body[0].attribute[:]
         body[0].attribute.add(name=node.attribute[0].name, type=node.attribute[0].type, ref_attr_name="no such")
-    if kind != "missing":
+    if action != "missing":
         opsets = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in model.opset_import]
         model.functions.append(helper.make_function("fuzz", "Called", reads, writes, body, opsets))
     model.opset_import.add(domain="fuzz", version=1)
     node.CopyFrom(helper.make_node("Called", reads, writes, domain="fuzz"))
-    return f"a function: {kind}"
+    return f"a function: {action}"
 
 
 def metadata(choice: random.Random, model: Model) -> str:
