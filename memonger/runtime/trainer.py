@@ -63,11 +63,8 @@ class Trainer:
         self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
         self._name = str(plans[0].model.graph.name)
         tensors = _persistent(plans, self._roles)
-        self._names = tuple(tensors)
         check_room(plans, [program_of(one) for one in plans], self.device)
-        weights = (*self._roles[0].parameters, *self._roles[0].statistics)
-        self._weights = Store((tensors[name] for name in weights), self.device)
-        self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
+        self._allocate(tensors)
         self._fill(plans[0].model)
         scalars = {role for roles in self._roles for role in roles.scalars}
         self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
@@ -347,6 +344,13 @@ class Trainer:
     def _set(self, role: str, content: float | None) -> None:
         if role in self._scalars and content is not None:
             self._scalars[role][...] = content
+
+    def _allocate(self, tensors: Mapping[str, ArenaTensor]) -> None:
+        """Take memory for what persists; all but the weights can be given back between steps."""
+        self._names = tuple(tensors)
+        weights = (*self._roles[0].parameters, *self._roles[0].statistics)
+        self._weights = Store((tensors[name] for name in weights), self.device)
+        self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
 
     def _fill(self, model: ir.Model) -> None:
         for name in self._names:
