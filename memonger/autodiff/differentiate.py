@@ -13,7 +13,7 @@ from memonger.autodiff import backward, losses, optimizers, training_mode
 from memonger.autodiff.expand import expand, write_out_bodies
 from memonger.autodiff.rules import random
 from memonger.autodiff.rules.booleans import keep_booleans
-from memonger.autodiff.updates import Updater
+from memonger.autodiff.updates import Optimizer, Updater
 from memonger.errors import PlanError
 from memonger.model import forward_model, parameters, training_roles
 from memonger.model.emitter import Emitter, collecting_later
@@ -33,7 +33,7 @@ def differentiate(
     source: Source | Model,
     *,
     loss: str | losses.Loss | None = None,
-    optimizer: optimizers.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     wrt: Sequence[str] | None = None,
     frozen: Sequence[str] = (),
     clip_norm: float | None = None,
@@ -82,7 +82,7 @@ def differentiate(
 def _differentiate(
     model: Model,
     loss: str | losses.Loss | None,
-    optimizer: optimizers.Optimizer | None,
+    optimizer: Optimizer | None,
     wrt: Sequence[str] | None,
     frozen: Sequence[str],
     clip_norm: float | None,
@@ -161,7 +161,7 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
-    if optimizer is not None and not isinstance(optimizer, optimizers.Optimizer):
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise PlanError(f"optimizer={optimizer!r} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
         raise PlanError(f"{model.name}: an optimizer needs a loss (loss=...): {', '.join(losses.NAMES)}, or an output.")
@@ -180,7 +180,7 @@ def _warn_of_inference_norms(model: Model) -> None:
         )  # fmt: skip
 
 
-def _check_patterns(name: str, optimizer: optimizers.Optimizer | None, chosen: Sequence[str]) -> None:
+def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str]) -> None:
     for pattern in () if optimizer is None else optimizer.no_decay:
         if not any(optimizers.matches(parameter, [pattern]) for parameter in chosen):
             names = ", ".join(f"'{parameter}'" for parameter in chosen[:8])

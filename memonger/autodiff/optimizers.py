@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from memonger.autodiff.updates import Scaled, Step
+from memonger.autodiff.updates import Optimizer, Scaled, Step
 from memonger.errors import PlanError
 
 
@@ -105,9 +105,6 @@ class AdamW:
         change, decay = step.adam(p, g, self.betas, self.eps), _decay(self, p)
         base = step.op.Mul(p, step.remaining(decay, p.dtype)) if decay else p
         step.updates[p] = step.op.Sub(base, change)
-
-
-Optimizer = SGD | Adam | AdamW
 
 
 def _check_range(optimizer: object, **settings: float) -> None:

@@ -6,9 +6,9 @@ subtracted is 0.0: these alone change no number, zeros of both signs included.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -157,15 +157,28 @@ def learning_rate(op: Emitter, default: float) -> ir.Value:
     return value
 
 
+@runtime_checkable
 class Optimizer(Protocol):
-    """What writes the update of a parameter: one of `memonger.autodiff.optimizers`."""
+    """What writes the update of a parameter: one of `memonger.autodiff.optimizers`, or a class of your own."""
 
     @property
     def lr(self) -> float:
         """Default of the learning rate."""
+        ...
+
+    @property
+    def weight_decay(self) -> float:
+        """How much of a parameter's content counts as gradient, or is taken away, as the optimizer has it."""
+        ...
+
+    @property
+    def no_decay(self) -> Sequence[str]:
+        """Names or glob patterns of parameters without weight decay."""
+        ...
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state into ``step.updates``."""
+        ...
 
 
 class Updater:

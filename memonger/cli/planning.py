@@ -8,8 +8,9 @@ import click
 from rich.console import Console
 
 from memonger.autodiff.differentiate import differentiate
-from memonger.autodiff.optimizers import SGD, Adam, AdamW, Optimizer
+from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.training_mode import to_training_mode
+from memonger.autodiff.updates import Optimizer
 from memonger.cli.output import print_json, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
 from memonger.errors import PlanError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from memonger.autodiff.losses import Loss
-from memonger.autodiff.optimizers import Optimizer
+from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
