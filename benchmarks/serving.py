@@ -372,7 +372,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [
         f"Exports served on the loopback: {CLIENTS} clients, one request in {BAD_EVERY} bad, the very first among them",
         machine(("onnxruntime", "onnx", "numpy")),
-        "; ".join(row.version for row in rows if row.version),
+        "; ".join(dict.fromkeys(row.version for row in rows if row.version)),
         "command: python -m benchmarks.serving",
         "",
         "good right: as stock onnxruntime on the original model; bad refused: 4xx and one line; MiB: anonymous memory",
