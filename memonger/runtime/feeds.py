@@ -96,7 +96,11 @@ def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
         return module.OrtValue.ortvalue_from_numpy(contiguous(value))
     if kind is None:
         raise SessionError("a value without a type can't be fed.")
-    return _constant(value, kind)
+    try:
+        return _constant(value, kind)
+    except Exception as error:  # numpy, onnx and onnxruntime each have their own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SessionError(f"{type(value).__name__} can't be fed as {kind}: {reason}") from error
 
 
 def in_place(feeds: Feeds, device: Device) -> dict[str, Feed]:
@@ -299,6 +303,11 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
             _check_array(by_name[name], feed, where)
         elif shape_of(feed) is not None:
             _check_tensor(by_name[name], feed, where)
+        elif isinstance(by_name[name].kind, ir.TensorType):
+            raise SessionError(
+                f"input '{name}' is a tensor, and {type(feed).__name__} was given: make it an array (numpy.asarray) of "
+                f"{by_name[name].numpy or 'text'}."
+            )
 
 
 def _check_tensor(value: Input, feed: Feed, where: str) -> None:

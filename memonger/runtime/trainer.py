@@ -401,7 +401,7 @@ def _checked_rate(rate: float) -> float:
     """
     try:
         is_right = 0 <= float(rate) <= float(np.finfo(np.float32).max)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         is_right = False
     if not is_right:
         raise SessionError(f"the learning rate must be a number from 0 to float32's largest, not {rate!r}.")
