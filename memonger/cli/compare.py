@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,36 +116,30 @@ def compare(
     graphs, device = _graph_verdict(checked), checked.device
     del checked
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
-    level, dims = _level(plan, stock), symbolic_sizes(stock, given)
-    common: dict[str, Any] = {
-        "inputs": str(folder / "inputs.npz"),
-        "threads": settings.threads or plan.threads,
-        "device": str(device),
-        "weight_bytes": plan.parameter_bytes,
-    }
-    same = None if plan.stamp is None or plan.stamp.cuda is None else asdict(plan.stamp.cuda)
-    jobs = {
-        "planned": Job(
-            model=str(planned),
-            outputs=str(folder / "planned.npz"),
-            planned=True,
-            cuda_graph=settings.cuda_graph,
-            **common,
-        ),
-        "stock": Job(
-            model=str(stock),
-            outputs=str(folder / "stock.npz"),
-            planned=False,
-            level=level,
-            dims=dims,
-            cuda=same,
-            **common,
-        ),
-        "default": Job(model=str(stock), outputs=str(folder / "default.npz"), planned=False, **common),
-    }
+    level = _level(plan, stock)
+    jobs = _jobs(plan, {"planned": planned, "stock": stock}, str(device), settings, folder)
+    jobs["stock"] = replace(jobs["stock"], level=level, dims=symbolic_sizes(stock, given))
     measured = measure_in_turns(jobs, folder, settings.runs, tell)
     outputs = {name: _read(folder / f"{name}.npz") for name in jobs}
     return _result(plan, planned, level, measured, outputs, graphs)
+
+
+def _jobs(plan: Plan, models: Mapping[str, Path], device: str, settings: Settings, folder: Path) -> dict[str, Job]:
+    """What each process runs: the plan, and stock onnxruntime with the plan's settings and with its own."""
+
+    def job(name: str, *, model: str = "stock", **options: Any) -> Job:
+        return Job(
+            model=str(models[model]), outputs=str(folder / f"{name}.npz"), inputs=str(folder / "inputs.npz"),
+            threads=settings.threads or plan.threads, device=device, weight_bytes=plan.parameter_bytes,
+            planned=model == "planned", **options,
+        )  # fmt: skip
+
+    cuda = None if plan.stamp is None or plan.stamp.cuda is None else asdict(plan.stamp.cuda)
+    return {
+        "planned": job("planned", model="planned", cuda_graph=settings.cuda_graph),
+        "stock": job("stock", cuda=cuda),
+        "default": job("default"),
+    }
 
 
 def measure_in_turns(

@@ -57,8 +57,6 @@ class Trainer:
         self.device = device_of(plans[0], device)
         for one in plans:
             check_stamp(one, self.device)
-        if not 0 <= random_key < 2**32:
-            raise SessionError(f"random_key={random_key} must be from 0 to {2**32 - 1}.")
         stamp = plans[0].stamp
         self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
         self._name = str(plans[0].model.graph.name)
@@ -69,7 +67,7 @@ class Trainer:
         scalars = {role for roles in self._roles for role in roles.scalars}
         self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
         self.learning_rate = _default_rate(plans[0].model, self._roles[0])
-        self.random_key, self.steps, self.skipped_steps = random_key, 0, 0
+        self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
         self._arena = backend(self.device).arena(max(one.arena_bytes for one in plans))
         self._forward = forward_model.extract(plans[0].model, self._name)
         self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
@@ -101,7 +99,7 @@ class Trainer:
             self._set("learning_rate", rate)
             self._set("accumulation_scale", 1.0 / len(batches))
             self._set("step", self.steps)
-            self._set("random_key", self.random_key)
+            self._set("random_key", _checked_key(self.random_key))
             loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
             if self._was_finite:
                 self.steps += 1
@@ -406,6 +404,17 @@ def _checked_rate(rate: float) -> float:
     if not is_right:
         raise SessionError(f"the learning rate must be a number from 0 to float32's largest, not {rate!r}.")
     return float(rate)
+
+
+def _checked_key(key: int) -> int:
+    """A random key.
+
+    Raises:
+        SessionError: it isn't an integer that uint32 can hold.
+    """
+    if not isinstance(key, int | np.integer) or not 0 <= key < 2**32:
+        raise SessionError(f"random_key must be an integer from 0 to {2**32 - 1}, not {key!r}.")
+    return int(key)
 
 
 def _roles(plan: Plan) -> Training:

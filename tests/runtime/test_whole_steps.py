@@ -354,3 +354,14 @@ def test_a_negative_label_fails_in_stock_onnxruntime_as_well() -> None:
     assert not needed - {"w", "learning_rate", "step"}
     with pytest.raises(Exception, match=r"out of data bounds|within bounds|GatherElements"):
         session.run(None, feeds)
+
+
+@pytest.mark.parametrize("key", ["x", -1, 2**32, 0.5, None])
+def test_a_random_key_is_an_integer_of_32_bits(key: Any) -> None:
+    with pytest.raises(SessionError, match="random_key must be an integer"):
+        memonger.TrainingSession(plan(), random_key=key)
+    trainer = memonger.TrainingSession(plan())
+    trainer.random_key = key
+    with pytest.raises(SessionError, match="random_key must be an integer"):
+        trainer.step(batch(0))
+    assert trainer.steps == 0
