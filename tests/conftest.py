@@ -19,6 +19,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path / "work", tmp_path / "temporary")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one network run in one process: what they make of it, exports from PyTorch above all, is made once."""
     for item in items:
