@@ -36,11 +36,11 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: no number, no unit, an unknown one, or a negative size.
     """
-    found = _SIZE.fullmatch(text)
-    if found is None or found[2].upper() not in _UNITS:
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].upper() not in _UNITS:
         raise ValueError(
             f"{text!r} is no size: write a number and its unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), as in 4GiB."
         )
-    if found[1].startswith("-"):
+    if match[1].startswith("-"):
         raise ValueError(f"{text!r} is negative: a size is at least 0.")
-    return int(Fraction(found[1]) * _UNITS[found[2].upper()])
+    return int(Fraction(match[1]) * _UNITS[match[2].upper()])

@@ -85,8 +85,8 @@ class Worker:
 
     def times(self, runs: int, seconds: float = 0.0, timeout: float = math.inf) -> list[float]:
         """Seconds of each of at least ``runs`` runs that take at least ``seconds`` together; see `serve_times`."""
-        found: list[float] = self.ask({"runs": runs, "seconds": seconds}, timeout)["times"]
-        return found
+        answer: list[float] = self.ask({"runs": runs, "seconds": seconds}, timeout)["times"]
+        return answer
 
     def read(self, seconds: float = math.inf) -> dict[str, Any]:
         """The next line that is a JSON object; other lines, such as a compiler's, are ignored.

@@ -51,11 +51,11 @@ def _check_free(path: Path, force: bool) -> None:
 def _check_export(path: Path) -> None:
     """Nothing is in the folder but what an export wrote, and what Python left of running it."""
     try:
-        known = set(json.loads((path / SETTINGS).read_text())["files"])
+        written = set(json.loads((path / SETTINGS).read_text())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanFileError(f"{path} is there already and is no export of memonger: name another folder.") from error
-    found = (one.relative_to(path) for one in sorted(path.rglob("*")) if not one.is_dir())
-    strange = [one for one in found if "__pycache__" not in one.parts and str(one) not in known]
+    present = (one.relative_to(path) for one in sorted(path.rglob("*")) if not one.is_dir())
+    strange = [one for one in present if "__pycache__" not in one.parts and str(one) not in written]
     if strange:
         raise PlanFileError(
             f"{path} is there already and holds '{strange[0]}', which memonger didn't write: name another folder."

@@ -48,9 +48,9 @@ def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
         written: The nodes in file order.
     """
     place = {node: index for index, node in enumerate(written)}
-    read = {source for found in sources for source in found}
+    read = {source for inputs in sources for source in inputs}
     roots = [node for node in written if node not in read]
-    return _post_order(roots, [sorted(found, key=place.__getitem__) for found in sources])
+    return _post_order(roots, [sorted(inputs, key=place.__getitem__) for inputs in sources])
 
 
 def best_file_order(graph: Graph) -> FileOrder:
@@ -62,8 +62,8 @@ def best_file_order(graph: Graph) -> FileOrder:
     for written in tried:
         reached.setdefault(default_order(sources, written), written)
     peaks = _Peaks(graph)
-    found = (FileOrder(written, executed, peaks.of(executed)) for executed, written in reached.items())
-    return min(found, key=lambda one: one.peak_bytes)
+    inputs = (FileOrder(written, executed, peaks.of(executed)) for executed, written in reached.items())
+    return min(inputs, key=lambda one: one.peak_bytes)
 
 
 def written_as_is(graph: Graph) -> FileOrder:
@@ -77,7 +77,7 @@ def stock_bytes(graph: Graph, executed: Sequence[int]) -> int:
     """Most live bytes and scratch at one step of an order, as stock onnxruntime holds them: nothing in place."""
     scheduled = rewrite.schedule_graph(graph, executed)
     live = live_bytes(assign_storage(scheduled, AS_STOCK).buffers, len(scheduled.nodes)).tolist()
-    return max((held + scratch for held, scratch in zip(live, scheduled.workspace, strict=True)), default=0)
+    return max((size + scratch for size, scratch in zip(live, scheduled.workspace, strict=True)), default=0)
 
 
 class _Peaks:
@@ -85,14 +85,14 @@ class _Peaks:
 
     def __init__(self, graph: Graph) -> None:
         storage = assign_storage(graph, AS_STOCK)
-        held = [(number,) if number >= 0 else () for number in storage.of_value]
+        live = [(number,) if number >= 0 else () for number in storage.of_value]
         for source, target in (pair for ties in graph.ties for pair in ties):
-            held[target] = tuple(dict.fromkeys((*held[target], *held[source])))
+            live[target] = tuple(dict.fromkeys((*live[target], *live[source])))
         self.sizes = [buffer.size for buffer in storage.buffers]
         self.scratch = graph.workspace
-        self.kept = {number for value in graph.outputs for number in held[value]}
+        self.kept = {number for value in graph.outputs for number in live[value]}
         self.touched = [
-            tuple(dict.fromkeys(number for value in (*reads, *writes) for number in held[value]))
+            tuple(dict.fromkeys(number for value in (*reads, *writes) for number in live[value]))
             for reads, writes in zip(graph.reads, graph.writes, strict=True)
         ]
 
@@ -144,15 +144,15 @@ def _liu(graph: Graph) -> tuple[int, ...]:
     result = [sum(graph.sizes[v] for v in writes if graph.planned[v]) for writes in graph.writes]
     peaks = [0] * len(sources)
     last_first: list[list[int]] = []
-    for node, found in enumerate(sources):
-        ordered = sorted(found, key=lambda s: (result[s] - peaks[s], s))
-        held = peak = 0
+    for node, inputs in enumerate(sources):
+        ordered = sorted(inputs, key=lambda s: (result[s] - peaks[s], s))
+        live = peak = 0
         for source in ordered:
-            peak = max(peak, held + peaks[source])
-            held += result[source]
-        peaks[node] = max(peak, held + result[node] + graph.workspace[node])
+            peak = max(peak, live + peaks[source])
+            live += result[source]
+        peaks[node] = max(peak, live + result[node] + graph.workspace[node])
         last_first.append(ordered[::-1])
-    read = {source for found in sources for source in found}
+    read = {source for inputs in sources for source in inputs}
     return _post_order([node for node in reversed(range(len(sources))) if node not in read], last_first)
 
 

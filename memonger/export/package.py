@@ -89,13 +89,13 @@ class Package:
         """The batch of each plan; None if they have none: the first size of every input and output."""
         if len(self.plans) == 1 and self.plans[0].batch is None:
             return None
-        found: list[int] = []
+        sizes: list[int] = []
         for plan in self.plans:
             first = {one.dims[0] if one.dims else -1 for one in (*inputs_of(plan), *outputs_of(plan))}
             if len(first) != 1 or min(first) < 1:
                 return None
-            found += first
-        return tuple(found) if len(set(found)) == len(found) else None
+            sizes += first
+        return tuple(sizes) if len(set(sizes)) == len(sizes) else None
 
     def as_planned(self) -> Estimate:
         """What instances that hold a `memonger.Session` take: one arena each, as large as the largest plan needs."""
@@ -111,9 +111,9 @@ class Package:
     def as_stock(self, executed: Sequence[int], *, shared: bool = False) -> Estimate:
         """What stock onnxruntime takes for the largest plan, its nodes run in an order, without an arena of its own."""
         plan = self.largest
-        held = stock_bytes(dataclasses.replace(plan.graph, workspace=(0,) * len(plan.graph.nodes)), executed)
+        live = stock_bytes(dataclasses.replace(plan.graph, workspace=(0,) * len(plan.graph.nodes)), executed)
         most = stock_bytes(plan.graph, executed)
-        return Estimate(plan.parameter_bytes, plan.input_bytes, held, most - held, self.instances, shared)
+        return Estimate(plan.parameter_bytes, plan.input_bytes, live, most - live, self.instances, shared)
 
 
 def inputs_of(plan: Plan) -> tuple[Tensor, ...]:
@@ -148,17 +148,17 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
         raise PlanError("nothing to export: name at least one planned file.")
     if instances < 1:
         raise PlanError(f"instances must be at least 1, not {instances}.")
-    found, notes = [], []
+    loaded, notes = [], []
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
         _check_mode(plan, origin)
-        found.append(plan)
+        loaded.append(plan)
     try:
-        program.check_family(found)
+        program.check_family(loaded)
     except SessionError as error:
         raise PlanError(f"these plans can't be served as one model: {error}") from error
-    found.sort(key=lambda plan: plan.input_bytes)
-    measured = [_with_scratch(plan) for plan in found]
+    loaded.sort(key=lambda plan: plan.input_bytes)
+    measured = [_with_scratch(plan) for plan in loaded]
     if any(plan.workspace is None for plan in measured):
         notes.append("Scratch is not in the figures: it was never measured, and onnxruntime isn't here to measure it.")
     return Package(tuple(measured), _name_of(plans[0]) if name is None else name, instances, tuple(notes))

@@ -93,14 +93,14 @@ def write_outputs(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     Raises:
         SessionError: an output of a type the protocol has no name for.
     """
-    found = []
+    outputs = []
     for name, array in arrays.items():
         if array.dtype not in _NAMES:
             raise SessionError(f"output '{name}' is {array.dtype}, which has no name in the protocol.")
-        found.append(
+        outputs.append(
             {"name": name, "shape": list(array.shape), "datatype": _NAMES[array.dtype], "data": array.ravel().tolist()}
         )
-    return found
+    return outputs
 
 
 def write_body(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -121,10 +121,10 @@ class PlannedModel:
         while start < rows:
             left = rows - start
             batch = next((size for size in self.batches if size >= left), self.batches[-1])
-            taken = min(batch, left)
-            outputs = self.session.run({k: _filled(v[start : start + taken], batch) for k, v in joined.items()})
-            parts.append({name: array[:taken] for name, array in outputs.items()})
-            start += taken
+            count = min(batch, left)
+            outputs = self.session.run({k: _filled(v[start : start + count], batch) for k, v in joined.items()})
+            parts.append({name: array[:count] for name, array in outputs.items()})
+            start += count
         return {name: np.concatenate([part[name] for part in parts]) for name in self.output_names}
 
 

@@ -60,8 +60,8 @@ def _open(model: ir.Model) -> None:
 
 def _run(model: ir.Model, given: feeds.Feeds) -> list[np.ndarray]:
     session = ort.make_session(model, CPU, ort.Options(lend_weights=True))
-    found: list[np.ndarray] = session.run(None, dict(given))
-    return found
+    outputs: list[np.ndarray] = session.run(None, dict(given))
+    return outputs
 
 
 def _close(row: np.ndarray, same: np.ndarray) -> bool:

@@ -77,7 +77,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
 def parameters(package: Package, estimate: Estimate, shared: bool) -> dict[str, str]:
     """The backend's parameters."""
     limit = LIMIT_FACTOR * (estimate.activations + estimate.scratch) + estimate.inputs
-    found = {
+    settings = {
         "enable_mem_arena": "0",
         "enable_mem_pattern": "1",
         "arena_extend_strategy": "1",
@@ -85,7 +85,7 @@ def parameters(package: Package, estimate: Estimate, shared: bool) -> dict[str, 
         "session.use_device_allocator_for_initializers": "1",
     }
     if shared:
-        found["share_session_between_instances"] = "true"
+        settings["share_session_between_instances"] = "true"
     if package.largest.threads:
-        found["intra_op_thread_count"] = str(package.largest.threads)
-    return found
+        settings["intra_op_thread_count"] = str(package.largest.threads)
+    return settings

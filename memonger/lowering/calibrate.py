@@ -79,9 +79,9 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
         cuda=cuda,
     )
-    known = feeding.inputs_of(model.graph)
-    given = inputs if inputs is not None else feeding.random_feeds(known)
-    feeding.check_feeds(known, given, "the model")
+    inputs_of_model = feeding.inputs_of(model.graph)
+    given = inputs if inputs is not None else feeding.random_feeds(inputs_of_model)
+    feeding.check_feeds(inputs_of_model, given, "the model")
     with session(model, device, options) as (made, pool):
         if pool is None:
             _run_once(made, model, given, inputs is None)
@@ -157,8 +157,8 @@ def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
     values = [v for node in copy.graph for v in node.outputs if v.name and v.name not in outputs]
     copy.graph.outputs.extend(v for v in values if v.type is None or dense(v))
     with session(copy, device, ort.Options(in_order=True, lend_weights=True, cuda=cuda)) as (made, _):
-        found = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
-        return frozenset(value.name for value, where in found if not device.owns(where.name))
+        outputs_and_places = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
+        return frozenset(value.name for value, where in outputs_and_places if not device.owns(where.name))
 
 
 def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:

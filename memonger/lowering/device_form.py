@@ -195,9 +195,9 @@ def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
             continue
         kind, dims = seen
         dtype = value.dtype if value.dtype is not None else profile.DTYPES.get(kind)
-        known = static_shape(value)
-        if dtype is not None and (known is None or known == dims):
+        inferred = static_shape(value)
+        if dtype is not None and (inferred is None or inferred == dims):
             value.type, value.shape = ir.TensorType(dtype), ir.Shape(list(dims))
-        elif known is not None:
+        elif inferred is not None:
             value.shape = None
     return model

@@ -39,7 +39,7 @@ class Engine:
         failed_at: The step at which the last run failed; None where it didn't, or nobody knows.
 
     Raises:
-        SessionError: onnxruntime refuses the model; a planned value lies on the host; ``on`` can't be.
+        SessionError: onnxruntime refuses the model; a planned value lies on the host; ``on`` is impossible, and why.
         RuntimeUnavailableError: the device isn't there.
     """
 

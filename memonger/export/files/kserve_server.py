@@ -33,10 +33,10 @@ class Planned(kserve.Model):
     def predict(self, payload: kserve.InferRequest, headers: object = None) -> kserve.InferResponse:
         """Answer one request."""
         try:
-            found = write_outputs(self.model.run(read_inputs([_fields(tensor) for tensor in payload.inputs])))
+            answers = write_outputs(self.model.run(read_inputs([_fields(tensor) for tensor in payload.inputs])))
         except SessionError as error:
             raise InvalidInput(message(error)) from error
-        outputs = [kserve.InferOutput(**tensor) for tensor in found]
+        outputs = [kserve.InferOutput(**tensor) for tensor in answers]
         return kserve.InferResponse(
             response_id=payload.id or str(uuid.uuid4()), model_name=self.name, infer_outputs=outputs
         )
