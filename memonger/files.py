@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and temporary folders."""
 
+import ctypes
 import glob
 import os
 import shutil
@@ -127,3 +128,29 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+_EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2): two names swap what they name, in one step
+_HERE = -100  # AT_FDCWD
+
+
+def put_folder(fresh: Path, path: Path) -> None:
+    """Move a folder to its place. What it replaces is where it was before; at no moment is neither of them there.
+
+    Where the system can't exchange two folders in one step, what is replaced comes back if the second step fails.
+
+    Raises:
+        OSError: it can't be moved.
+    """
+    if not path.exists():
+        os.replace(fresh, path)
+        return
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    if exchange is None or exchange(_HERE, os.fsencode(fresh), _HERE, os.fsencode(path), _EXCHANGE):
+        aside = fresh.with_name("replaced")
+        os.replace(path, aside)
+        try:
+            os.replace(fresh, path)
+        except OSError:
+            os.replace(aside, path)
+            raise

@@ -9,14 +9,13 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 
 from memonger.files import ScratchFolder
 from memonger.model import save
 from memonger.model.save import save_model
+from tests.support.interruptions import KINDS, content, kill_while_saving, model
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,18 +31,6 @@ def _aged(folder: Path) -> None:
     """Give a folder the age at which one that nobody holds counts as abandoned."""
     hour_ago = time.time() - 3600
     os.utime(folder, (hour_ago, hour_ago))
-
-
-def _model(fill: float, size: int = 1000) -> ir.Model:
-    text = f'<ir_version: 10, opset_import: ["": 20]> g (float[1,{size}] x) => (float[1,{size}] y) {{ y = Add(x, w) }}'
-    proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.full((1, size), fill, np.float32), "w"))
-    return ir.from_proto(proto)
-
-
-def _content(path: Path) -> set[float]:
-    model = onnx.load(path)
-    return set(onnx.numpy_helper.to_array(model.graph.initializer[0]).ravel().tolist())
 
 
 def test_the_exit_of_a_forked_child_leaves_its_parents_folder(temporary: Path) -> None:
@@ -108,69 +95,47 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_limit")
 def test_earlier_weights_go_once_nobody_refers_to_them(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    save_model(_model(1.0), path)
+    save_model(model(1.0), path)
     (first,) = tmp_path.glob("m.onnx.*.data")
     save_model(ir.load(path), tmp_path / "other.onnx")  # refers to the same weights
-    save_model(_model(2.0), path)
+    save_model(model(2.0), path)
     assert first.exists()
-    assert _content(tmp_path / "other.onnx") == {1.0}
+    assert content(tmp_path / "other.onnx") == {1.0}
     (tmp_path / "other.onnx").unlink()
-    save_model(_model(3.0), path)
+    save_model(model(3.0), path)
     assert len(list(tmp_path.iterdir())) == 2
-    assert _content(path) == {3.0}
+    assert content(path) == {3.0}
 
 
 @pytest.mark.usefixtures("small_limit")
 def test_equal_weights_are_one_file_and_the_same_bytes(tmp_path: Path) -> None:
     for _ in range(2):
-        save_model(_model(1.0), tmp_path / "m.onnx")
+        save_model(model(1.0), tmp_path / "m.onnx")
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_two_that_save_at_once_leave_one_whole_model(tmp_path: Path) -> None:
+def test_two_that_save_at_once_leave_one_wholemodel(tmp_path: Path) -> None:
     path, stop = tmp_path / "m.onnx", time.monotonic() + 1.0
 
     def saves(fill: float) -> None:
         while time.monotonic() < stop:
-            save_model(_model(fill), path)
+            save_model(model(fill), path)
 
     threads = [threading.Thread(target=saves, args=(fill,)) for fill in (1.0, 2.0)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert _content(path) in ({1.0}, {2.0})
+    assert content(path) in ({1.0}, {2.0})
     assert len(list(tmp_path.iterdir())) == 2
 
 
-_SAVES = """
-import sys
-sys.path.insert(0, {root!r})
-from tests.test_files import _model, save, save_model
-from pathlib import Path
-save.INLINE_LIMIT = {limit}
-print("ready", flush=True)
-fill = 1.0
-while True:
-    fill = 3.0 - fill
-    save_model(_model(fill, 100_000), Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("limit", [100, 10**9], ids=["two files", "one file"])
-def test_a_kill_leaves_the_old_or_the_new_model(tmp_path: Path, limit: int) -> None:
-    path, rng = tmp_path / "m.onnx", np.random.default_rng(0)
-    script = _SAVES.format(root=str(ROOT), limit=limit)
-    save_model(_model(1.0, 100_000), path)
-    for _ in range(5):
-        with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(float(rng.uniform(0, 0.05)))
-            process.send_signal(signal.SIGKILL)
-        assert _content(path) in ({1.0}, {2.0})
+@pytest.mark.parametrize("kind", ["model and weights", "state", "export"])
+def test_a_kill_leaves_the_old_or_the_new_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "saved"
+    assert kill_while_saving(kind, path, times=3) == {"old or new": 3}
     for left in tmp_path.glob(".memonger-tmp-*"):
         _aged(left)
-    save_model(_model(1.0, 100_000), path)
+    KINDS[kind][0](path, 1.0)
     assert not list(tmp_path.glob(".memonger-tmp-*"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from memonger.errors import PlanFileError
 from memonger.export.package import Estimate, Package, describe
-from memonger.files import folder_beside
+from memonger.files import folder_beside, put_folder
 from memonger.units import in_full
 
 SETTINGS = "memonger.json"  # also tells an export from any other folder
@@ -32,7 +32,7 @@ def new_folder(path: Path, force: bool) -> Iterator[Path]:
             yield fresh
             _list_files(fresh)
             _sync(fresh)
-            _put(fresh, path, beside / "replaced")
+            put_folder(fresh, path)
     except OSError as error:
         raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
 
@@ -71,18 +71,6 @@ def _list_files(folder: Path) -> None:
     """Note in the settings what the export consists of: nothing else is ever replaced."""
     path = folder / SETTINGS
     add_json(path, {**json.loads(path.read_text()), "files": files_in(folder)})
-
-
-def _put(fresh: Path, path: Path, kept: Path) -> None:
-    """Move the new folder to its place, all or nothing: what it replaces comes back if that fails."""
-    if path.exists():
-        os.replace(path, kept)
-    try:
-        os.replace(fresh, path)
-    except OSError:
-        if kept.exists():
-            os.replace(kept, path)
-        raise
 
 
 def _sync(folder: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import memonger
 from memonger.errors import SessionError
 from memonger.runtime import profile
+from tests.support.interruptions import INTERRUPTED, interrupt
 from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, classifier, plan
 
 ROOT = Path(__file__).parents[2]
@@ -175,35 +176,9 @@ def test_a_learning_rate_that_would_destroy_the_parameters_is_refused(rate: Any)
     assert trainer.learning_rate == pytest.approx(0.2)
 
 
-_STEPS = """
-import os, signal, sys, threading, time
-import numpy as np
-import memonger
-from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, classifier, plan
-trainer, sound = (memonger.TrainingSession(plan()) for _ in range(2))
-rng, caught = np.random.default_rng(0), 0
-while caught < int(sys.argv[1]):
-    timer = threading.Timer(rng.uniform(0, 0.01), os.kill, (os.getpid(), signal.SIGINT))
-    try:
-        timer.start()
-        while True:
-            trainer.step(batch(trainer.steps))
-    except KeyboardInterrupt:
-        caught += 1
-    while sound.steps < trainer.steps:
-        sound.step(batch(sound.steps))
-    state, expected = trainer.state_dict(), sound.state_dict()
-    assert all((state[name] == expected[name]).all() for name in state), trainer.steps
-print(trainer.steps)
-"""
-
-
-def test_ctrl_c_leaves_state_and_counter_in_step() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", _STEPS, "15"], capture_output=True, text=True, cwd=ROOT, env={**os.environ}, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) > 0
+@pytest.mark.parametrize("kind", INTERRUPTED)
+def test_ctrl_c_leaves_state_and_counter_in_step(kind: str) -> None:
+    assert interrupt(kind, times=15) > 0
 
 
 def test_ctrl_c_between_micro_batches_ends_the_step_undone() -> None:

@@ -1,0 +1,39 @@
+"""Kills while files are saved, Ctrl-C while a model trains and runs: is what is left whole?
+
+python -m benchmarks.interruptions [--times 100] [-o benchmarks/interruptions.txt]
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from benchmarks.machine import Table, keep, stamp
+from tests.support.interruptions import INTERRUPTED, KINDS, interrupt, kill_while_saving
+
+
+def _lines(times: int) -> Iterator[str]:
+    yield from stamp(f"interruptions --times {times}", ["memonger", "onnx", "onnxruntime"])
+    table = Table("what<28", "times>7d", "afterwards<60")
+    yield table.heading
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            results = kill_while_saving(kind, Path(folder) / "saved", times)
+        what = "; ".join(f"{count} {result}" for result, count in results.items())
+        yield table.row(f"kill -9, saving: {kind}", times, what)
+    for kind in INTERRUPTED:
+        count = interrupt(kind, times)
+        yield table.row(f"Ctrl-C: {kind}", times, f"as without ({count} done)")
+
+
+@click.command()
+@click.option("--times", type=click.IntRange(1), default=100, show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the table here.")
+def main(times: int, output: Path | None) -> None:
+    """Interrupt each kind so many times."""
+    keep(_lines(times), output)
+
+
+if __name__ == "__main__":
+    main()
