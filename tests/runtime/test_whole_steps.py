@@ -1,5 +1,6 @@
 """A step happens whole or not at all, and a failing run leaves a session as good as it was."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -24,6 +25,9 @@ from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, class
 ROOT = Path(__file__).parents[2]
 
 
+_plan = functools.cache(plan)
+
+
 def _gather() -> memonger.Plan:
     """Picks from a table: an index that isn't in it fails in the runtime."""
     text = """<ir_version: 10, opset_import: ["": 20]>
@@ -33,8 +37,9 @@ def _gather() -> memonger.Plan:
     return memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="none")
 
 
-def _accumulating() -> memonger.TrainingSession:
-    """A session for several micro-batches, with running statistics."""
+@functools.cache
+def _accumulating_plans() -> tuple[memonger.Plan, ...]:
+    """Plans for several micro-batches, with running statistics."""
     text = f"""<ir_version: 10, opset_import: ["": 20]>
     g (float[{BATCH},{FEATURES}] x) => (float[{BATCH},{CLASSES}] y) {{
         h = BatchNormalization(x, scale, bias, mean, variance)
@@ -50,11 +55,15 @@ def _accumulating() -> memonger.TrainingSession:
         model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
     forward = memonger.to_training_mode(model)
     options: dict[str, Any] = {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(lr=0.1, momentum=0.9)}
-    plans = [
+    return tuple(
         memonger.search_plan(memonger.differentiate(forward, accumulate=kind, **options), device="none")
         for kind in ("apply", "add")
-    ]
-    return memonger.TrainingSession(plans[0], accumulation=plans[1])
+    )
+
+
+def _accumulating() -> memonger.TrainingSession:
+    apply, add = _accumulating_plans()
+    return memonger.TrainingSession(apply, accumulation=add)
 
 
 def _assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
@@ -87,7 +96,7 @@ def test_a_failed_micro_batch_leaves_no_gradient_behind(bad: dict[str, Any], pla
 
 
 def test_a_failed_first_step_is_as_if_it_never_was() -> None:
-    failing, sound = (memonger.TrainingSession(plan()) for _ in range(2))
+    failing, sound = (memonger.TrainingSession(_plan()) for _ in range(2))
     for bad in _bad_batches().values():
         with pytest.raises(SessionError):
             failing.step(bad)
@@ -133,7 +142,7 @@ def test_a_profile_that_is_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_step_that_fails_among_its_updates_is_told_until_a_state_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = memonger.TrainingSession(plan())
+    trainer = memonger.TrainingSession(_plan())
     trainer.step(batch(0))
     trainer.save(tmp_path / "state")
     before = trainer.state_dict()
@@ -157,14 +166,14 @@ def test_a_step_that_fails_among_its_updates_is_told_until_a_state_is_loaded(
             use()
     trainer.load(tmp_path / "state")
     _assert_same(trainer.state_dict(), before)
-    other = memonger.TrainingSession(plan())
+    other = memonger.TrainingSession(_plan())
     other.step(batch(0))
     assert trainer.step(batch(1)) == other.step(batch(1))
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, 1e39, "fast", None])
 def test_a_learning_rate_that_would_destroy_the_parameters_is_refused(rate: Any) -> None:
-    trainer = memonger.TrainingSession(plan())
+    trainer = memonger.TrainingSession(_plan())
     before = trainer.state_dict()
     if rate is not None:
         with pytest.raises(SessionError, match="learning rate"):
@@ -199,7 +208,7 @@ def test_ctrl_c_between_micro_batches_ends_the_step_undone() -> None:
 
 
 def test_steps_in_other_threads_need_no_signal() -> None:
-    trainer, losses = memonger.TrainingSession(plan()), list[float]()
+    trainer, losses = memonger.TrainingSession(_plan()), list[float]()
     thread = threading.Thread(target=lambda: losses.append(trainer.step(batch(0))))
     thread.start()
     thread.join()
@@ -256,7 +265,7 @@ def test_feeds_that_are_not_a_mapping_are_refused(feeds: Any) -> None:
     with pytest.raises(SessionError, match="given by name"):
         _chain().run(feeds)
     with pytest.raises(SessionError):
-        memonger.TrainingSession(plan()).step(feeds)
+        memonger.TrainingSession(_plan()).step(feeds)
 
 
 def test_a_forked_child_is_told_to_make_a_session_of_its_own() -> None:
@@ -292,7 +301,7 @@ def _own_loss(ignore: str = "") -> memonger.Model:
 
 @pytest.mark.parametrize("label", [-1, -CLASSES, CLASSES, -(2**62)])
 def test_a_label_that_is_no_class_is_an_error_and_changes_nothing(label: int) -> None:
-    trainer = memonger.TrainingSession(plan())
+    trainer = memonger.TrainingSession(_plan())
     before, bad = trainer.state_dict(), batch(0)
     bad["labels"][5] = label
     with pytest.raises(SessionError, match=rf"'labels' has {label} at \[5\].*0 to {CLASSES - 1}; to leave"):
@@ -334,8 +343,8 @@ def test_a_negative_label_fails_in_stock_onnxruntime_as_well() -> None:
 @pytest.mark.parametrize("key", ["x", -1, 2**32, 0.5, None])
 def test_a_random_key_is_an_integer_of_32_bits(key: Any) -> None:
     with pytest.raises(SessionError, match="random_key must be an integer"):
-        memonger.TrainingSession(plan(), random_key=key)
-    trainer = memonger.TrainingSession(plan())
+        memonger.TrainingSession(_plan(), random_key=key)
+    trainer = memonger.TrainingSession(_plan())
     trainer.random_key = key
     with pytest.raises(SessionError, match="random_key must be an integer"):
         trainer.step(batch(0))
