@@ -43,16 +43,12 @@ class _Waiting:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.readers: list[list[int]] = [[] for _ in graph.values]
-        for node, reads in enumerate(graph.reads):
-            for value in reads:
-                self.readers[value].append(node)
+        self.readers = graph.readers
         self.after = self._last_readers()
         self.left = [len(readers) for readers in self.readers]
         for value in graph.outputs:
             self.left[value] += 1
-        written = {v for writes in graph.writes for v in writes}
-        self.missing = [sum(v in written for v in reads) for reads in graph.reads]
+        self.missing = [sum(graph.producer[v] >= 0 for v in reads) for reads in graph.reads]
         for updates in self.after:
             for update in updates:
                 self.missing[update] += 1
@@ -92,7 +88,7 @@ class _Waiting:
 
     def _run(self, node: int, step: int) -> list[int]:
         """Mark the node as run. Returns the nodes whose keys may have become smaller."""
-        changed = []
+        changed: list[int] = []
         for value in self.graph.reads[node]:
             self.left[value] -= 1
             if self.left[value] == 1:

@@ -4,7 +4,6 @@ The memory model is that of Jain et al. 2020, "Checkmate", and Bartan et al. 202
 the values it writes and every value that a later step reads before it is computed again.
 """
 
-import heapq
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -194,22 +193,14 @@ def _check(problem: Problem) -> None:
 
 def _topological(graph: Any) -> list[Any]:
     """The graph's nodes in topological order, ties by the order in which they were added."""
-    added = {name: i for i, name in enumerate(graph.nodes())}
-    names = list(added)
-    missing = [int(graph.in_degree(name)) for name in names]
-    ready = [i for i, count in enumerate(missing) if not count]
-    order = []
-    while ready:
-        name = names[heapq.heappop(ready)]
-        order.append(name)
-        for reader in graph.successors(name):
-            missing[added[reader]] -= 1
-            if not missing[added[reader]]:
-                heapq.heappush(ready, added[reader])
-    if len(order) < len(names):
-        first = next(name for name, count in zip(names, missing, strict=True) if count)
-        raise PlanError(f"the graph has a cycle, at or before node {first!r}: a schedule needs a graph without.")
-    return order
+    import networkx
+
+    added = {name: number for number, name in enumerate(graph)}
+    try:
+        return list(networkx.lexicographical_topological_sort(graph, key=added.__getitem__))
+    except networkx.NetworkXUnfeasible:
+        (first, *_), *_ = networkx.find_cycle(graph)
+        raise PlanError(f"the graph has a cycle through node {first!r}: a schedule needs a graph without.") from None
 
 
 def _attribute(graph: Any, name: Any, key: str, convert: Any) -> Any:

@@ -53,11 +53,11 @@ class Request:
         """Nodes marked to be kept, ascending, with the nodes whose values they view unless those are recomputed."""
         graph, forced = self.graph, self.forced
         kept = {node for node, recomputed in forced.items() if not recomputed}
-        producer = {value: node for node, writes in enumerate(graph.writes) for value in writes}
         for node in reversed(range(len(graph.nodes))) if self.sharing.views else ():
             for value, _ in graph.views[node] if node in kept else ():
-                if value in producer and not forced.get(producer[value], False):
-                    kept.add(producer[value])
+                source = graph.producer[value]
+                if source >= 0 and not forced.get(source, False):
+                    kept.add(source)
         return sorted(kept)
 
     def required_budget(self) -> int:
