@@ -110,7 +110,7 @@ class HostArena:
 
     def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
         """An array of what lies at an offset; with ``copy=False`` over the arena's own bytes."""
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         view = np.frombuffer(self._map, dtype, count=count, offset=offset).reshape(shape)
         return view.copy() if copy else view
 

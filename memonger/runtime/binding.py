@@ -15,7 +15,6 @@ from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
-from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.runtime.store import Store
 
@@ -124,7 +123,7 @@ class Binding:
         return inputs
 
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
-        """Run once; `result` gives what came out. Ctrl-C waits until the run is over.
+        """Run once; `result` gives what came out.
 
         Args:
             inputs: What `checked` returned.
@@ -133,20 +132,19 @@ class Binding:
         Raises:
             SessionError: the runtime failed, or didn't follow the planned order; targets overlap.
         """
-        with interrupts_later():
-            overwritten = self._overwritten(inputs, targets)
-            if overwritten and self.device.is_host:
-                inputs = {name: feeding.copy_of(f) if name in overwritten else f for name, f in inputs.items()}
-            if self._fed != set(inputs):
-                self._begin_feeding(set(inputs))
-            self._feed(inputs, overwritten)
-            for name in self._unplanned:
-                self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
-            if targets or self._redirected:
-                self._redirect(targets)
-            self._execute()
-            if len(targets) > len(self._redirected):
-                self._copy_out(targets)
+        overwritten = self._overwritten(inputs, targets)
+        if overwritten and self.device.is_host:
+            inputs = {name: feeding.copy_of(f) if name in overwritten else f for name, f in inputs.items()}
+        if self._fed != set(inputs):
+            self._begin_feeding(set(inputs))
+        self._feed(inputs, overwritten)
+        for name in self._unplanned:
+            self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
+        if targets or self._redirected:
+            self._redirect(targets)
+        self._execute()
+        if len(targets) > len(self._redirected):
+            self._copy_out(targets)
 
     def _overwritten(self, inputs: feeding.Feeds, targets: Mapping[str, Any]) -> set[str]:
         """Inputs that the run would write over before it has read them: they lie in the arena, or where an output goes.
@@ -154,6 +152,8 @@ class Binding:
         Raises:
             SessionError: a target lies in the arena, or over another one.
         """
+        if not targets and all(isinstance(feed, np.ndarray) and feed.base is None for feed in inputs.values()):
+            return set()  # memory of their own
         arena = (self.arena.address, self.arena.address + self.arena.size)
         written: list[tuple[feeding.Span, str]] = [(arena, "the session's own arena, as results of copy=False do")]
         for name, target in targets.items():

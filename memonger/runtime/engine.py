@@ -11,6 +11,7 @@ from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
+from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import scratch
 from memonger.runtime.program import Group
 
@@ -168,6 +169,14 @@ class Engine:
                 "this session was made before the process forked, and onnxruntime's threads stay with the parent: make "
                 "a session in the child, or start it by spawning (multiprocessing.set_start_method('spawn'))."
             )
+        if self._folder is None:
+            self._run(binding, number)
+            return
+        with interrupts_later():  # a run whose order was not compared must not pass for one that was
+            self._run(binding, number)
+            self._check_order(self._folder)
+
+    def _run(self, binding: Any, number: int) -> None:
         self.failed_at, options = None, None
         if self.captures:  # a run that is replayed has no order to look at: the checked one isn't captured
             options = ort.run_options({"gpu_graph_id": str(-1 if self.unchecked else number)})
@@ -177,8 +186,6 @@ class Engine:
             refused = self.pool.refused if self.pool is not None else None
             self.failed_at = self._step_of(str(error))
             raise SessionError(refused or f"onnxruntime failed: {str(error).strip()}") from error
-        if self._folder is not None:
-            self._check_order(self._folder)
         if self.is_new:
             self.is_new = False
             self._cap()
