@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Stamp
@@ -19,10 +20,13 @@ from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, deco
 from memonger.model.load import load_as_is
 from memonger.model.save import save_model
 from memonger.model.values import static_shape
+from memonger.units import MOST_BATCH, MOST_THREADS
 
 KEY = "memonger.plan"
 
 FORMAT = 1
+
+DIGEST = 32  # hexadecimal digits of a SHA-256
 
 Size = Annotated[int, AtLeast(0)]
 
@@ -43,12 +47,12 @@ class Header:
         host: Names of values that lie in the host's memory although the model runs on another device: not planned.
     """
 
-    mode: str
+    mode: Annotated[str, OneOf(("training", "inference"))]
     device: str
-    threads: Size
+    threads: Annotated[int, AtLeast(0, MOST_THREADS)]
     stamp: Stamp | None = None
     workspace: Mapping[str, Size] | None = None
-    batch: Annotated[int, AtLeast(1)] | None = None
+    batch: Annotated[int, AtLeast(1, MOST_BATCH)] | None = None
     host: frozenset[str] = frozenset()
 
     def header(self) -> dict[str, Any]:
@@ -58,18 +62,22 @@ class Header:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Record(Header):
-    """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name."""
+    """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name.
+
+    ``weight_digests`` are by tensor, see `weight_digests`; files of earlier versions have none.
+    """
 
     format: int = FORMAT
     alignment: Alignment
     arena_bytes: Size
     graph_digest: str
     offsets: Mapping[str, Annotated[int, AtLeast(-LARGEST)]]  # the checker says whether they lie in the arena
+    weight_digests: Mapping[str, str] | None = None
 
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host",
+    "stamp", "host", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -87,7 +95,27 @@ def graph_digest(model: ir.Model) -> str:
             digest.update(",".join(f"{v.name}:{_described(v)}" for v in node.outputs).encode())
             for name in sorted(node.attributes):
                 digest.update(_attribute_bytes(node.attributes[name]))
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:DIGEST]
+
+
+def weight_digests(model: ir.Model) -> dict[str, str]:
+    """A digest of every tensor's bytes, by name; tensors of subgraphs have the subgraph's number before their name."""
+    return {
+        f"{number}/{name}" if number else name: _weight_digest(value.const_value)
+        for number, graph in enumerate(model.graphs())
+        for name, value in graph.initializers.items()
+        if value.const_value is not None
+    }
+
+
+def _weight_digest(tensor: ir.TensorProtocol) -> str:
+    if tensor.dtype == ir.DataType.STRING:
+        content: Any = json.dumps([str(each) for each in tensor.numpy().ravel()]).encode()
+    elif tensor.dtype.bitwidth < 8:
+        content = tensor.tobytes()
+    else:  # where they lie: they may be larger than the memory, and mapped from a file
+        content = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+    return hashlib.sha256(content).hexdigest()[:DIGEST]
 
 
 def _described(value: ir.Value) -> str:
@@ -112,6 +140,8 @@ def _to_json(record: Record) -> str:
     content["host"] = sorted(record.host)
     if not record.host:
         del content["host"]
+    if not record.weight_digests:
+        del content["weight_digests"]
     return json.dumps(content, separators=(",", ":"))
 
 
@@ -168,4 +198,15 @@ def save(model: ir.Model, record: Record, path: Path) -> None:
     save_model(planned, path)
 
 
-__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "Record", "graph_digest", "load", "save", "save_model"]
+__all__ = [
+    "FORMAT",
+    "KEY",
+    "Header",
+    "PlanFileError",
+    "Record",
+    "graph_digest",
+    "load",
+    "save",
+    "save_model",
+    "weight_digests",
+]

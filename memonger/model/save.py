@@ -35,6 +35,11 @@ def save_model(planned: ir.Model, path: Path) -> None:
             _write_with_data(planned, path)
     except OSError as error:
         raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+    except MemoryError as error:
+        raise PlanFileError(
+            f"{path} can't be written: memory ran out. Nothing was left behind. Keep the weights in a file beside the "
+            "model (onnx.save with save_as_external_data=True), in the folder the plan is written to."
+        ) from error
     except ValueError as error:  # protobuf's own word for a message over 2 GiB
         raise PlanFileError(f"{path} can't be written: {error}.") from error
 
