@@ -285,7 +285,7 @@ def _check_patterns(option: str, value: object) -> None:
 
 
 def _check_name(option: str, value: object, names: Sequence[str]) -> None:
-    if value is not None and not (isinstance(value, str) and value in names):
+    if (value is not None or option == "order") and not (isinstance(value, str) and value in names):
         listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
         raise PlanError(f"{option} must be {listed}, not {value!r}.")
 
@@ -301,7 +301,8 @@ def _bytes(budget: float | str) -> int:
             f"budget must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {budget!r}."
         )
     if not 0 <= budget <= MOST_BUDGET:
-        raise PlanError(f"budget must be from 0 to {MOST_BUDGET} bytes, not {reprlib.repr(budget)}.")
+        end = "at least 0" if budget < 0 else f"at most {MOST_BUDGET}"
+        raise PlanError(f"budget must be {end} bytes, not {reprlib.repr(budget)}.")
     return math.floor(budget)
 
 

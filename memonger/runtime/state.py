@@ -191,10 +191,10 @@ def _state(header: Any, version: int, read: ReadTensor, path: Path, wanted: Mapp
     for number, (name, described) in enumerate(header["tensors"].items()):
         tensors[name] = _tensor(read(number, name, wanted[name]), name, described["sha256"], path, wanted[name])
     step, key, rate = header.get("step"), header.get("random_key"), header.get("learning_rate")
-    if type(step) is not int or step < 0 or type(key) is not int or not 0 <= key < 2**32:
+    if type(step) is not int or not 0 <= step < 2**62 or type(key) is not int or not 0 <= key < 2**32:
         raise SessionError(f"{path}: its header was changed: its step or random key is out of range.")
-    if rate is not None and not isinstance(rate, float):
-        raise SessionError(f"{path}: its header was changed: its learning rate is not a number.")
+    if rate is not None and not (isinstance(rate, float) and 0 <= rate < math.inf):
+        raise SessionError(f"{path}: its header was changed: its learning rate is no finite number, 0 or more.")
     return State(tensors, step, key, rate)
 
 
