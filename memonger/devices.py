@@ -132,7 +132,7 @@ class Device:
 
 CPU = Device("cpu")
 
-_DEVICE = re.compile(rf"({'|'.join(PROVIDERS)})(?::([0-9]{1, 4}))?")
+_DEVICE = re.compile(rf"({'|'.join(PROVIDERS)})(?::([0-9]{{1,4}}))?")
 
 
 def parse_device(text: "str | Device") -> Device:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import memonger
+from memonger.devices import parse_device
 from memonger.errors import PlanError
 from memonger.lowering.device_form import LEVELS
 from memonger.planning.names import Level, Order, Strategy
@@ -164,6 +165,11 @@ def test_values_an_option_cannot_take(name: str, value: Any) -> None:
 def test_points_that_are_no_number_of_budgets(points: Any) -> None:
     with pytest.raises(PlanError, match="points"):
         memonger.pareto(chain(), points=points, mode="inference", device="none")
+
+
+def test_devices_are_numbered() -> None:
+    named = [str(parse_device(text)) for text in ("none", "cpu", "cuda", "cuda:0", "cuda:12")]
+    assert named == ["none", "cpu", "cuda:0", "cuda:0", "cuda:12"]
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
