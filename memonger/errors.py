@@ -1,5 +1,8 @@
 """Every error memonger raises on purpose. Each message says what is wrong, where, and what would work."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from memonger.units import in_full, shown
 
 
@@ -11,6 +14,15 @@ class MemongerError(Exception):
 
     def __str__(self) -> str:
         return shown(super().__str__())
+
+
+@contextmanager
+def memory_checked(kind: type[MemongerError], task: str, advice: str) -> Iterator[None]:
+    """Where memory runs out meanwhile, an error of ours that says for what, and what to do."""
+    try:
+        yield
+    except MemoryError as error:
+        raise kind(f"{task}: memory ran out. {advice}") from error
 
 
 class LoadError(MemongerError):

@@ -252,7 +252,6 @@ class Plan(BasePlan, Header):
             arena_bytes=self.arena_bytes,
             graph_digest=plan_file.graph_digest(self.model),
             offsets=offsets,
-            weight_digests=plan_file.weight_digests(self.model),
         )
         plan_file.save(self.model, record, Path(path))
 

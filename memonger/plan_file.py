@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Stamp
-from memonger.errors import LoadError, PlanFileError
+from memonger.errors import LoadError, PlanFileError, memory_checked
 from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.model.load import load_as_is
-from memonger.model.save import save_model
+from memonger.model.save import SMALLER, save_model
 from memonger.model.values import static_shape
 from memonger.units import MOST_BATCH, MOST_THREADS
 
@@ -152,7 +152,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         PlanFileError: no plan in it, a malformed one, a newer format, or a model that isn't the one planned.
     """
     try:
-        read = load_as_is(path)
+        with memory_checked(PlanFileError, f"{path} can't be read", "The model needs a machine with more of it."):
+            read = load_as_is(path)
         model, name = read.ir, read.name
     except LoadError as error:
         raise PlanFileError(str(error)) from error
@@ -188,14 +189,16 @@ def _parse(content: Any, name: str) -> Record:
 
 
 def save(model: ir.Model, record: Record, path: Path) -> None:
-    """Write a planned file.
+    """Write a planned file, with digests of the model's weights.
 
     Raises:
         PlanFileError: see `save_model`.
     """
-    planned = model.clone()
-    planned.metadata_props[KEY] = _to_json(record)
-    save_model(planned, path)
+    with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
+        planned = model.clone()
+        signed = dataclasses.replace(record, weight_digests=weight_digests(model))
+        planned.metadata_props[KEY] = _to_json(signed)
+        save_model(planned, path)
 
 
 __all__ = [

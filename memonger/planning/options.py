@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 from memonger.autodiff.losses import Loss
 from memonger.autodiff.optimizers import Optimizer
 from memonger.devices import Cuda, Device
-from memonger.errors import PlanError
+from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
@@ -230,10 +230,8 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
                 raise TypeError(_unknown(name, unknown, names))
             if kwargs.get("options") is None:
                 kwargs.update({key: value for key, value in defaults.items() if key not in kwargs})
-            try:
+            with memory_checked(PlanError, "the model can't be planned", _LESS_MEMORY):
                 return function(*args, **kwargs)
-            except MemoryError as error:
-                raise PlanError(f"memory ran out while planning. {_LESS_MEMORY}") from error
 
         shown = [p for p in inspect.signature(Options).parameters.values() if p.name not in left_out]
         given = [p.replace(default=defaults.get(p.name, getattr(Options(), p.name))) for p in shown]
