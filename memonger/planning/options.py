@@ -49,7 +49,8 @@ class Options:
         keep: Patterns of nodes to keep. They overrule ``mirror``.
         trials: Number of thresholds that the strategy ``sweep`` tries.
         effort: How many changes a search may try, each of about 10 µs.
-        time_limit: Seconds after which a search improves nothing more; the plan then depends on the machine's speed.
+        time_limit: Seconds after which a search improves nothing more, a sweep tries no more thresholds and a frontier
+            gets no more points; the plan then depends on the machine's speed.
         sharing: Which values may share an address.
         order: Order of the nodes: ``file``, ``growth`` or ``depth``; ``best`` tries all and keeps the one that needs
             least memory.
