@@ -128,7 +128,10 @@ def _described(value: ir.Value) -> str:
 def _attribute_bytes(attribute: ir.Attr) -> bytes:
     if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return attribute.name.encode()  # its graphs are walked on their own
-    return ir.to_proto(attribute).SerializeToString(deterministic=True)
+    try:
+        return ir.to_proto(attribute).SerializeToString(deterministic=True)
+    except Exception as error:  # of a file from outside onnx_ir raises several kinds
+        raise PlanFileError(f"attribute '{attribute.name}' is malformed: {error}.") from error
 
 
 def _to_json(record: Record) -> str:
@@ -165,12 +168,20 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{name}: its plan is not valid JSON: {error}.") from error
     record = _parse(content, name)
+    _check_dims(model, name)
     if record.graph_digest != graph_digest(model):
         raise PlanFileError(
             f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
             "Plan it again."
         )
     return model, record
+
+
+def _check_dims(model: ir.Model, name: str) -> None:
+    for graph in model.graphs():
+        for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
+            if any(isinstance(dim, int) and dim < 0 for dim in value.shape or ()):
+                raise PlanFileError(f"{name}: '{value.name}' has a dimension below 0: {value.shape}.")
 
 
 def _parse(content: Any, name: str) -> Record:

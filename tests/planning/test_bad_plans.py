@@ -293,6 +293,32 @@ def _digest(path: Path) -> str:
     return graph_digest(load_as_is(path).ir)
 
 
+def _signed(planned: Path, model: onnx.ModelProto) -> Path:
+    """A changed model with its plan, signed again."""
+    entry = next(entry for entry in model.metadata_props if entry.key == KEY)
+    content = json.loads(entry.value)
+    path = planned.with_name("signed.onnx")
+    path.write_bytes(model.SerializeToString())
+    content["graph_digest"] = _digest(path)
+    entry.value = json.dumps(content)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_dimensions_below_zero(place: Place, planned: Path) -> None:
+    model = onnx.load(planned)
+    model.graph.value_info[0].type.tensor_type.shape.dim[0].dim_value = -1
+    _refused(place, _signed(planned, model), f"'{model.graph.value_info[0].name}'", "below 0")
+
+
+def test_an_attribute_without_a_type(place: Place, planned: Path) -> None:
+    model = onnx.load(planned)
+    model.graph.node[0].attribute.add(name="axis", i=1)
+    path = place.write("untyped.onnx", model)
+    for command in ("verify", "run", "inspect"):
+        place.fails(command, path, words=("'axis'",))
+
+
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
