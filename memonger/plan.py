@@ -269,7 +269,7 @@ class Plan(BasePlan, Header):
         """
         model, record = plan_file.load(Path(path))
         roles = training_roles.read(model, str(model.graph.name))
-        graph = graph_of(model, roles, None, record.workspace, record.host, _device(record.device, path))
+        graph = _graph_in_file(model, roles, record, path)
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in record.offsets if name not in number]
         if unknown:
@@ -331,6 +331,15 @@ class GraphPlan(BasePlan):
             "recomputed_nodes": len(self.recomputed),
         }
         return json.dumps(record, default=str)
+
+
+def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:
+    device = _device(record.device, path)
+    try:
+        return graph_of(model, roles, None, record.workspace, record.host, device)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # No inference has seen this model: its attributes can be of any type and out of range.
+        raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
 
 
 def _check_weights(saved: Mapping[str, str], found: Mapping[str, str], name: str) -> None:

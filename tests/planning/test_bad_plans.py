@@ -311,6 +311,20 @@ def test_dimensions_below_zero(place: Place, planned: Path) -> None:
     _refused(place, _signed(planned, model), f"'{model.graph.value_info[0].name}'", "below 0")
 
 
+@pytest.mark.parametrize("perm", [[0, 2**62], [0], "text"])
+def test_attributes_no_inference_has_seen(place: Place, perm: Any) -> None:
+    path = place.folder / "planned.onnx"
+    turned = parse("g (float[1, 8] x) => (float[8, 1] y) { a = Relu(x)  b = Transpose<perm = [1, 0]>(a)  y = Neg(b) }")
+    memonger.search_plan(turned, device="none", mode="inference").save(path)
+    model = onnx.load(path)
+    (node,) = (node for node in model.graph.node if node.op_type == "Transpose")
+    node.attribute[0].CopyFrom(onnx.helper.make_attribute("perm", perm))
+    signed = _signed(path, model)
+    with pytest.raises(memonger.MemongerError):
+        memonger.Session(signed).run({"x": normal(0, 1, 8)})
+    place.fails("run", signed, words=())
+
+
 def test_an_attribute_without_a_type(place: Place, planned: Path) -> None:
     model = onnx.load(planned)
     model.graph.node[0].attribute.add(name="axis", i=1)
