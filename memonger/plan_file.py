@@ -6,7 +6,7 @@ A plan file is untrusted input. What is read here is checked for form; `memonger
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +27,8 @@ KEY = "memonger.plan"
 FORMAT = 1
 
 DIGEST = 32  # hexadecimal digits of a SHA-256
+
+PART = 1 << 20  # bytes of a weight read at a time
 
 Size = Annotated[int, AtLeast(0)]
 
@@ -109,13 +111,35 @@ def weight_digests(model: ir.Model) -> dict[str, str]:
 
 
 def _weight_digest(tensor: ir.TensorProtocol) -> str:
-    if tensor.dtype == ir.DataType.STRING:
-        content: Any = json.dumps([str(each) for each in tensor.numpy().ravel()]).encode()
+    digest = hashlib.sha256()
+    for part in _content(tensor):
+        digest.update(part)
+    return digest.hexdigest()[:DIGEST]
+
+
+def _content(tensor: ir.TensorProtocol) -> Iterator[Any]:
+    """A tensor's bytes, in parts: those in a file of their own may be more than the memory holds."""
+    if isinstance(tensor, ir.ExternalTensor):
+        yield from _read_external(tensor)
+    elif tensor.dtype == ir.DataType.STRING:
+        yield json.dumps([str(each) for each in tensor.numpy().ravel()]).encode()
     elif tensor.dtype.bitwidth < 8:
-        content = tensor.tobytes()
-    else:  # where they lie: they may be larger than the memory, and mapped from a file
-        content = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
-    return hashlib.sha256(content).hexdigest()[:DIGEST]
+        yield tensor.tobytes()
+    else:
+        yield np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+
+
+def _read_external(tensor: ir.ExternalTensor) -> Iterator[bytes]:
+    """Read, not mapped: mapped pages would count as this process's memory."""
+    left = tensor.nbytes
+    try:
+        with open(tensor.path, "rb") as file:
+            file.seek(tensor.offset or 0)
+            while left and (part := file.read(min(left, PART))):
+                yield part
+                left -= len(part)
+    except OSError as error:
+        raise PlanFileError(f"tensor '{tensor.name}' can't be read from {tensor.path}: {error}.") from error
 
 
 def _described(value: ir.Value) -> str:
