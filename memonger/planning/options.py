@@ -279,8 +279,8 @@ def _whole(option: str, value: object, least: int, most: int) -> int:
 
 
 def _check_patterns(option: str, value: object) -> None:
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
-        raise PlanError(f"{option} must be a list of patterns, as ['conv*'], not {reprlib.repr(value)}.")
+    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise PlanError(f"{option} must be a pattern or a list of them, as ['conv*'], not {reprlib.repr(value)}.")
 
 
 def _check_name(option: str, value: object, names: Sequence[str]) -> None:

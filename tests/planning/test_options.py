@@ -148,7 +148,7 @@ MODEL_OPTIONS: list[tuple[str, Any]] = [
     ("batch", "2"), ("batch", True), ("batch", 0), ("batch", 1.0), ("batch", 10**12), ("threads", -1),
     ("threads", 100_000), ("threads", "1"), ("threads", None), ("trials", -1), ("trials", 10**9), ("trials", None),
     ("effort", -1),
-    ("effort", 1e9), ("dims", 3), ("dims", {"seq": "3"}), ("dims", {"seq": 10**12}), ("keep", "Conv"), ("keep", [1]),
+    ("effort", 1e9), ("dims", 3), ("dims", {"seq": "3"}), ("dims", {"seq": 10**12}), ("keep", [1]),
     ("mirror", 5), ("loss", 4), ("optimizer", "sgd"), ("device", 4), ("device", "cuda:99999"), ("time_limit", "1"),
     ("time_limit", math.nan), ("time_limit", -1), ("sharing", None), ("cuda", None), ("inputs", [1]), ("mode", ["x"]),
     ("mode", np.zeros(3)), ("order", None), ("budget", 2**70), ("budget", "9" * 20 + "TiB"), ("progress", 3),
