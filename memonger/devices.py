@@ -33,6 +33,9 @@ class Cuda:
     def __post_init__(self) -> None:
         if self.convolution_search not in SEARCHES:
             raise PlanError(f"convolution_search={self.convolution_search!r} must be one of {', '.join(SEARCHES)}.")
+        for name in ("max_workspace", "tf32", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} must be True or False, not {getattr(self, name)!r}.")
 
     def options(self) -> dict[str, str]:
         """The provider options of onnxruntime that say the same; ``deterministic`` is a session's."""
@@ -129,7 +132,7 @@ class Device:
 
 CPU = Device("cpu")
 
-_DEVICE = re.compile(rf"({'|'.join(PROVIDERS)})(?::(\d+))?")
+_DEVICE = re.compile(rf"({'|'.join(PROVIDERS)})(?::([0-9]{{1,4}}))?")
 
 
 def parse_device(text: "str | Device") -> Device:
@@ -140,7 +143,7 @@ def parse_device(text: "str | Device") -> Device:
     """
     if isinstance(text, Device):
         return text
-    match = _DEVICE.fullmatch(text)
+    match = _DEVICE.fullmatch(text) if isinstance(text, str) else None
     if match is None or (match.group(2) and not PROVIDERS[match.group(1)].is_numbered):
         forms = ", ".join(PROVIDERS)
         numbered = " or ".join(f"{kind}:N" for kind, facts in PROVIDERS.items() if facts.is_numbered)

@@ -1,10 +1,28 @@
 """Every error memonger raises on purpose. Each message says what is wrong, where, and what would work."""
 
-from memonger.units import in_full
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memonger.units import in_full, shown
 
 
 class MemongerError(Exception):
-    """Base of all errors a user can meet. The command line prints its text and exits with status 1."""
+    """Base of all errors a user can meet. The command line prints its text and exits with status 1.
+
+    Names in the text may come from strangers: what isn't printable in it is escaped, see `memonger.units.shown`.
+    """
+
+    def __str__(self) -> str:
+        return shown(super().__str__())
+
+
+@contextmanager
+def memory_checked(kind: type[MemongerError], task: str, advice: str) -> Iterator[None]:
+    """Where memory runs out meanwhile, an error of ours that says for what, and what to do."""
+    try:
+        yield
+    except MemoryError as error:
+        raise kind(f"{task}: memory ran out. {advice}") from error
 
 
 class LoadError(MemongerError):

@@ -94,6 +94,7 @@ def write_whole(path: Path, write: Write) -> None:
     Raises:
         OSError: it can't be written; nothing is left behind.
     """
+    check_name(path)
     if path.is_dir():
         raise IsADirectoryError(21, "Is a directory")
     if path.exists() and not path.is_file():
@@ -112,11 +113,28 @@ def write_whole(path: Path, write: Write) -> None:
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
     """A hidden folder on the path's own file system, gone afterwards."""
-    folder = ScratchFolder(path.parent, ".memonger-tmp-")
+    with temporary_folder(path.parent, ".memonger-tmp-") as folder:
+        yield folder
+
+
+@contextmanager
+def temporary_folder(parent: Path | None = None, prefix: str = "memonger-tmp-") -> Iterator[Path]:
+    """A `ScratchFolder`, gone afterwards."""
+    folder = ScratchFolder(parent, prefix)
     try:
         yield folder.path
     finally:
         folder.remove()
+
+
+def check_name(path: Path) -> None:
+    """Check that a path can name a file at all.
+
+    Raises:
+        OSError: it can't.
+    """
+    if "\0" in str(path):
+        raise OSError(22, "a file's name can't contain the character NUL")
 
 
 @contextmanager

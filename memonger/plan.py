@@ -157,6 +157,7 @@ class Plan(BasePlan, Header):
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
         files: Keeps temporary files alive that the model's tensors lie in.
+        weight_digests: Digests of the weights in the file that the plan is from, if any; None where there are none.
     """
 
     model: ir.Model
@@ -167,6 +168,7 @@ class Plan(BasePlan, Header):
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: object = None
+    weight_digests: Mapping[str, str] | None = None
 
     @cached_property
     def training(self) -> Training | None:
@@ -222,11 +224,25 @@ class Plan(BasePlan, Header):
             )
         return annotate(self.source.ir, self.graph, self.recomputed, self.origins)
 
+    def verify(self, *, check_weights: bool = True) -> None:
+        """Run the independent checker, and compare the weights of a plan from a file with their digests.
+
+        Args:
+            check_weights: False leaves the weights out: reading them all takes about a second for each gigabyte.
+
+        Raises:
+            VerificationError: the plan is wrong.
+            PlanFileError: a weight isn't what it was when the plan was saved.
+        """
+        super().verify()
+        if check_weights and self.weight_digests is not None:
+            _check_weights(self.weight_digests, plan_file.weight_digests(self.model), str(self.model.graph.name))
+
     def save(self, path: str | Path) -> None:
         """Write the planned model; whole or not at all, checked first.
 
         Raises:
-            PlanFileError: the file can't be written.
+            PlanFileError: the file can't be written, or memory ran out.
         """
         self.verify()
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
@@ -240,16 +256,20 @@ class Plan(BasePlan, Header):
         plan_file.save(self.model, record, Path(path))
 
     @staticmethod
-    def load(path: str | Path) -> "Plan":
+    def load(path: str | Path, *, check_weights: bool = True) -> "Plan":
         """Read a planned model and check it.
 
+        Args:
+            path: The file.
+            check_weights: See `verify`.
+
         Raises:
-            PlanFileError: not a planned model, malformed, of a newer format, or its graph was changed.
+            PlanFileError: not a planned model, malformed, of a newer format, or its graph or weights were changed.
             VerificationError: its layout is wrong.
         """
         model, record = plan_file.load(Path(path))
         roles = training_roles.read(model, str(model.graph.name))
-        graph = graph_of(model, roles, None, record.workspace, record.host, _device(record.device, path))
+        graph = _graph_in_file(model, roles, record, path)
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in record.offsets if name not in number]
         if unknown:
@@ -261,8 +281,9 @@ class Plan(BasePlan, Header):
             offsets={number[name]: offset for name, offset in record.offsets.items()},
             arena_bytes=record.arena_bytes,
             alignment=record.alignment,
+            weight_digests=record.weight_digests,
         )
-        plan.verify()
+        plan.verify(check_weights=check_weights)
         return plan
 
 
@@ -310,6 +331,22 @@ class GraphPlan(BasePlan):
             "recomputed_nodes": len(self.recomputed),
         }
         return json.dumps(record, default=str)
+
+
+def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:
+    device = _device(record.device, path)
+    try:
+        return graph_of(model, roles, None, record.workspace, record.host, device)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # No inference has seen this model: its attributes can be of any type and out of range.
+        raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
+
+
+def _check_weights(saved: Mapping[str, str], found: Mapping[str, str], name: str) -> None:
+    changed = [key for key, digest in found.items() if saved.get(key) != digest]
+    if changed or len(saved) != len(found):
+        what = f"its weight '{changed[0]}' was" if changed else "its weights were"
+        raise PlanFileError(f"{name}: {what} changed since the plan was saved (the digests differ). Plan it again.")
 
 
 def _device(text: str, path: str | Path) -> Device:

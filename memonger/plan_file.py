@@ -6,23 +6,29 @@ A plan file is untrusted input. What is read here is checked for form; `memonger
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Stamp
-from memonger.errors import LoadError, PlanFileError
+from memonger.errors import LoadError, PlanFileError, memory_checked
 from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.model.load import load_as_is
-from memonger.model.save import save_model
+from memonger.model.save import SMALLER, save_model
 from memonger.model.values import static_shape
+from memonger.units import MOST_BATCH, MOST_THREADS
 
 KEY = "memonger.plan"
 
 FORMAT = 1
+
+DIGEST = 32  # hexadecimal digits of a SHA-256
+
+PART = 1 << 20  # bytes of a weight read at a time
 
 Size = Annotated[int, AtLeast(0)]
 
@@ -43,12 +49,12 @@ class Header:
         host: Names of values that lie in the host's memory although the model runs on another device: not planned.
     """
 
-    mode: str
+    mode: Annotated[str, OneOf(("training", "inference"))]
     device: str
-    threads: Size
+    threads: Annotated[int, AtLeast(0, MOST_THREADS)]
     stamp: Stamp | None = None
     workspace: Mapping[str, Size] | None = None
-    batch: Annotated[int, AtLeast(1)] | None = None
+    batch: Annotated[int, AtLeast(1, MOST_BATCH)] | None = None
     host: frozenset[str] = frozenset()
 
     def header(self) -> dict[str, Any]:
@@ -58,18 +64,22 @@ class Header:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Record(Header):
-    """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name."""
+    """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name.
+
+    ``weight_digests`` are by tensor, see `weight_digests`; files of earlier versions have none.
+    """
 
     format: int = FORMAT
     alignment: Alignment
     arena_bytes: Size
     graph_digest: str
     offsets: Mapping[str, Annotated[int, AtLeast(-LARGEST)]]  # the checker says whether they lie in the arena
+    weight_digests: Mapping[str, str] | None = None
 
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host",
+    "stamp", "host", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -87,7 +97,49 @@ def graph_digest(model: ir.Model) -> str:
             digest.update(",".join(f"{v.name}:{_described(v)}" for v in node.outputs).encode())
             for name in sorted(node.attributes):
                 digest.update(_attribute_bytes(node.attributes[name]))
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:DIGEST]
+
+
+def weight_digests(model: ir.Model) -> dict[str, str]:
+    """A digest of every tensor's bytes, by name; tensors of subgraphs have the subgraph's number before their name."""
+    return {
+        f"{number}/{name}" if number else name: _weight_digest(value.const_value)
+        for number, graph in enumerate(model.graphs())
+        for name, value in graph.initializers.items()
+        if value.const_value is not None
+    }
+
+
+def _weight_digest(tensor: ir.TensorProtocol) -> str:
+    digest = hashlib.sha256()
+    for part in _content(tensor):
+        digest.update(part)
+    return digest.hexdigest()[:DIGEST]
+
+
+def _content(tensor: ir.TensorProtocol) -> Iterator[Any]:
+    """A tensor's bytes, in parts: those in a file of their own may be more than the memory holds."""
+    if isinstance(tensor, ir.ExternalTensor):
+        yield from _read_external(tensor)
+    elif tensor.dtype == ir.DataType.STRING:
+        yield json.dumps([str(each) for each in tensor.numpy().ravel()]).encode()
+    elif tensor.dtype.bitwidth < 8:
+        yield tensor.tobytes()
+    else:
+        yield np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+
+
+def _read_external(tensor: ir.ExternalTensor) -> Iterator[bytes]:
+    """Read, not mapped: mapped pages would count as this process's memory."""
+    left = tensor.nbytes
+    try:
+        with open(tensor.path, "rb") as file:
+            file.seek(tensor.offset or 0)
+            while left and (part := file.read(min(left, PART))):
+                yield part
+                left -= len(part)
+    except OSError as error:
+        raise PlanFileError(f"tensor '{tensor.name}' can't be read from {tensor.path}: {error}.") from error
 
 
 def _described(value: ir.Value) -> str:
@@ -100,7 +152,10 @@ def _described(value: ir.Value) -> str:
 def _attribute_bytes(attribute: ir.Attr) -> bytes:
     if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return attribute.name.encode()  # its graphs are walked on their own
-    return ir.to_proto(attribute).SerializeToString(deterministic=True)
+    try:
+        return ir.to_proto(attribute).SerializeToString(deterministic=True)
+    except Exception as error:  # of a file from outside onnx_ir raises several kinds
+        raise PlanFileError(f"attribute '{attribute.name}' is malformed: {error}.") from error
 
 
 def _to_json(record: Record) -> str:
@@ -112,6 +167,8 @@ def _to_json(record: Record) -> str:
     content["host"] = sorted(record.host)
     if not record.host:
         del content["host"]
+    if not record.weight_digests:
+        del content["weight_digests"]
     return json.dumps(content, separators=(",", ":"))
 
 
@@ -122,7 +179,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         PlanFileError: no plan in it, a malformed one, a newer format, or a model that isn't the one planned.
     """
     try:
-        read = load_as_is(path)
+        with memory_checked(PlanFileError, f"{path} can't be read", "The model needs a machine with more of it."):
+            read = load_as_is(path)
         model, name = read.ir, read.name
     except LoadError as error:
         raise PlanFileError(str(error)) from error
@@ -134,12 +192,20 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{name}: its plan is not valid JSON: {error}.") from error
     record = _parse(content, name)
+    _check_dims(model, name)
     if record.graph_digest != graph_digest(model):
         raise PlanFileError(
             f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
             "Plan it again."
         )
     return model, record
+
+
+def _check_dims(model: ir.Model, name: str) -> None:
+    for graph in model.graphs():
+        for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
+            if any(isinstance(dim, int) and dim < 0 for dim in value.shape or ()):
+                raise PlanFileError(f"{name}: '{value.name}' has a dimension below 0: {value.shape}.")
 
 
 def _parse(content: Any, name: str) -> Record:
@@ -158,14 +224,27 @@ def _parse(content: Any, name: str) -> Record:
 
 
 def save(model: ir.Model, record: Record, path: Path) -> None:
-    """Write a planned file.
+    """Write a planned file, with digests of the model's weights.
 
     Raises:
         PlanFileError: see `save_model`.
     """
-    planned = model.clone()
-    planned.metadata_props[KEY] = _to_json(record)
-    save_model(planned, path)
+    with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
+        planned = model.clone()
+        signed = dataclasses.replace(record, weight_digests=weight_digests(model))
+        planned.metadata_props[KEY] = _to_json(signed)
+        save_model(planned, path)
 
 
-__all__ = ["FORMAT", "KEY", "Header", "PlanFileError", "Record", "graph_digest", "load", "save", "save_model"]
+__all__ = [
+    "FORMAT",
+    "KEY",
+    "Header",
+    "PlanFileError",
+    "Record",
+    "graph_digest",
+    "load",
+    "save",
+    "save_model",
+    "weight_digests",
+]

@@ -1,4 +1,4 @@
-"""Sizes in bytes: units to multiply with, and sizes as people read and write them."""
+"""Sizes and texts as people read and write them, and the largest numbers that make sense in what they write."""
 
 import re
 from fractions import Fraction
@@ -6,6 +6,35 @@ from fractions import Fraction
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
+
+MOST_THREADS = 1024
+"""A larger number is refused: onnxruntime would begin to start as many threads, and neither fail nor end."""
+
+MOST_BATCH = 2**31 - 1
+"""Of every dimension that a caller gives a size to."""
+
+MOST_TRIALS = 10_000
+"""Of a sweep's thresholds."""
+
+MOST_POINTS = 1_000
+"""Of budgets on a frontier."""
+
+MOST_INSTANCES = 100_000
+"""Of a server, and of timed runs."""
+
+MOST_BUDGET = 2**62 - 1
+"""In bytes: the sum of two such sizes still fits 64 bits."""
+
+
+def shown(text: str) -> str:
+    """A text for people to read, in which no name can steer a terminal or pretend to be another line.
+
+    What isn't printable (control characters, line breaks, marks that turn the direction of writing) is written as in a
+    Python string, as ``\\x1b`` or ``\\u202e``.
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def format_size(size: int) -> str:

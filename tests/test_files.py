@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from memonger.files import ScratchFolder
+from memonger.files import ScratchFolder, write_whole
 from memonger.model import save
 from memonger.model.save import save_model
 from tests.support.interruptions import KINDS, content, kill_while_saving, model
@@ -36,7 +36,7 @@ def _aged(folder: Path) -> None:
 def test_the_exit_of_a_forked_child_leaves_its_parents_folder(temporary: Path) -> None:
     script = (
         "import os, sys\n"
-        "from memonger.files import ScratchFolder\n"
+        "from memonger.files import ScratchFolder, write_whole\n"
         "folder = ScratchFolder()\n"
         "(folder.path / 'momenta').write_bytes(b'1')\n"
         "child = os.fork()\n"
@@ -55,7 +55,7 @@ def test_the_exit_of_a_forked_child_leaves_its_parents_folder(temporary: Path) -
 
 def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
     script = (
-        "import time\nfrom memonger.files import ScratchFolder\n"
+        "import time\nfrom memonger.files import ScratchFolder, write_whole\n"
         "folder = ScratchFolder()\nprint(folder.path, flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen(
@@ -139,3 +139,9 @@ def test_a_kill_leaves_the_old_or_the_new_file(tmp_path: Path, kind: str) -> Non
         _aged(left)
     KINDS[kind][0](path, 1.0)
     assert not list(tmp_path.glob(".memonger-tmp-*"))
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="NUL"):
+        write_whole(tmp_path / "a\0b", lambda target: target.write(b""))
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,8 @@ The command line is the one place that prints: results to standard output, progr
 import errno
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,29 +29,63 @@ from memonger.cli.options import (
 )
 from memonger.devices import GRAPHS
 from memonger.errors import MemongerError
+from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, shown
 
 
-class _Command(click.Command):
+class _Escaping(click.Command):
+    """Escapes what isn't printable in click's own messages, which repeat the command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _escaped():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _escaped():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _escaped() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        error.message = shown(error.message)  # type: ignore[misc]
+        raise
+
+
+class _Command(_Escaping):
     """Prints an expected error as one line on standard error, and exits with status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # memonger says itself what is wrong with a model
+        logger, notes = logging.getLogger("memonger"), _Notes(logging.WARNING)
+        logger.addHandler(notes)
+        ctx.call_on_close(lambda: logger.removeHandler(notes))
         try:
             return super().invoke(ctx)
         except MemongerError as error:
             _fail(str(error))
+        except MemoryError:
+            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.")
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of the output has closed it; click ends quietly
             _fail(f"{error.filename or 'the output'}: {error.strerror or error}.")
 
 
-class _Group(click.Group):
+class _Notes(logging.Handler):
+    """Prints what is logged as the notes of a plan are printed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(shown(f"memonger: note: {record.getMessage()}"), err=True)
+
+
+class _Group(_Escaping, click.Group):
     command_class = _Command
 
 
 def _fail(message: str) -> NoReturn:
-    click.echo(f"memonger: {message}", err=True)
+    click.echo(shown(f"memonger: {message}"), err=True)
     sys.exit(1)
 
 
@@ -97,7 +133,7 @@ plan = click.version_option(__version__)(
 @options(
     MODEL,
     MODE,
-    click.option("--points", type=click.IntRange(1), default=8, metavar="N", show_default=True,
+    click.option("--points", type=click.IntRange(1, MOST_POINTS), default=8, metavar="N", show_default=True,
                  help="Number of budgets to try."),
     *LOWERING,
     *TRAINING,
@@ -160,8 +196,10 @@ def verify(**arguments: Any) -> None:
     click.option("--against", type=OUTPUT, help="Model for the stock sessions; MODEL if left out."),
     click.option("--cuda-graph", type=click.Choice(GRAPHS), default="auto", show_default=True,
                  help="Capture runs on a CUDA device once and replay them; auto: where that is possible."),
-    click.option("--runs", type=click.IntRange(1), default=30, show_default=True, help="Timed runs of each session."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs."),
+    click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
+                 help="Timed runs of each session."),
+    click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
+                 help="Seed of random inputs."),
     AS_JSON,
     QUIET,
 )  # fmt: skip
@@ -178,7 +216,7 @@ def run_command(**arguments: Any) -> None:
 @main.command()
 @options(
     click.argument("problem", type=click.Path(path_type=Path)),
-    click.option("--capacity", type=click.IntRange(1), metavar="BYTES", help="Fail if more is needed."),
+    click.option("--capacity", type=click.IntRange(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
     click.option("-o", "--output", type=OUTPUT, help="Write the offsets here."),
     AS_JSON,
 )
@@ -198,7 +236,7 @@ def pack(**arguments: Any) -> None:
     click.option("--target", required=True, metavar="NAME", help=f"One of {', '.join(TARGETS)}."),
     click.option("--output", "-o", type=OUTPUT, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
-    click.option("--instances", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    click.option("--instances", type=click.IntRange(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Requests served at a time, each in memory of its own."),
     click.option("--force", is_flag=True, help="Replace an earlier export."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import click
-
-from memonger.cli.output import print_json, print_notes
+from memonger.cli.output import print_json, print_line, print_notes
 from memonger.export import Exported
 from memonger.export import export as write
 from memonger.export.package import describe
@@ -22,9 +20,9 @@ def export(
         print_json(_record(exported))
         return
     estimate = exported.estimate
-    click.echo(f"Wrote {output} for {target}: {', '.join(exported.files)}.")
-    click.echo(f"Predicted for one instance: {in_full(estimate.instance_bytes)} ({describe(estimate)}).")
-    click.echo(f"In all, {estimate.instances}: {in_full(estimate.total_bytes)}.")
+    print_line(f"Wrote {output} for {target}: {', '.join(exported.files)}.")
+    print_line(f"Predicted for one instance: {in_full(estimate.instance_bytes)} ({describe(estimate)}).")
+    print_line(f"In all, {estimate.instances}: {in_full(estimate.total_bytes)}.")
 
 
 def _record(exported: Exported) -> dict[str, Any]:

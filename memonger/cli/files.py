@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import click
-from rich.console import Console
-
-from memonger.cli.output import print_json
+from memonger.cli.output import Screen, print_json, print_line
 from memonger.errors import MemongerError
 from memonger.layout import allocate, check_layout, lower_bound
 from memonger.layout.minimalloc_csv import read_problem, write_solution
@@ -27,14 +24,14 @@ def inspect(model: Path, as_json: bool) -> None:
         record["plan"] = None if planned is None else plan_record(planned, name, str(model))
         print_json(record)
         return
-    console = Console()
+    console = Screen()
     console.print(text.model_table(loaded, name))
     console.print(text.operator_table(loaded))
     if planned is None:
-        console.print(f"It has no plan: make one with memonger-plan {model} -o PLANNED.onnx", markup=False)
+        console.print(f"It has no plan: make one with memonger-plan {model} -o PLANNED.onnx")
         return
     console.print(text.plan_table(plan_record(planned, name, str(model))))
-    console.print(f"Live bytes up to the arena: [{text.memory_curve(planned)}]", markup=False)
+    console.print(f"Live bytes up to the arena: [{text.memory_curve(planned)}]")
     console.print(text.largest_table(planned))
 
 
@@ -48,7 +45,7 @@ def verify(model: Path, as_json: bool) -> None:
     if as_json:
         print_json(record)
     else:
-        click.echo(
+        print_line(
             f"{model}: the plan is correct. {record['values']} values over {record['steps']} steps in "
             f"{record['arena_bytes']} bytes (lower bound {record['lower_bound_bytes']})."
         )
@@ -74,4 +71,4 @@ def pack(problem: Path, capacity: int | None, output: Path | None, as_json: bool
     if as_json:
         print_json(record)
     else:
-        click.echo(f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}).")
+        print_line(f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}).")

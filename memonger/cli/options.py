@@ -1,5 +1,6 @@
 """The options of the command line that several commands have. Importing them loads click and names only."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
@@ -8,17 +9,19 @@ import click
 
 from memonger.devices import SEARCHES
 from memonger.planning.names import Level, Mode, Order, Strategy
-from memonger.units import parse_size
+from memonger.units import MOST_BATCH, MOST_THREADS, MOST_TRIALS, parse_size
 
 Command = Callable[..., None]
+
+_SIZE = re.compile(r"[0-9]{1,10}")
 
 
 def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
     sizes = {}
     for value in values:
         name, _, size = value.rpartition("=")
-        if not name or not size.isdecimal():
-            raise click.BadParameter(f"{value!r} is not NAME=N, such as seq=128.")
+        if not name or not _SIZE.fullmatch(size) or int(size) > MOST_BATCH:
+            raise click.BadParameter(f"{value!r} is not NAME=N, such as seq=128, with N at most {MOST_BATCH}.")
         sizes[name] = int(size)
     return sizes
 
@@ -35,7 +38,8 @@ MODE = click.option(
     "--mode", type=click.Choice(get_args(Mode)), help="What the model is planned for; left out: training."
 )
 DIMS = (
-    click.option("--batch", type=click.IntRange(1), metavar="N", help="Size of the inputs' open first dimension."),
+    click.option("--batch", type=click.IntRange(1, MOST_BATCH), metavar="N",
+                 help="Size of the inputs' open first dimension."),
     click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
                  help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
 )  # fmt: skip
@@ -50,7 +54,7 @@ LOWERING = (
     DEVICE,
     click.option("--level", type=click.Choice(get_args(Level)),
                  help="onnxruntime's optimization level, for device plans.", show_default=True),
-    click.option("--threads", type=click.IntRange(0), default=0, metavar="N",
+    click.option("--threads", type=click.IntRange(0, MOST_THREADS), default=0, metavar="N",
                  help="Threads within a node; 0: onnxruntime's default."),
     click.option("--order", default="best", type=click.Choice(get_args(Order)), show_default=True,
                  help="Order of the nodes; best tries all."),
@@ -79,7 +83,7 @@ PLANNING = (
                  "none for inference."),
     click.option("--mirror", multiple=True, metavar="PATTERN",
                  help="Recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--trials", type=click.IntRange(0), default=6, metavar="N", show_default=True,
+    click.option("--trials", type=click.IntRange(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
                  help="Thresholds in the sweep's grid."),
 )  # fmt: skip
 

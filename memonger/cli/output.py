@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,25 +11,43 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from memonger.errors import MemongerError
+from memonger.units import shown
 
 STAGES = 7
+
+
+class Screen(Console):
+    """A terminal that shows texts as they are: no markup and no emoji in them, and what isn't printable escaped."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as rich shows it; every cell and title of a table, and all that is printed, comes through here."""
+        return super().render_str(shown(text), **options)
+
+
+def print_line(text: str, *, err: bool = False) -> None:
+    """One line, what isn't printable in it escaped."""
+    click.echo(shown(text), err=err)
 
 
 @contextmanager
 def progress_bar(quiet: bool, title: str) -> Iterator[Callable[[str], None]]:
     """A bar on standard error that advances at each new stage; nothing where standard error is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Screen(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task(title, total=STAGES)
+        task = progress.add_task(shown(title), total=STAGES)
         seen = set[str]()
 
         def tell(stage: str) -> None:
             new = stage.partition(":")[0] not in seen
             seen.add(stage.partition(":")[0])
-            progress.update(task, description=f"{title}: {stage}", advance=int(new))
+            progress.update(task, description=shown(f"{title}: {stage}"), advance=int(new))
 
         yield tell
 
@@ -43,7 +60,7 @@ def print_json(record: Any) -> None:
 def print_notes(notes: Sequence[str]) -> None:
     """Each note once, on standard error."""
     for note in dict.fromkeys(notes):
-        click.echo(f"memonger: note: {note}", err=True)
+        print_line(f"memonger: note: {note}", err=True)
 
 
 def read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
@@ -58,6 +75,12 @@ def read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
         if not zipfile.is_zipfile(path):
             raise MemongerError(f"{path} is not an .npz of input arrays: write one with numpy.savez.")
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            content = {name: arrays[name] for name in arrays.files}
+            strange = next((name for name, array in content.items() if not isinstance(array, np.ndarray)), None)
+            if strange is not None:
+                raise MemongerError(f"{path} is not an .npz of input arrays: '{strange}' is no array.")
+            return content
+    except MemongerError:
+        raise
+    except Exception as error:  # of a file from outside numpy and zipfile raise nearly everything
         raise MemongerError(f"{path} is not an .npz of input arrays: {str(error).rstrip('.')}.") from error

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
-from memonger.cli.output import print_json, print_notes, progress_bar, read_inputs
+from memonger.cli.output import Screen, print_json, print_line, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
@@ -39,29 +38,29 @@ def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool
         print_json(record)
         return
     _print_plan(made, record)
-    console = Console()
+    console = Screen()
     if output is not None:
         trains = made.training is not None and made.training.loss is not None
         train, run = f"Train it: memonger.TrainingSession('{output}')", f"Run it: memonger run {output} --compare"
-        console.print(f"Wrote {output}. {train if trains else run}", markup=False, soft_wrap=True)
+        console.print(f"Wrote {output}. {train if trains else run}", soft_wrap=True)
     if annotated is not None:
         again = "with --strategy marks and the same loss it gives this plan again"
-        console.print(f"Wrote {annotated}: {again}.", markup=False, soft_wrap=True)
+        console.print(f"Wrote {annotated}: {again}.", soft_wrap=True)
 
 
 def _print_plan(made: Plan, record: dict[str, Any]) -> None:
-    console = Console()
+    console = Screen()
     if made.outcome is not None and made.outcome.candidates:
         console.print(text.candidates_table(made.outcome.candidates))
     console.print(text.plan_table(record))
     if record["recomputed_nodes"]:
-        console.print(text.recomputation_line(record), markup=False, soft_wrap=True)
-    console.print(f"{record['nodes']} steps. Live bytes at each, up to the arena's size:", markup=False)
-    console.print(f"[{text.memory_curve(made)}]", markup=False)
+        console.print(text.recomputation_line(record), soft_wrap=True)
+    console.print(f"{record['nodes']} steps. Live bytes at each, up to the arena's size:")
+    console.print(f"[{text.memory_curve(made)}]")
     unplanned = record["unplanned_values"]
     if unplanned:
         console.print(f"Values of a size or type that can't be planned, left to the runtime: {len(unplanned)}.")
-    console.print(f"Planned in {made.planning_seconds:.2f} s.", markup=False)
+    console.print(f"Planned in {made.planning_seconds:.2f} s.")
 
 
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
@@ -83,11 +82,9 @@ def pareto(model: Path, points: int, as_json: bool, quiet: bool, **flags: Any) -
     if as_json:
         print_json(records)
         return
-    console = Console()
+    console = Screen()
     console.print(text.frontier_table(records))
-    console.print(
-        f"Make one of them: memonger plan {model} --budget SIZE -o PLANNED.onnx", markup=False, soft_wrap=True
-    )
+    console.print(f"Make one of them: memonger plan {model} --budget SIZE -o PLANNED.onnx", soft_wrap=True)
 
 
 def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
@@ -98,7 +95,7 @@ def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     wrt = flags.pop("wrt") or None
     training = differentiate(read(model, batch=batch, dims=dims), optimizer=optimizer, wrt=wrt, **flags)
     save_model(training.ir.clone(), output)
-    click.echo(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
+    print_line(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
 
 
 def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:

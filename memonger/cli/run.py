@@ -1,17 +1,16 @@
 """The command ``run``."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
 from memonger.cli import compare as comparing
 from memonger.cli.options import ONLY_PLANNING
-from memonger.cli.output import print_json, progress_bar, read_inputs
+from memonger.cli.output import Screen, print_json, progress_bar, read_inputs
 from memonger.cli.planning import search_plan
+from memonger.files import temporary_folder
 from memonger.model import training_roles
 from memonger.model.load import load_as_is
 from memonger.plan_file import KEY
@@ -27,11 +26,11 @@ def run(
     settings = comparing.Settings(
         runs=runs, seed=seed, threads=flags["threads"], device=flags["device"], cuda_graph=cuda_graph
     )
-    with tempfile.TemporaryDirectory(prefix="memonger-") as scratch:
-        planned = _planned(model, Path(scratch), quiet, flags)
+    with temporary_folder() as scratch:
+        planned = _planned(model, scratch, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
             if compare:
-                result = comparing.compare(planned, against or model, feeds, settings, Path(scratch), tell)
+                result = comparing.compare(planned, against or model, feeds, settings, scratch, tell)
             else:
                 result = comparing.run_alone(planned, feeds, settings)
         if outputs is not None:
@@ -39,13 +38,13 @@ def run(
     if as_json:
         print_json({**result.record, "model": str(model)})
         return
-    console = Console()
+    console = Screen()
     console.print(text.outputs_table(result.outputs))
     if result.rows:
         console.print(text.comparison_table(result.rows))
-        console.print(text.COMPARISON_NOTE, markup=False, style="dim")
+        console.print(text.COMPARISON_NOTE, style="dim")
     if result.verdict:
-        console.print(result.verdict, markup=False)
+        console.print(result.verdict)
 
 
 def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> Path:

@@ -13,6 +13,7 @@ from memonger.export import bentoml, kserve, onnxruntime, openvino, ray, triton,
 from memonger.export.folder import files_in, new_folder
 from memonger.export.package import Estimate, Package, pack
 from memonger.plan import Plan
+from memonger.units import shown
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
 
@@ -80,7 +81,8 @@ def export(
     package = pack(given, name, instances)
     with new_folder(Path(output), force) as folder:
         estimate, notes = write(package, folder)
-    return Exported(Path(output), target, package.name, estimate, files_in(Path(output)), (*package.notes, *notes))
+    said = tuple(map(shown, (*package.notes, *notes)))
+    return Exported(Path(output), target, package.name, estimate, files_in(Path(output)), said)
 
 
 __all__ = ["TARGETS", "Estimate", "Exported", "Package", "Write", "export"]

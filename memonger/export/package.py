@@ -13,7 +13,7 @@ from memonger.export.order import stock_bytes
 from memonger.lowering import calibrate
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
-from memonger.units import in_full
+from memonger.units import MOST_INSTANCES, in_full
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 STOCK_NOTE = (
@@ -146,8 +146,8 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
     """
     if not plans:
         raise PlanError("nothing to export: name at least one planned file.")
-    if instances < 1:
-        raise PlanError(f"instances must be at least 1, not {instances}.")
+    if type(instances) is not int or not 1 <= instances <= MOST_INSTANCES:
+        raise PlanError(f"instances must be a whole number from 1 to {MOST_INSTANCES}, not {instances!r}.")
     loaded, notes = [], []
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))

@@ -83,7 +83,7 @@ def _lines(path: Path) -> list[str]:
     """The lines of a file, blank ones at its end left out; at least one."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or no name of a file
         raise LayoutError(f"{path} can't be read: {error}") from error
     lines = text.rstrip().split("\n")
     if not lines[0].strip():

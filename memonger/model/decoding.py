@@ -19,15 +19,17 @@ Reader = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """``Annotated[int, AtLeast(0)]``: integers from there to below `LARGEST`."""
+    """``Annotated[int, AtLeast(0)]``: integers from there to below `LARGEST`, or to ``most``."""
 
     least: int
+    most: int = LARGEST - 1
 
     def read(self, content: Any) -> Any:
         """The integer, checked."""
-        if type(content) is int and self.least <= content < LARGEST:
+        if type(content) is int and self.least <= content <= self.most:
             return content
-        return _refuse(content, f"an integer from {self.least} to below 2**62")
+        end = "below 2**62" if self.most == LARGEST - 1 else str(self.most)
+        return _refuse(content, f"an integer from {self.least} to {end}")
 
 
 @dataclass(frozen=True, slots=True)

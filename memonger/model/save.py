@@ -9,11 +9,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from memonger.errors import PlanFileError
+from memonger.errors import PlanFileError, memory_checked
 from memonger.files import folder_beside, locked, write_whole
 from memonger.model.checks import external_tensors, tensor_attributes
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
+SMALLER = (
+    "Nothing was left behind. Keep the weights in a file beside the model (onnx.save with save_as_external_data=True), "
+    "in the folder that is written to."
+)
 DIGEST = 16  # hexadecimal digits of their SHA-256 in that file's name
 
 
@@ -28,6 +32,11 @@ def save_model(planned: ir.Model, path: Path) -> None:
         PlanFileError: the folder isn't there or can't be written, or the disk is full.
     """
     planned.producer_name = planned.producer_name or "memonger"
+    with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
+        _save(planned, path)
+
+
+def _save(planned: ir.Model, path: Path) -> None:
     try:
         if _keeps_data_in_place(planned, path.parent) or _weights(planned) < INLINE_LIMIT:
             write_whole(path, lambda target: target.write(_serialized(planned, path.parent)))

@@ -1,6 +1,7 @@
 """From a request to the order of evaluation, what is recomputed and the layout of the arena, on integers alone."""
 
 import dataclasses
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -55,14 +56,14 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
     Raises:
         PlanError: the strategy finds nothing that fits the budget.
     """
-    names = _orders(order, len(request.graph.nodes))
+    begin, names = time.monotonic(), _orders(order, len(request.graph.nodes))
     if strategy == "none":
         return _without(request, names)
     ordered, schedule = _least(request, names)
     solution = _lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
     if request.budget is None:
         return solution
-    return _fit_arena(request, ordered, schedule, strategy, solution)
+    return _fit_arena(request, ordered, schedule, strategy, solution, begin)
 
 
 def frontier(request: Request, points: int, order: str) -> list[Solution]:
@@ -127,7 +128,7 @@ def _lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solu
 
 
 def _fit_arena(
-    request: Request, ordered: Request, order: tuple[int, ...], strategy: str, solution: Solution
+    request: Request, ordered: Request, order: tuple[int, ...], strategy: str, solution: Solution, begin: float
 ) -> Solution:
     """A solution whose arena fits the budget, searched with smaller budgets; the first one if none does."""
     assert request.budget is not None
@@ -137,8 +138,9 @@ def _fit_arena(
         if not over:
             return solution
         target -= over
+        left = None if request.time_limit is None else max(0.0, begin + request.time_limit - time.monotonic())
         try:
-            outcome = STRATEGIES[strategy].run(dataclasses.replace(ordered, budget=target))
+            outcome = STRATEGIES[strategy].run(dataclasses.replace(ordered, budget=target, time_limit=left))
         except PlanError:
             break
         solution = _lay_out(request, order, outcome)

@@ -7,6 +7,7 @@ import inspect
 import math
 import numbers
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
@@ -14,11 +15,11 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 from memonger.autodiff.losses import Loss
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
-from memonger.errors import PlanError
+from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
-from memonger.units import parse_size
+from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_THREADS, MOST_TRIALS, parse_size
 
 Progress = Callable[[str], None]
 
@@ -48,7 +49,8 @@ class Options:
         keep: Patterns of nodes to keep. They overrule ``mirror``.
         trials: Number of thresholds that the strategy ``sweep`` tries.
         effort: How many changes a search may try, each of about 10 µs.
-        time_limit: Seconds after which a search improves nothing more; the plan then depends on the machine's speed.
+        time_limit: Seconds after which a search improves nothing more, a sweep tries no more thresholds and a frontier
+            gets no more points; the plan then depends on the machine's speed.
         sharing: Which values may share an address.
         order: Order of the nodes: ``file``, ``growth`` or ``depth``; ``best`` tries all and keeps the one that needs
             least memory.
@@ -89,10 +91,20 @@ class Options:
     def __post_init__(self) -> None:
         for option, names in (("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level)):
             _check_name(option, getattr(self, option), get_args(names))
-        if self.trials < 0:
-            raise PlanError(f"trials must be 0 or more, not {self.trials}.")
-        if self.time_limit is not None and not 0 <= self.time_limit < math.inf:
-            raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit}.")
+        for option, kind, words in _KINDS:
+            if not isinstance(getattr(self, option), kind):
+                raise PlanError(f"{option} must be {words}, not {reprlib.repr(getattr(self, option))}.")
+        for option, least, most in _BOUNDS:
+            if getattr(self, option) is not None or option != "batch":
+                object.__setattr__(self, option, _whole(option, getattr(self, option), least, most))
+        for name, size in (self.dims or {}).items():
+            _whole(f"the size of dimension {name!r}", size, 0, MOST_BATCH)
+        for option in ("mirror", "keep"):
+            _check_patterns(option, getattr(self, option))
+        if self.time_limit is not None and not (_is_number(self.time_limit) and 0 <= self.time_limit < math.inf):
+            raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit!r}.")
+        if self.progress is not None and not callable(self.progress):
+            raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
         if self.mode == "inference" and self.trains:
             raise PlanError("a loss or an optimizer is for training: leave mode out, or say mode='training'.")
         self._check_strategy()
@@ -195,6 +207,9 @@ def check_graph_options(options: Options) -> None:
         )
 
 
+_LESS_MEMORY = "Plan for a smaller batch, keep large weights in a file beside the model, or use a larger machine."
+
+
 def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator for a function with ``**keywords: Unpack[Keywords]``: ``help()`` then shows every option.
 
@@ -216,7 +231,8 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
                 raise TypeError(_unknown(name, unknown, names))
             if kwargs.get("options") is None:
                 kwargs.update({key: value for key, value in defaults.items() if key not in kwargs})
-            return function(*args, **kwargs)
+            with memory_checked(PlanError, "the model can't be planned", _LESS_MEMORY):
+                return function(*args, **kwargs)
 
         shown = [p for p in inspect.signature(Options).parameters.values() if p.name not in left_out]
         given = [p.replace(default=defaults.get(p.name, getattr(Options(), p.name))) for p in shown]
@@ -239,8 +255,36 @@ def _documented(text: str, names: Sequence[str]) -> str:
     return re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, text, flags=re.MULTILINE)
 
 
+_KINDS: tuple[tuple[str, Any, str], ...] = (
+    ("dims", Mapping | None, "sizes by name, as {'seq': 128}"),
+    ("loss", str | Loss | None, "a name or a loss of memonger's (memonger.SoftmaxCrossEntropy())"),
+    ("optimizer", Optimizer | None, "an optimizer of memonger's (memonger.SGD())"),
+    ("device", str | Device | None, "a text such as 'cpu' or 'cuda:0'"),
+    ("inputs", Mapping | None, "arrays by name"),
+    ("sharing", Sharing, "a memonger.Sharing"),
+    ("cuda", Cuda, "a memonger.Cuda"),
+)
+"""What the values of options are, in words."""
+
+_BOUNDS = (
+    ("batch", 1, MOST_BATCH), ("trials", 0, MOST_TRIALS), ("effort", 0, MOST_BUDGET), ("threads", 0, MOST_THREADS),
+)  # fmt: skip
+"""Least and largest of the options that are whole numbers."""
+
+
+def _whole(option: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= most:
+        raise PlanError(f"{option} must be a whole number from {least} to {most}, not {reprlib.repr(value)}.")
+    return int(value)
+
+
+def _check_patterns(option: str, value: object) -> None:
+    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise PlanError(f"{option} must be a pattern or a list of them, as ['conv*'], not {reprlib.repr(value)}.")
+
+
 def _check_name(option: str, value: object, names: Sequence[str]) -> None:
-    if value is not None and value not in names:
+    if (value is not None or option == "order") and not (isinstance(value, str) and value in names):
         listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
         raise PlanError(f"{option} must be {listed}, not {value!r}.")
 
@@ -248,15 +292,16 @@ def _check_name(option: str, value: object, names: Sequence[str]) -> None:
 def _bytes(budget: float | str) -> int:
     if isinstance(budget, str):
         try:
-            return parse_size(budget)
+            return _bytes(parse_size(budget))
         except ValueError as error:
             raise PlanError(f"budget: {error}") from error
     if not _is_number(budget) or not math.isfinite(budget):
         raise PlanError(
             f"budget must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {budget!r}."
         )
-    if budget < 0:
-        raise PlanError(f"budget must be at least 0 bytes, not {budget}.")
+    if not 0 <= budget <= MOST_BUDGET:
+        end = "at least 0" if budget < 0 else f"at most {MOST_BUDGET}"
+        raise PlanError(f"budget must be {end} bytes, not {reprlib.repr(budget)}.")
     return math.floor(budget)
 
 

@@ -37,7 +37,7 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import format_size
+from memonger.units import MOST_POINTS, format_size, shown
 
 if TYPE_CHECKING:
     import networkx
@@ -119,8 +119,8 @@ def pareto(
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
     """
     chosen = combine(options, keywords)
-    if points < 1:
-        raise PlanError(f"points must be at least 1, not {points}.")
+    if type(points) is not int or not 1 <= points <= MOST_POINTS:
+        raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
         raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
@@ -334,7 +334,7 @@ def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
         outcome=solution.outcome,
         source=job.source,
         origins=job.origins,
-        notes=(*job.notes, *_unheeded(job, solution), *_overrun(request, solution)),
+        notes=tuple(map(shown, (*job.notes, *_unheeded(job, solution), *_overrun(request, solution)))),
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,

@@ -26,7 +26,7 @@ def within_budget(request: Request) -> Outcome:
     if _needed(request, plain) <= budget:  # the problem counts a little more, where small nodes were folded
         return Outcome(plain)
     staged = StagedProblem(request)
-    initial, progress = initial_schedules(staged), _progress(request, staged.problem)
+    initial, progress = initial_schedules(staged, request.time_limit), _progress(request, staged.problem)
 
     def searched(allowed: int) -> tuple[int, ...]:
         result = portfolio.search(
@@ -49,7 +49,7 @@ def within_budget(request: Request) -> Outcome:
         return Outcome(schedule)
 
 
-def initial_schedules(staged: StagedProblem) -> list[tuple[int, ...]]:
+def initial_schedules(staged: StagedProblem, time_limit: float | None = None) -> list[tuple[int, ...]]:
     """Schedules of the strategies without search, from which the search may start. None without a backward pass."""
     problem, kept = staged.problem, staged.kept
     if all(problem.forward):
@@ -59,7 +59,8 @@ def initial_schedules(staged: StagedProblem) -> list[tuple[int, ...]]:
         for stages in staged.stage_sets.values()
         for strategy in (block, square_root, logarithmic)
     ]
-    return [*segmented, sweep(problem, staged.stage_sets, forced=kept).schedule, cheap_groups(staged.reduced)]
+    swept = sweep(problem, staged.stage_sets, forced=kept, time_limit=time_limit)
+    return [*segmented, swept.schedule, cheap_groups(staged.reduced)]
 
 
 def frontier(request: Request, points: int) -> list[Outcome]:
@@ -70,7 +71,7 @@ def frontier(request: Request, points: int) -> list[Outcome]:
         points=points,
         effort=request.effort,
         time_limit=request.time_limit,
-        initial=initial_schedules(staged),
+        initial=initial_schedules(staged, request.time_limit),
     )
     return [Outcome(staged.reduced.expand(result.schedule)) for result in results]
 

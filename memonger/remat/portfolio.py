@@ -6,6 +6,7 @@ counted in changes tried, not in seconds, so that a result does not depend on th
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -94,17 +95,23 @@ def pareto(
         problem: What to schedule.
         points: How many budgets are tried, evenly between the smallest one found and the peak without recomputation.
         effort: Of each search.
-        time_limit: Seconds for each search.
+        time_limit: Seconds for all of them: each search has an equal part of what the ones before it left.
         seed: Of the random numbers.
         initial: See `search`.
     """
+    begin = time.monotonic()
 
-    def searching() -> Search:
-        return Search(problem, Effort(effort, time_limit), seed, initial)
+    def searching(to_come: int) -> Search:
+        left = None if time_limit is None else (begin + time_limit - time.monotonic()) / to_come
+        return Search(problem, Effort(effort, left), seed, initial)
 
-    once, least = Result.of(problem, problem.schedule), searching().smallest()
-    budgets = (least.peak + math.floor((once.peak - least.peak) * point / points) for point in range(points))
-    results = [once, least, *(searching().cheapest(budget) for budget in budgets)]
+    once, least = Result.of(problem, problem.schedule), searching(points + 1).smallest()
+    results = [once, least]
+    for point in range(points):
+        if time_limit is not None and time.monotonic() >= begin + time_limit:
+            break
+        budget = least.peak + math.floor((once.peak - least.peak) * point / points)
+        results.append(searching(points - point).cheapest(budget))
     frontier: list[Result] = []
     for result in sorted(results, key=_peak_then_cost):
         if not frontier or result.cost < frontier[-1].cost:

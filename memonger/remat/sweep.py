@@ -4,7 +4,8 @@ After ``search_plan`` of MXNet's memonger: three guesses, then a grid.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +44,7 @@ def sweep(
     trials: int = 6,
     forced: Mapping[int, bool] | None = None,
     progress: Callable[[float], None] | None = None,
+    time_limit: float | None = None,
 ) -> Sweep:
     """The schedule with the smallest peak, of equals the cheapest, among several thresholds for each set of stages.
 
@@ -56,31 +58,41 @@ def sweep(
         trials: Thresholds of the grid.
         forced: Node → True if it is recomputed, False if it is kept, whatever its stage.
         progress: Called with the fraction that is done.
+        time_limit: Seconds after which no more thresholds are tried.
 
     Raises:
         PlanError: ``trials`` is negative, or ``forced`` names a node that can't run again.
     """
     if trials < 0:
         raise PlanError(f"{trials} trials: it has to be at least 0.")
+    until = math.inf if time_limit is None else time.monotonic() + time_limit
     walk = ForwardWalk(problem, forced)
     tried = _Tried(walk, progress, 1 + len(stage_sets) * (_GUESSES + trials))
     tried.add("none", 0, walk.all_kept())
     for source, stages in stage_sets.items():
-        threshold, smallest = 0, -1
-        for _ in range(_GUESSES):
-            mirror = walk.mirror(stages, threshold)
+        for threshold, mirror in _thresholds(walk, stages, trials):
+            if time.monotonic() >= until:
+                break
             tried.add(source, threshold, mirror)
-            smallest = mirror.largest if smallest < 0 else min(smallest, mirror.largest)
-            threshold = math.isqrt(mirror.saved * mirror.largest // 2)
-        step = (threshold * math.sqrt(2) - smallest) / trials if trials else 0
-        for trial in range(1, trials + 1) if step > 0 else ():
-            threshold = int(smallest + trial * step)
-            tried.add(source, threshold, walk.mirror(stages, threshold))
     if progress is not None:
         progress(1.0)
     schedule, mirror = tried.best
     problems.check(problem, schedule)
     return Sweep(schedule, mirror, tuple(tried.candidates))
+
+
+def _thresholds(walk: ForwardWalk, stages: Sequence[Stage], trials: int) -> Iterator[tuple[int, Mirror]]:
+    """Guesses, then a grid, each with what it keeps and drops."""
+    threshold, smallest = 0, -1
+    for _ in range(_GUESSES):
+        mirror = walk.mirror(stages, threshold)
+        yield threshold, mirror
+        smallest = mirror.largest if smallest < 0 else min(smallest, mirror.largest)
+        threshold = math.isqrt(mirror.saved * mirror.largest // 2)
+    step = (threshold * math.sqrt(2) - smallest) / trials if trials else 0
+    for trial in range(1, trials + 1) if step > 0 else ():
+        threshold = int(smallest + trial * step)
+        yield threshold, walk.mirror(stages, threshold)
 
 
 class _Tried:
@@ -170,7 +182,7 @@ def _run(request: Request) -> Outcome:
     staged = StagedProblem(request)
     tell = request.progress
     report = None if tell is None else lambda done: tell(f"{done:.0%} of the sweep")
-    best = sweep(staged.problem, staged.stage_sets, request.trials, staged.forced, report)
+    best = sweep(staged.problem, staged.stage_sets, request.trials, staged.forced, report, request.time_limit)
     candidates = tuple(replace(one, peak=one.peak - request.base) for one in best.candidates)
     return Outcome(staged.reduced.expand(best.schedule), best.mirror.segments, candidates)
 

@@ -1,10 +1,9 @@
-"""Tables for the terminal, made with rich."""
+"""Tables for the terminal, made with rich. To be printed without markup: names in them are as the model has them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
 
 from memonger.graph.liveness import live_bytes
@@ -20,7 +19,7 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 def plan_table(record: Mapping[str, Any]) -> Table:
     """A plan's figures, one a row, each with what it means."""
     where = "portable, for any runtime" if record["device"] == "none" else f"on {record['device']}"
-    table = Table(title=f"{escape(record['model'])}: {record['mode']}, {where}", title_justify="left")
+    table = Table(title=f"{record['model']}: {record['mode']}, {where}", title_justify="left")
     table.add_column("figure")
     table.add_column("size", justify="right")
     table.add_column("", style="dim")
@@ -101,7 +100,7 @@ def largest_table(plan: Plan, count: int = 8) -> Table:
     graph, storage = plan.graph, plan.storage
     live = live_bytes(storage.buffers, len(graph.nodes))
     worst = int(live.argmax()) if len(live) else 0
-    title = f"Alive at the worst step, {worst} ({escape(graph.nodes[worst])})" if graph.nodes else "No steps"
+    title = f"Alive at the worst step, {worst} ({graph.nodes[worst]})" if graph.nodes else "No steps"
     table = Table(title=title, title_justify="left")
     for name in ("value", "bytes", "offset", "steps"):
         table.add_column(name, justify="left" if name == "value" else "right")
@@ -110,20 +109,20 @@ def largest_table(plan: Plan, count: int = 8) -> Table:
     for buffer in sorted(alive, key=lambda b: (-b.size, b.id))[:count]:
         value = first[buffer.id]
         steps = f"{buffer.start} to {buffer.stop - 1}"
-        table.add_row(escape(graph.values[value]), format_size(buffer.size), str(plan.offsets[value]), steps)
+        table.add_row(graph.values[value], format_size(buffer.size), str(plan.offsets[value]), steps)
     return table
 
 
 def model_table(model: Any, name: str, count: int = 20) -> Table:
     """Inputs and outputs of a model with their types and shapes, the first ``count`` of each."""
-    table = Table(title=escape(name), title_justify="left")
+    table = Table(title=name, title_justify="left")
     for column in ("", "name", "type", "shape"):
         table.add_column(column)
     for kind, values in (("input", given_inputs(model)), ("output", model.graph.outputs)):
         for value in values[:count]:
             dims = "?" if value.shape is None else "[" + ", ".join(str(dim) for dim in value.shape) + "]"
             dtype = value.dtype.name.lower() if value.dtype is not None else str(value.type)
-            table.add_row(kind, escape(str(value.name)), dtype, escape(dims))
+            table.add_row(kind, str(value.name), dtype, dims)
         if len(values) > count:
             table.add_row("", f"and {len(values) - count} more", "", "")
     return table
@@ -210,5 +209,5 @@ def outputs_table(outputs: Mapping[str, Any]) -> Table:
             row = (str(value.dtype), str(list(value.shape)), "", "")
         else:
             row = (type(value).__name__, "", "", "")
-        table.add_row(*map(escape, (name, *row)))
+        table.add_row(name, *row)
     return table

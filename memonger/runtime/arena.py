@@ -3,6 +3,8 @@
 import ctypes
 import math
 import mmap
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Device
 from memonger.errors import SessionError
+from memonger.units import in_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,31 @@ class Arena(Protocol):
     def take_again(self) -> None:
         """Have memory again after `discard`; its content is zero."""
         ...
+
+
+def check_host_memory(arena: int, scratch: int) -> None:
+    """Check that this machine has as much memory at all, whoever uses it now, before any of it is asked for.
+
+    Raises:
+        SessionError: it hasn't.
+    """
+    total = _host_memory()
+    for what, size in (("an arena", arena), ("scratch", scratch)):
+        if total and size > total:
+            raise SessionError(
+                f"{what} of {size} bytes can't be allocated: this machine has {in_full(total)} of memory."
+            )
+
+
+def _host_memory() -> int:
+    """Bytes of memory and of swap space; 0 where the system doesn't say."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+    info = Path("/proc/meminfo")
+    swap = re.search(r"^SwapTotal: *([0-9]+) kB$", info.read_text() if info.is_file() else "", re.MULTILINE)
+    return memory + (int(swap[1]) * 1024 if swap else 0)
 
 
 class HostArena:

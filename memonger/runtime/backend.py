@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memonger.devices import Cuda, Device
-from memonger.errors import RuntimeUnavailableError
+from memonger.errors import RuntimeUnavailableError, SessionError
 from memonger.runtime import process_memory
 from memonger.runtime.arena import Arena, HostArena
 
@@ -138,7 +138,10 @@ class HostBackend:
         """
         if size and hasattr(session, "create_ortvalue_from_shape_and_type"):
             process_memory.give_back()
-            session.create_ortvalue_from_shape_and_type([2 * size + WORKSPACE_MARGIN], np.uint8, "cpu")
+            try:
+                session.create_ortvalue_from_shape_and_type([2 * size + WORKSPACE_MARGIN], np.uint8, "cpu")
+            except Exception as error:  # pybind exceptions share no base class
+                raise SessionError(f"scratch of {size} bytes can't be allocated: {str(error).strip()}") from error
 
     def synchronize(self) -> None:
         """Nothing is to be waited for: a run ends when its work is done."""

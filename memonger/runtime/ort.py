@@ -14,6 +14,7 @@ from memonger.model.load import external_tensors
 from memonger.runtime import weights
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
+from memonger.units import MOST_THREADS
 
 _NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
@@ -63,6 +64,10 @@ class Options:
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
     lend_weights: bool = False
     cuda: Cuda | None = field(default_factory=Cuda)
+
+    def __post_init__(self) -> None:
+        if type(self.threads) is not int or not 0 <= self.threads <= MOST_THREADS:
+            raise SessionError(f"threads must be a whole number from 0 to {MOST_THREADS}, not {self.threads!r}.")
 
 
 def make_session(

@@ -1,6 +1,7 @@
 """What onnxruntime's profiler and memory statistics say of one run."""
 
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ DTYPES = {
 }  # fmt: skip
 
 SUFFIX = "_kernel_time"
+
+_STATISTICS = re.compile(r"(.*?)_[0-9]+(?:,[0-9]+){3},([0-9]+)\n", re.DOTALL)
+"""A row: a node's name as it is, line breaks and commas included, a hash, and four numbers; the last is scratch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def read_profile(path: Path, *, last_run: bool = False) -> tuple[NodeRun, ...]:
         SessionError: the file is cut short, as where the disk is full.
     """
     try:
-        with path.open() as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             events = [json.loads(line.rstrip().rstrip(",")) for line in file if line.startswith("{")]  # an event a line
         begin = max(e["ts"] for e in events if e["name"] == "model_run") if last_run else 0
         runs = [
@@ -94,8 +98,9 @@ def _node_run(event: dict[str, Any]) -> NodeRun:
 
 def read_workspace(path: Path) -> dict[str, int]:
     """Bytes of scratch each node's kernel took, by node name, from a node memory statistics file."""
-    rows = [line.rsplit(",", 4) for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return {row[0].rsplit("_", 1)[0]: int(row[-1]) for row in sorted(rows) if int(row[-1]) > 0}
+    _, _, text = path.read_bytes().decode(errors="replace").partition("\n")  # after the names of the columns
+    rows = sorted((name, int(size)) for name, size in _STATISTICS.findall(text))
+    return {name: size for name, size in rows if size > 0}
 
 
 def executed_order(runs: Iterable[NodeRun], names: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from memonger.graph.verify import verify
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
-from memonger.runtime.arena import Arena
+from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
@@ -42,6 +42,8 @@ class Session:
             with the process): for a plan whose order was checked on this machine and runtime before.
         cuda_graph: Whether runs on a CUDA device are captured once and replayed, which spares the launches: ``auto``
             where that can be (`cuda_graph` says whether it is), ``on`` or an error, ``off``.
+        check_weights: False doesn't compare the weights of a planned file with the digests in it, which takes about a
+            second for each gigabyte. A `Plan` was compared when it was read.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
@@ -59,12 +61,13 @@ class Session:
         intra_op_threads: int = 0,
         check_order: bool = True,
         cuda_graph: str = "auto",
+        check_weights: bool = True,
     ) -> None:
         if threads not in ("lock", "arena"):
             raise SessionError(f"threads={threads!r} must be 'lock' or 'arena'.")
         check_graphs(cuda_graph)
         given = [plan] if isinstance(plan, Plan | str | Path) else list(plan)
-        plans = [verified(one) for one in given]
+        plans = [verified(one, check_weights) for one in given]
         check_family(plans)
         self.device = device_of(plans[0], device)
         for one in plans:
@@ -226,6 +229,9 @@ def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Devic
     """
     room = backend(device).room()
     if room is None:
+        check_host_memory(
+            max(program.arena_bytes for program in programs), max(program.workspace_bytes for program in programs)
+        )
         return
     parts = {
         "the arena": max(program.arena_bytes for program in programs),
@@ -242,11 +248,11 @@ def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Devic
         )
 
 
-def verified(plan: Plan | str | Path) -> Plan:
-    """The plan, checked; a file is checked as it is read."""
+def verified(plan: Plan | str | Path, check_weights: bool = True) -> Plan:
+    """The plan, checked; a file, and its weights if so asked, is checked as it is read."""
     if not isinstance(plan, Plan):
-        return Plan.load(plan)
-    plan.verify()
+        return Plan.load(plan, check_weights=check_weights)
+    plan.verify(check_weights=False)
     return plan
 
 

@@ -8,18 +8,19 @@ Both are untrusted input.
 
 import hashlib
 import json
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from memonger.errors import SessionError
-from memonger.files import write_whole
+from memonger.files import check_name, write_whole
 
 FORMAT = 2
 METADATA = "memonger"
@@ -125,15 +126,16 @@ def load(path: Path, wanted: Mapping[str, np.ndarray]) -> State:
         SessionError: not a state file, cut short, changed since it was written, or of another model.
     """
     try:
+        check_name(path)
         with path.open("rb") as file:
             is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
         with (_open_zip if is_zip else _open)(path) as (header, read):
             return _state(header, ZIP_FORMAT if is_zip else FORMAT, read, path, wanted)
     except FileNotFoundError:
         raise SessionError(f"{path}: no such file.") from None
-    except (
-        OSError, SafetensorError, zipfile.BadZipFile, EOFError, ValueError, KeyError, NotImplementedError
-    ) as error:  # fmt: skip
+    except SessionError:
+        raise
+    except Exception as error:  # of a file from outside numpy, zipfile and safetensors raise nearly everything
         raise SessionError(f"{path} is not a training state, or is cut short: {error}.") from error
 
 
@@ -161,11 +163,22 @@ def _open_zip(path: Path) -> Iterator[tuple[Any, ReadTensor]]:
             if info.compress_type != zipfile.ZIP_STORED or info.file_size > like.nbytes + 4096:
                 raise SessionError(f"{path}: '{name}' isn't stored as it was written.")
             with archive.open(info) as member:
+                if _array_bytes(member) != like.nbytes:
+                    raise SessionError(f"{path}: '{name}' isn't stored as it was written.")
+                member.seek(0)
                 return np.lib.format.read_array(member, allow_pickle=False)
 
         if archive.getinfo(ZIP_HEADER).file_size > LARGEST_ZIP_HEADER:
             raise SessionError(f"{path} is not a training state: its header is too large.")
         yield json.loads(archive.read(ZIP_HEADER)), read
+
+
+def _array_bytes(member: IO[bytes]) -> int:
+    """Bytes of the array that a header in numpy's format describes: memory for it is allocated before any is read."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(member)
+    return math.prod(shape) * dtype.itemsize
 
 
 def _state(header: Any, version: int, read: ReadTensor, path: Path, wanted: Mapping[str, np.ndarray]) -> State:
@@ -178,10 +191,10 @@ def _state(header: Any, version: int, read: ReadTensor, path: Path, wanted: Mapp
     for number, (name, described) in enumerate(header["tensors"].items()):
         tensors[name] = _tensor(read(number, name, wanted[name]), name, described["sha256"], path, wanted[name])
     step, key, rate = header.get("step"), header.get("random_key"), header.get("learning_rate")
-    if type(step) is not int or step < 0 or type(key) is not int or not 0 <= key < 2**32:
+    if type(step) is not int or not 0 <= step < 2**62 or type(key) is not int or not 0 <= key < 2**32:
         raise SessionError(f"{path}: its header was changed: its step or random key is out of range.")
-    if rate is not None and not isinstance(rate, float):
-        raise SessionError(f"{path}: its header was changed: its learning rate is not a number.")
+    if rate is not None and not (isinstance(rate, float) and 0 <= rate < math.inf):
+        raise SessionError(f"{path}: its header was changed: its learning rate is no finite number, 0 or more.")
     return State(tensors, step, key, rate)
 
 

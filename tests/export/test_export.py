@@ -202,7 +202,9 @@ def test_plans_of_different_models_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("plans", "instances"), [([], 1), (None, 0), (None, -1)])
 def test_nothing_and_no_instances_are_refused(tmp_path: Path, plans: list[Any] | None, instances: int) -> None:
     given = planned(tmp_path, (1,)) if plans is None else plans
-    with pytest.raises(PlanError, match=r"nothing to export|instances must be at least 1, not (0|-1)"):
+    with pytest.raises(
+        PlanError, match=r"nothing to export|instances must be a whole number from 1 to 100000, not (0|-1)"
+    ):
         export(given, "ray", tmp_path / "out", instances=instances)
 
 

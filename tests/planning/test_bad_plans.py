@@ -99,7 +99,8 @@ WRONG: list[tuple[str, Any]] = [
     ("offsets", None), ("offsets", {"a": "0"}), ("offsets", {"a": 0.5}), ("offsets", {"a": None}),
     ("offsets", {"a": 10**40}), ("offsets", {"a": -(10**40)}), ("threads", -1), ("threads", None), ("batch", 0),
     ("batch", "2"), ("workspace", 5), ("workspace", {"a": -1}), ("stamp", 5), ("stamp", {}), ("graph_digest", 7),
-    ("graph_digest", None),
+    ("graph_digest", None), ("mode", "Training"), ("mode", ""), ("threads", 100_000), ("threads", 2**61),
+    ("batch", 10**12), ("weight_digests", 3), ("weight_digests", {"w": 3}), ("workspace", {"a": 2**62}),
 ]  # fmt: skip
 
 
@@ -112,6 +113,97 @@ def test_wrong_types_and_sizes(place: Place, planned: Path, key: str, value: Any
 def test_an_arena_no_machine_has(place: Place, planned: Path) -> None:
     path = with_plan(planned, {"arena_bytes": 2**61})
     place.fails("run", path, words=(str(2**61), "can't be allocated"))
+
+
+def test_scratch_no_machine_has(place: Place, planned: Path) -> None:
+    path = with_plan(planned, {"workspace": {"a": 2**61}})
+    place.fails("run", path, words=("scratch", str(2**61), "can't be allocated", "this machine has"))
+
+
+@pytest.mark.parametrize("device", ["cuda:99999999999999999999", "cuda:٣", "CPU", "cpu:0", "", "\x1b[2J"])
+def test_devices_of_nonsense(place: Place, planned: Path, device: str) -> None:
+    place.fails("verify", with_plan(planned, {"device": device}), words=("malformed", "is not a device"))
+
+
+def _flipped(planned: Path, byte: int) -> Path:
+    model = onnx.load(planned)
+    data = bytearray(model.graph.initializer[0].raw_data)
+    data[byte] ^= 1
+    model.graph.initializer[0].raw_data = bytes(data)
+    changed = planned.with_name("flipped.onnx")
+    onnx.save(model, changed)
+    return changed
+
+
+@pytest.mark.parametrize("byte", [3, 103, 255])
+def test_a_weight_of_which_a_bit_was_flipped(place: Place, planned: Path, byte: int) -> None:
+    flipped = _flipped(planned, byte)
+    _refused(place, flipped, "'w'", "digests differ")
+    with pytest.raises(memonger.PlanFileError, match="digests differ"):
+        memonger.Session(flipped)
+    with pytest.raises(memonger.PlanFileError, match="digests differ"):
+        memonger.Plan.load(flipped)
+    unchecked = memonger.Plan.load(flipped, check_weights=False)
+    with pytest.raises(memonger.PlanFileError, match="digests differ"):
+        unchecked.verify()
+    x = normal(1, 16, 8)
+    outputs = [memonger.Session(one, check_weights=False).run({"x": x})["y"] for one in (planned, flipped)]
+    assert (outputs[0] != outputs[1]).any()
+
+
+def test_weights_without_and_with_other_digests(place: Place, planned: Path) -> None:
+    older = with_plan(planned, {"weight_digests": None})
+    assert "weight_digests" not in plan_of(older)
+    assert invoke("verify", older) == (0, "")
+    place.fails("verify", with_plan(planned, {"weight_digests": {}}), words=("'w'", "digests differ"))
+    more = {**plan_of(planned)["weight_digests"], "ghost": "0"}
+    place.fails("verify", with_plan(planned, {"weight_digests": more}), words=("digests differ",))
+
+
+def test_a_plan_saved_again_is_the_same_file(planned: Path) -> None:
+    again = planned.with_name("again.onnx")
+    memonger.Plan.load(planned).save(again)
+    assert again.read_bytes() == planned.read_bytes()
+
+
+def test_digests_of_weights_in_files_in_subgraphs_and_of_odd_types(tmp_path: Path) -> None:
+    """Each is read back as it was saved."""
+    tensors = [
+        onnx.helper.make_tensor("four", onnx.TensorProto.INT4, [3], [1, -2, 3]),
+        onnx.helper.make_tensor("half", onnx.TensorProto.BFLOAT16, [2], [0.5, 2.0]),
+        onnx.helper.make_tensor("text", onnx.TensorProto.STRING, [2], ["a", "b"]),
+        onnx.helper.make_tensor("none", onnx.TensorProto.FLOAT, [0], []),
+        onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [], [1.0]),
+    ]
+    model = parse("g (float[4, 16] x) => (float[4, 16] y) { a = MatMul(x, w)  y = Relu(a) }", opset=21)
+    model.graph.initializer.extend([onnx.numpy_helper.from_array(normal(0, 16, 16), "w"), *tensors])
+    model.ir_version = 10
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    plan = memonger.search_plan(tmp_path / "m.onnx", mode="inference", device="none")
+    plan.save(tmp_path / "planned.onnx")
+    loaded = memonger.Plan.load(tmp_path / "planned.onnx")
+    assert loaded.weight_digests is not None
+    assert set(loaded.weight_digests) >= {"w"}
+    data = bytearray((tmp_path / "weights.bin").read_bytes())
+    data[-1 if len(data) < 1024 else 5] ^= 1
+    (tmp_path / "weights.bin").write_bytes(bytes(data))
+    with pytest.raises(memonger.PlanFileError, match="digests differ"):
+        memonger.Plan.load(tmp_path / "planned.onnx")
+
+
+def test_out_of_memory_is_told(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    plan = memonger.Plan.load(planned)
+    with monkeypatch.context() as patch:
+        patch.setattr("memonger.model.save._serialized", fails)
+        with pytest.raises(memonger.PlanFileError, match="memory ran out"):
+            plan.save(planned.with_name("again.onnx"))
+    assert not planned.with_name("again.onnx").exists()
+    monkeypatch.setattr("memonger.planning.search_plan._lower", fails)
+    with pytest.raises(memonger.PlanError, match="can't be planned: memory ran out"):
+        memonger.search_plan(_model(), batch=16, device="none", mode="inference")
 
 
 def test_newer_and_unknown_formats(place: Place, planned: Path) -> None:
@@ -199,6 +291,46 @@ def _digest(path: Path) -> str:
     from memonger.plan_file import graph_digest
 
     return graph_digest(load_as_is(path).ir)
+
+
+def _signed(planned: Path, model: onnx.ModelProto) -> Path:
+    """A changed model with its plan, signed again."""
+    entry = next(entry for entry in model.metadata_props if entry.key == KEY)
+    content = json.loads(entry.value)
+    path = planned.with_name("signed.onnx")
+    path.write_bytes(model.SerializeToString())
+    content["graph_digest"] = _digest(path)
+    entry.value = json.dumps(content)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_dimensions_below_zero(place: Place, planned: Path) -> None:
+    model = onnx.load(planned)
+    model.graph.value_info[0].type.tensor_type.shape.dim[0].dim_value = -1
+    _refused(place, _signed(planned, model), f"'{model.graph.value_info[0].name}'", "below 0")
+
+
+@pytest.mark.parametrize("perm", [[0, 2**62], [0], "text"])
+def test_attributes_no_inference_has_seen(place: Place, perm: Any) -> None:
+    path = place.folder / "planned.onnx"
+    turned = parse("g (float[1, 8] x) => (float[8, 1] y) { a = Relu(x)  b = Transpose<perm = [1, 0]>(a)  y = Neg(b) }")
+    memonger.search_plan(turned, device="none", mode="inference").save(path)
+    model = onnx.load(path)
+    (node,) = (node for node in model.graph.node if node.op_type == "Transpose")
+    node.attribute[0].CopyFrom(onnx.helper.make_attribute("perm", perm))
+    signed = _signed(path, model)
+    with pytest.raises(memonger.MemongerError):
+        memonger.Session(signed).run({"x": normal(0, 1, 8)})
+    place.fails("run", signed, words=())
+
+
+def test_an_attribute_without_a_type(place: Place, planned: Path) -> None:
+    model = onnx.load(planned)
+    model.graph.node[0].attribute.add(name="axis", i=1)
+    path = place.write("untyped.onnx", model)
+    for command in ("verify", "run", "inspect"):
+        place.fails(command, path, words=("'axis'",))
 
 
 LIMITED = """

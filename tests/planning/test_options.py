@@ -1,6 +1,7 @@
 """The keywords of the public functions: typed, documented, and checked once."""
 
 import inspect
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,9 +9,11 @@ from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 import memonger
+from memonger.devices import parse_device
 from memonger.errors import PlanError
 from memonger.lowering.device_form import LEVELS
 from memonger.planning.names import Level, Order, Strategy
@@ -139,3 +142,42 @@ def test_progress_is_told_from_a_record() -> None:
     stages: list[str] = []
     memonger.search_plan(chain(), options=memonger.Options(loss=LOSS, device="none", progress=stages.append))
     assert stages[0] == "load"
+
+
+MODEL_OPTIONS: list[tuple[str, Any]] = [
+    ("batch", "2"), ("batch", True), ("batch", 0), ("batch", 1.0), ("batch", 10**12), ("threads", -1),
+    ("threads", 100_000), ("threads", "1"), ("threads", None), ("trials", -1), ("trials", 10**9), ("trials", None),
+    ("effort", -1),
+    ("effort", 1e9), ("dims", 3), ("dims", {"seq": "3"}), ("dims", {"seq": 10**12}), ("keep", [1]),
+    ("mirror", 5), ("loss", 4), ("optimizer", "sgd"), ("device", 4), ("device", "cuda:99999"), ("time_limit", "1"),
+    ("time_limit", math.nan), ("time_limit", -1), ("sharing", None), ("cuda", None), ("inputs", [1]), ("mode", ["x"]),
+    ("mode", np.zeros(3)), ("order", None), ("budget", 2**70), ("budget", "9" * 20 + "TiB"), ("progress", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), MODEL_OPTIONS, ids=str)
+def test_values_an_option_cannot_take(name: str, value: Any) -> None:
+    with pytest.raises(PlanError, match="dimension|dims" if name == "dims" else name):
+        memonger.search_plan(chain(), **{"mode": "inference", "device": "none", name: value})
+
+
+@pytest.mark.parametrize("points", [0, -1, 10**9, 2.0, "3", True])
+def test_points_that_are_no_number_of_budgets(points: Any) -> None:
+    with pytest.raises(PlanError, match="points"):
+        memonger.pareto(chain(), points=points, mode="inference", device="none")
+
+
+def test_devices_are_numbered() -> None:
+    named = [str(parse_device(text)) for text in ("none", "cpu", "cuda", "cuda:0", "cuda:12")]
+    assert named == ["none", "cpu", "cuda:0", "cuda:0", "cuda:12"]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    options = memonger.Options(batch=np.int64(2), threads=np.int32(1))  # type: ignore[arg-type]
+    assert (type(options.batch), type(options.threads)) == (int, int)
+
+
+@pytest.mark.parametrize("setting", ["max_workspace", "tf32", "deterministic", "convolution_search"])
+def test_settings_of_cuda_have_their_types(setting: str) -> None:
+    with pytest.raises(PlanError, match=setting):
+        memonger.Cuda(**{setting: "yes"})  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_kept_nodes_are_told_where_no_budget_can_be_held() -> None:
         ({"mode": "serve"}, "mode must be 'training' or 'inference', not 'serve'"),
         ({"order": "random"}, "order must be 'best', 'file', 'growth' or 'depth', not 'random'"),
         ({"level": "most"}, "level must be 'disable', 'basic', 'extended' or 'all', not 'most'"),
-        ({"trials": -1}, "trials must be 0 or more, not -1"),
+        ({"trials": -1}, "trials must be a whole number from 0 to 10000, not -1"),
         ({"time_limit": -1}, "time_limit must be a finite number of seconds, 0 or more, not -1"),
         ({"time_limit": math.nan}, "time_limit must be .* not nan"),
         ({"mode": "inference", "loss": None, "mirror": ["Relu"]}, "'none' decides by itself"),
@@ -223,7 +223,7 @@ def test_a_frontier_falls_in_peak_and_rises_in_cost(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"points": 0}, "points must be at least 1, not 0"),
+        ({"points": 0}, "points must be a whole number from 1 to 1000, not 0"),
         ({"budget": "1GiB"}, "leave budget"),
         ({"strategy": "sweep"}, "leave budget, strategy"),
         ({"mirror": ["Relu"]}, "mirror out"),

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,15 @@ def test_the_frontier_falls() -> None:
     for before, after in itertools.pairwise(frontier):
         assert before.peak > after.peak
         assert before.cost < after.cost
+
+
+def test_a_time_limit_ends_a_frontier_of_many_points() -> None:
+    problem, begin = load("vgg16"), time.monotonic()
+    frontier = pareto(problem, points=1000, time_limit=0.5)
+    assert time.monotonic() - begin < 20  # each search alone takes seconds
+    assert frontier[0] == Result.of(problem, problem.schedule)
+    assert all(peak(problem, each.schedule) == each.peak for each in frontier)
+    assert len(pareto(problem, points=3, time_limit=0)) >= 1
 
 
 def test_nodes_that_may_run_once_do() -> None:

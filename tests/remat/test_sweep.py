@@ -78,6 +78,16 @@ def test_the_same_arguments_give_the_same_sweep() -> None:
     assert swept(dense(4, 5)) == swept(dense(4, 5))
 
 
+def test_a_time_limit_ends_the_trials() -> None:
+    of = chain(400)
+    assert [each.source for each in sweep(of, stages_of(of), 6, time_limit=0).candidates] == ["none"]
+    begin = time.monotonic()
+    found = sweep(of, stages_of(of), 10**6, time_limit=0.3)
+    assert time.monotonic() - begin < 10
+    assert 1 < len(found.candidates) < 10**6
+    assert sweep(of, stages_of(of), 6, time_limit=1000) == swept(of)
+
+
 def test_thresholds_are_those_of_memonger() -> None:
     of = chain(128)
     found = sweep(of, {"marks": marked(dict.fromkeys(range(128), "True"))}, 5)

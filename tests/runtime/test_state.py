@@ -148,3 +148,67 @@ def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match="can't be written: Is a directory"):
         states.save(states.State(tensors, 1, 2, 0.5), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def _zipped(path: Path, array: bytes | None = None, *, encrypted: bool = False) -> Path:
+    """The zipped state with another first array, or marked as encrypted."""
+    with zipfile.ZipFile(ZIPPED) as source, zipfile.ZipFile(path, "w") as target:
+        for info in source.infolist():
+            target.writestr(info, array if array is not None and info.filename == "0.npy" else source.read(info))
+    if encrypted:
+        data = bytearray(path.read_bytes())
+        for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            at = data.find(mark)
+            while at >= 0:
+                data[at + flags] |= 1
+                at = data.find(mark, at + 4)
+        path.write_bytes(bytes(data))
+    return path
+
+
+def _npy(header: str, version: bytes = b"\x01\x00") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version[0] == 1 else 4, "little") + text
+
+
+NPY = [
+    b"", b"\x93NUMPY", _npy(""), _npy("(" * 500), _npy("[" * 9000), _npy("{'descr': '<f4'}"), _npy("x" * 9000),
+    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }"),
+    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-5,), }"),
+    _npy("{'descr': '|O', 'fortran_order': False, 'shape': (4,), }"),
+    _npy("{'descr': 'nonsense', 'fortran_order': False, 'shape': (4,), }"),
+    _npy("{'descr': [('a', '<f4')], 'fortran_order': 3, 'shape': (4, 'x'), }"),
+    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }", b"\x09\x00"),
+    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4.0), }"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("array", NPY)
+def test_odd_headers_of_arrays_are_refused(array: bytes, tmp_path: Path) -> None:
+    with pytest.raises(SessionError, match=r"is not a training state|isn't stored"):
+        memonger.TrainingSession(plan()).load(_zipped(tmp_path / "state", array))
+
+
+def test_an_encrypted_state_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SessionError, match="encrypted"):
+        memonger.TrainingSession(plan()).load(_zipped(tmp_path / "state", encrypted=True))
+
+
+def test_a_path_that_names_no_file() -> None:
+    trainer = memonger.TrainingSession(plan())
+    for call in (trainer.load, trainer.save):
+        with pytest.raises(SessionError, match="NUL"):
+            call("a\0b")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("learning_rate", np.nan), ("learning_rate", -1.0), ("learning_rate", np.inf), ("step", 2**63)]
+)
+def test_numbers_out_of_range_in_a_signed_header(key: str, value: float, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    tensors, metadata = _saved(path)
+    header = {**json.loads(metadata["memonger"]), key: value}
+    header["sha256"] = states._header_digest(header)
+    safetensors.numpy.save_file(tensors, path, {"memonger": json.dumps(header)})
+    with pytest.raises(SessionError, match=r"out of range|finite"):
+        states.load(path, tensors)
