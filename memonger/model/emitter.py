@@ -29,6 +29,12 @@ BROADCASTING = frozenset({
     "Sub", "Where",
 })  # fmt: skip
 
+INFERENCE_ERRORS = (
+    onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError, ir.serde.SerdeError,
+    RuntimeError, ValueError, TypeError,
+)  # fmt: skip
+"""What onnx raises for a node that can't be: one of a type that the operator doesn't take, say (float8)."""
+
 Operand = ir.Value | float | int | bool | None
 Attribute = int | float | str | Sequence[int] | Sequence[float] | ir.TensorProtocol | None
 T = TypeVar("T")
@@ -285,8 +291,11 @@ class Emitter:
     def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, ir.Shape] | None]:
         try:
             protos = self._protos(node)
-        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError) as error:
-            raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type}: {error}") from error
+        except INFERENCE_ERRORS as error:
+            problem = " ".join(str(error).split())
+            raise PlanError(
+                f"the gradient of node '{self.where}' can't be written: {node.op_type}: {problem}"
+            ) from error
         found: list[tuple[ir.DataType, ir.Shape] | None] = []
         for value in node.outputs:
             proto = protos.get(value.name or "")
