@@ -35,6 +35,9 @@ INFERENCE_ERRORS = (
 )  # fmt: skip
 """What onnx raises for a node that can't be: one of a type that the operator doesn't take, say (float8)."""
 
+RULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a rule that relies on a node's inputs and attributes raises where they can't be."""
+
 Operand = ir.Value | float | int | bool | None
 Attribute = int | float | str | Sequence[int] | Sequence[float] | ir.TensorProtocol | None
 T = TypeVar("T")
@@ -83,10 +86,18 @@ class Emitter:
 
     @contextmanager
     def at(self, where: str, wanted: Sequence[bool] = ()) -> Iterator[None]:
-        """Work on one forward node."""
+        """Work on one forward node.
+
+        Raises:
+            PlanError: its inputs or attributes are none its operator could run with, though ONNX's inference took them.
+        """
         before = self.where, self.wanted
         self.where, self.wanted = where, tuple(wanted)
-        yield
+        try:
+            yield
+        except RULE_ERRORS as error:
+            problem = " ".join(str(error).split()) or type(error).__name__
+            raise PlanError(f"the gradient of '{where}' can't be written: the node is malformed: {problem}.") from error
         self.where, self.wanted = before
 
     @contextmanager

@@ -405,3 +405,12 @@ def test_types_without_arithmetic_are_refused_where_a_gradient_needs_it(kind: st
     )
     with pytest.raises(memonger.MemongerError):
         memonger.differentiate(model, loss="mean_squared_error")
+
+
+def test_a_node_that_could_not_run_is_refused_by_name() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[2] x) => (float[2] y)'
+        " <float[2] w = {1, 2}, float[2] low = {0, 1}> { a = Mul(x, w)  [the_clip] y = Clip(a, low) }"
+    )
+    with pytest.raises(memonger.PlanError, match="the_clip"):
+        memonger.differentiate(model)
