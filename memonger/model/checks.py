@@ -69,21 +69,26 @@ def check_tensors(model: Model) -> None:
             raise LoadError(f"{model.name} is not a valid ONNX model: tensor '{tensor.name}' has dimensions {dims}.")
         if isinstance(tensor, ir.ExternalTensor):
             continue
-        if isinstance(tensor, ir.TensorProtoTensor) and tensor.nbytes >= 2**31:  # no message is as large
-            raise LoadError(f"{model.name}: tensor '{tensor.name}' doesn't hold the {tensor.size} elements it should.")
-        if tensor.size > SMALL and not model.foreign:
-            continue
         try:
-            if isinstance(tensor, ir.TensorProtoTensor) and tensor.size > SMALL and tensor.raw.HasField("raw_data"):
-                fits = len(tensor.raw.raw_data) == tensor.nbytes
-            else:
-                fits = tensor.numpy().size == tensor.size
+            fits = _fits(tensor, whole=model.foreign)
         except (ValueError, TypeError, AssertionError, KeyError, NotImplementedError, OverflowError) as error:
             raise LoadError(
                 f"{model.name} is not a valid ONNX model: tensor '{tensor.name}' can't be read: {root_cause(error)}."
             ) from error
         if not fits:
             raise LoadError(f"{model.name}: tensor '{tensor.name}' doesn't hold the {tensor.size} elements it should.")
+
+
+def _fits(tensor: ir.TensorProtocol, *, whole: bool) -> bool:
+    """Whether a tensor has the elements it should; without ``whole`` large ones count as right."""
+    proto = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
+    if proto is not None and tensor.nbytes >= 2**31:  # no message is as large
+        return False
+    if tensor.size > SMALL and not whole:
+        return True
+    if proto is not None and tensor.size > SMALL and proto.HasField("raw_data"):
+        return len(proto.raw_data) == tensor.nbytes
+    return bool(tensor.numpy().size == tensor.size)
 
 
 def check_sizes(model: Model) -> None:

@@ -264,6 +264,10 @@ BROKEN: dict[str, Callable[[], onnx.ModelProto]] = {
     "a tensor without its elements": lambda: _broken(_dims(2), "y = Expand(x, i)"),
     "a tensor of 10**12 elements": lambda: _broken(_dims(10**12), "y = Expand(x, i)"),
     "a tensor of 2**80 elements": lambda: _broken(_dims(2**40, 2**40), "y = Expand(x, i)"),
+    "a tensor of no type": lambda: _broken(
+        lambda m: m.graph.initializer.append(TensorProto(name="i", data_type=-1, dims=[1], raw_data=b"1")),  # type: ignore[arg-type]
+        "y = Expand(x, i)",
+    ),
     "a tensor of -1 elements": lambda: _broken(_dims(-1), "y = Expand(x, i)"),
     "an input of 2**62 bytes": lambda: parse("g (float[4611686018427387904] x) => (float[n] y) { y = Relu(x) }"),
     "an opset past int32": lambda: _broken(lambda m: m.opset_import.add(domain="ai.onnx.ml", version=2**33)),
