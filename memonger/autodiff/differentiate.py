@@ -75,8 +75,11 @@ def differentiate(
     """
     model = load(source, batch=batch, dims=dims)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
-    with collecting_later():
-        return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, accumulate, keep_random)
+    try:
+        with collecting_later():
+            return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, accumulate, keep_random)
+    except MemoryError as error:
+        raise PlanError(f"{model.name}: there is not enough memory to differentiate it.") from error
 
 
 def _differentiate(

@@ -52,7 +52,7 @@ def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
         proto = body_of(node, opset)
         if proto is None:
             raise PlanError(f"{model.name}: operator {node.op_type} (node '{node.name}') has no function body.")
-        function = _as_function(proto, f"{node.op_type}_{number}", opset)
+        function = _as_function(proto, f"{node.op_type}_{number}", opset, len(node.outputs))
         model.ir.functions[function.identifier()] = function
         call = ir.Node(
             _DOMAIN, function.name, node.inputs, _attributes(node, opset), num_outputs=len(node.outputs), name=node.name
@@ -75,8 +75,12 @@ def _attributes(node: ir.Node, opset: int) -> list[ir.Attr]:
     return [*node.attributes.values(), *(ir.serde.deserialize_attribute(a) for a in defaults if a.name)]
 
 
-def _as_function(proto: onnx.FunctionProto, name: str, opset: int) -> ir.Function:
+def _as_function(proto: onnx.FunctionProto, name: str, opset: int, outputs: int) -> ir.Function:
+    """The body as a function with that many outputs: bodies don't write the outputs that the node leaves out."""
     proto.domain, proto.name = _DOMAIN, name
-    del proto.opset_import[:]
+    del proto.opset_import[:], proto.output[outputs:]
     proto.opset_import.append(onnx.helper.make_opsetid("", opset))
+    written = {result for node in proto.node for result in node.output}
+    left_out = [result for result in proto.output if result not in written]
+    proto.node.extend(onnx.helper.make_node("Constant", [], [result], value_float=0.0) for result in left_out)
     return ir.serde.deserialize_function(proto)

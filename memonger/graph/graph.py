@@ -10,9 +10,12 @@ from memonger.errors import PlanError
 from memonger.graph import aliasing, costs
 from memonger.model.operators import facts, operator_name
 from memonger.model.shape_folding import run_time_sized
-from memonger.model.values import all_values, dense, nbytes, subgraphs
+from memonger.model.values import LARGEST, all_values, dense, nbytes, subgraphs
 
 Pair = tuple[int, int]
+
+LARGEST_COST = 1e100
+"""Of all nodes together: costs are added and multiplied, which must not overflow."""
 
 
 @dataclass(frozen=True)  # without slots, as it keeps its indexes once they are made
@@ -59,6 +62,26 @@ class Graph:
     forward: tuple[bool, ...]
     costs: tuple[float, ...]
     workspace: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check that bytes and costs can be added up: layouts count in 64 bits.
+
+        Raises:
+            PlanError: they can't.
+        """
+        total = sum(self.sizes) + sum(self.workspace)
+        if min((0, *self.sizes, *self.workspace)) < 0 or total >= LARGEST:
+            bad = min(range(len(self.sizes)), key=lambda v: (self.sizes[v] >= 0, -self.sizes[v]), default=0)
+            raise PlanError(
+                f"all values together take {total} bytes, and at most 2**62 can be planned: "
+                f"'{self.values[bad]}' has {self.sizes[bad]}."
+            )
+        if not sum(self.costs) <= LARGEST_COST:
+            bad = max(range(len(self.costs)), key=lambda node: self.costs[node])
+            raise PlanError(
+                f"the costs of all nodes add up to {sum(self.costs):g}, and at most {LARGEST_COST:g} can be compared: "
+                f"'{self.nodes[bad]}' costs {self.costs[bad]:g}."
+            )
 
     @cached_property
     def producer(self) -> tuple[int, ...]:

@@ -1,28 +1,53 @@
 """What must be true of a model before anything is done with it; if it isn't, a check raises a `LoadError`."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError
 from memonger.model.model import Model
-from memonger.model.values import subgraphs
+from memonger.model.values import LARGEST, SMALL, all_values, nbytes, static_shape, subgraphs
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 
 
+def root_cause(error: BaseException) -> str:
+    """What the error says that began it, without its full stop."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().rstrip(".") or type(error).__name__
+
+
+def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
+    """Whatever holds nodes: the graph, the bodies of functions, and the subgraphs in all of them."""
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield function
+        yield from function.subgraphs()
+
+
+def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Every tensor in a model, wherever it stands: weights and attributes, of functions and subgraphs too."""
+    for body in bodies(model):
+        if isinstance(body, ir.Graph):
+            yield from (v.const_value for v in body.initializers.values() if v.const_value is not None)
+        for node in body:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                    yield attribute.value
+                elif attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref():
+                    yield from attribute.value
+
+
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Every tensor of the model that lies in a file of its own: weights and attributes, subgraphs included."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
-        for _, attribute in tensor_attributes(graph):
-            if isinstance(attribute.value, ir.ExternalTensor):
-                yield attribute.value
+    """Every tensor of the model that lies in a file of its own."""
+    return (tensor for tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor))
 
 
 def tensor_attributes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Attr]]:
@@ -33,10 +58,61 @@ def tensor_attributes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Attr]]:
                 yield node, attribute
 
 
+def check_tensors(model: Model) -> None:
+    """Every tensor of the model has as many elements as its dimensions say. External data is `check_external_data`'s.
+
+    What is small is read, as it may decide shapes; of others the length is looked at, where they came from outside.
+    """
+    for tensor in all_tensors(model.ir):
+        dims = tensor.shape.numpy()
+        if any(dim < 0 for dim in dims):
+            raise LoadError(f"{model.name} is not a valid ONNX model: tensor '{tensor.name}' has dimensions {dims}.")
+        if isinstance(tensor, ir.ExternalTensor):
+            continue
+        try:
+            fits = _fits(tensor, whole=model.foreign)
+        except (ValueError, TypeError, AssertionError, KeyError, NotImplementedError, OverflowError) as error:
+            raise LoadError(
+                f"{model.name} is not a valid ONNX model: tensor '{tensor.name}' can't be read: {root_cause(error)}."
+            ) from error
+        if not fits:
+            raise LoadError(f"{model.name}: tensor '{tensor.name}' doesn't hold the {tensor.size} elements it should.")
+
+
+def _fits(tensor: ir.TensorProtocol, *, whole: bool) -> bool:
+    """Whether a tensor has the elements it should; without ``whole`` large ones count as right."""
+    proto = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
+    if proto is not None and tensor.nbytes >= 2**31:  # no message is as large
+        return False
+    if tensor.size > SMALL and not whole:
+        return True
+    if proto is not None and tensor.size > SMALL and proto.HasField("raw_data"):
+        return len(proto.raw_data) == tensor.nbytes
+    return bool(tensor.numpy().size == tensor.size)
+
+
+def check_sizes(model: Model) -> None:
+    """No tensor has a dimension below zero, or takes more bytes than can be counted."""
+    for value in all_values(model.graph):
+        dims = static_shape(value) or ()
+        node = value.producer()
+        where = described(node) if node is not None else "an input"
+        if any(dim < 0 for dim in dims):
+            raise LoadError(
+                f"{model.name}: its shapes or types contradict each other: '{value.name}' ({where}) would have the "
+                f"dimensions {list(dims)}."
+            )
+        if (nbytes(value) or 0) >= LARGEST:
+            raise LoadError(f"{model.name}: '{value.name}' ({where}) would take 2**62 bytes or more: {list(dims)}.")
+
+
 def check_external_data(model: Model) -> None:
     """Every external tensor lies whole in a file inside the model's own folder."""
     for tensor in external_tensors(model.ir):
-        folder, path = Path(tensor.base_dir).resolve(), Path(tensor.path).resolve()
+        try:
+            folder, path = Path(tensor.base_dir).resolve(), Path(tensor.path).resolve()
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            raise LoadError(f"{model.name}: tensor '{tensor.name}' points to no file: {error}.") from error
         if Path(tensor.location).is_absolute() or not path.is_relative_to(folder):
             raise LoadError(
                 f"{model.name}: tensor '{tensor.name}' points to {tensor.location}, outside the model's folder "
@@ -64,6 +140,12 @@ def check_versions(model: Model) -> None:
             f"{model.name} has IR version {model.ir.ir_version}; the installed onnx {onnx.__version__} knows up to "
             f"{onnx.IR_VERSION}. Upgrade onnx: pip install -U onnx."
         )
+    for domain, version in model.ir.opset_imports.items():
+        if not 1 <= version < 2**31:
+            raise LoadError(
+                f"{model.name} is not a valid ONNX model: it imports version {version} of the domain "
+                f"'{domain or 'ai.onnx'}'."
+            )
     opset, newest = model.ir.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if opset > newest:
         raise LoadError(
@@ -136,6 +218,57 @@ def check_operators(model: Model) -> None:
                 f"{model.name}: {where} is an unknown operator: domain '{domain}' has no '{node.op_type}' in "
                 f"opset {opset}."
             )
+        problem = _misuse(node, _signature(node.op_type, opset, node.domain))
+        if problem:
+            raise LoadError(f"{model.name} is not a valid ONNX model: {where} {problem}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What an operator takes: numbers of inputs, places of those that have to be there, outputs, attributes' types."""
+
+    inputs: tuple[int, int]
+    required: tuple[int, ...]
+    outputs: tuple[int, int]
+    attributes: Mapping[str, int]
+    required_attributes: tuple[str, ...]
+
+
+@cache
+def _signature(op_type: str, opset: int, domain: str) -> _Signature:
+    schema: Any = onnx.defs.get_schema(op_type, opset, domain)  # onnx's stubs are wrong about what follows
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return _Signature(
+        (schema.min_input, schema.max_input),
+        tuple(place for place, each in enumerate(schema.inputs) if each.option == single),
+        (schema.min_output, schema.max_output),
+        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        tuple(name for name, attribute in schema.attributes.items() if attribute.required),
+    )
+
+
+def _misuse(node: ir.Node, signature: _Signature) -> str | None:
+    """What is wrong with a node, of what onnxruntime refuses and onnx's inference may crash on."""
+    least, most = signature.inputs
+    if not least <= len(node.inputs) <= most:
+        return f"has {len(node.inputs)} inputs, and takes {least}" + (f" to {most}" if most > least else "")
+    for place in signature.required:
+        if place < len(node.inputs) and node.inputs[place] is None:
+            return f"lacks its input {place}"
+    least, most = signature.outputs
+    if not least <= len(node.outputs) <= most:
+        return f"has {len(node.outputs)} outputs, and gives {least}" + (f" to {most}" if most > least else "")
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            return f"refers to an attribute '{attribute.ref_attr_name}' of a function, and is in none"
+        if int(attribute.type) != signature.attributes.get(name, int(attribute.type)) or not attribute.type:
+            return f"has an attribute '{name}' of the wrong type ({attribute.type.name})"
+    for name in signature.required_attributes:
+        if name not in node.attributes:
+            return f"lacks its attribute '{name}'"
+    if node.op_type == "Constant" and not node.domain and len(node.attributes) != 1:
+        return f"has {len(node.attributes)} attributes in place of one value"
+    return None
 
 
 def sort(model: Model) -> None:

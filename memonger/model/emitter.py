@@ -29,6 +29,15 @@ BROADCASTING = frozenset({
     "Sub", "Where",
 })  # fmt: skip
 
+INFERENCE_ERRORS = (
+    onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError, ir.serde.SerdeError,
+    RuntimeError, ValueError, TypeError,
+)  # fmt: skip
+"""What onnx raises for a node that can't be: one of a type that the operator doesn't take, say (float8)."""
+
+RULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a rule that relies on a node's inputs and attributes raises where they can't be."""
+
 Operand = ir.Value | float | int | bool | None
 Attribute = int | float | str | Sequence[int] | Sequence[float] | ir.TensorProtocol | None
 T = TypeVar("T")
@@ -77,10 +86,18 @@ class Emitter:
 
     @contextmanager
     def at(self, where: str, wanted: Sequence[bool] = ()) -> Iterator[None]:
-        """Work on one forward node."""
+        """Work on one forward node.
+
+        Raises:
+            PlanError: its inputs or attributes are none its operator could run with, though ONNX's inference took them.
+        """
         before = self.where, self.wanted
         self.where, self.wanted = where, tuple(wanted)
-        yield
+        try:
+            yield
+        except RULE_ERRORS as error:
+            problem = " ".join(str(error).split()) or type(error).__name__
+            raise PlanError(f"the gradient of '{where}' can't be written: the node is malformed: {problem}.") from error
         self.where, self.wanted = before
 
     @contextmanager
@@ -292,8 +309,11 @@ class Emitter:
     def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, ir.Shape] | None]:
         try:
             protos = self._protos(node)
-        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError) as error:
-            raise PlanError(f"the gradient of node '{self.where}' can't be written: {node.op_type}: {error}") from error
+        except INFERENCE_ERRORS as error:
+            problem = " ".join(str(error).split())
+            raise PlanError(
+                f"the gradient of node '{self.where}' can't be written: {node.op_type}: {problem}"
+            ) from error
         results: list[tuple[ir.DataType, ir.Shape] | None] = []
         for value in node.outputs:
             proto = protos.get(value.name or "")

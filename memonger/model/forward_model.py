@@ -7,11 +7,10 @@ import base64
 import binascii
 import zlib
 
-import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
-from memonger.errors import PlanError
+from memonger.errors import LoadError, PlanError
+from memonger.model import load, save
 from memonger.model.training_roles import Training
 from memonger.model.values import tensor_shape
 
@@ -41,6 +40,7 @@ def embed(model: ir.Model, forward: ir.Model, roles: Training) -> None:
             value.const_value = None
             if not value.is_graph_input():
                 copy.graph.inputs.append(value)
+    save.read_in(copy)
     data = zlib.compress(ir.to_proto(copy).SerializeToString(deterministic=True), 9)
     model.metadata_props[KEY] = base64.b64encode(data).decode()
 
@@ -62,9 +62,10 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
         data = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST)
         if not unpacker.eof:
             raise zlib.error("cut short, or too large")
-        forward = ir.from_proto(onnx.ModelProto.FromString(data))
-    except (binascii.Error, zlib.error, DecodeError, ValueError, ir.serde.SerdeError) as error:
+        forward = load.load_as_is(data).ir
+    except (binascii.Error, zlib.error, ValueError, MemoryError, LoadError) as error:
         raise PlanError(f"{name}: the forward model in its metadata '{KEY}' is malformed: {error}.") from error
+    forward.graph.meta[load.FOREIGN] = True
     for value in list(forward.graph.inputs):
         other = model.graph.initializers.get(str(value.name))
         if other is not None and other.const_value is not None and not other.is_graph_input():

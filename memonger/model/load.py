@@ -7,18 +7,21 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.parser
+import onnx.serialization
+import onnx.version_converter
 import onnx_ir as ir
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
-from onnx_ir import external_data
 from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
-from memonger.model import bind_dims, checks
+from memonger.model import bind_dims, checks, onnx_process
 from memonger.model.checks import external_tensors as external_tensors
+from memonger.model.checks import root_cause
 from memonger.model.marks import inline
 from memonger.model.model import Model
 from memonger.model.shape_inference import infer
@@ -30,7 +33,21 @@ MIN_IR_VERSION = 10  # the first in which nodes carry metadata_props
 MIN_OPSET = 7  # the first that onnxruntime has kernels for
 
 # What onnx raises for a file it can't make sense of, in any of its formats.
-NOT_A_MODEL = (DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError)
+NOT_A_MODEL = (
+    DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError, TypeError,
+    AttributeError, RecursionError, RuntimeError,
+)  # fmt: skip
+
+NOT_A_GRAPH = (
+    ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError, RecursionError,
+    ir.serde.SerdeError,
+)  # fmt: skip
+"""What onnx_ir raises for a message that is no graph."""
+
+NOWHERE = "{} refers to external data files, but not where they lie: give the model's path instead."
+
+FOREIGN = "memonger.foreign"
+"""In the ``meta`` of the graph of an ``onnx_ir.Model``: it was read from bytes that came from outside."""
 
 Source = str | Path | bytes | onnx.ModelProto | ir.Model
 
@@ -58,14 +75,24 @@ def load(
         is_bound = all(static_shape(v) is not None for v in source.ir.graph.inputs if dense(v))
         if batch is None and not dims and not input_shapes and is_bound:
             return source
-        source = source.ir
+        foreign, source = source.foreign, source.ir
+        source.graph.meta[FOREIGN] = foreign
+    try:
+        return _load(source, batch, dims or {}, input_shapes or {})
+    except MemoryError as error:
+        raise LoadError(
+            f"there is not enough memory to read the model: {str(error) or 'allocation failed'}."
+        ) from error
+
+
+def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Model:
     model = dataclasses.replace(load_as_is(source), batch=batch)
     _inline(model)
     checks.check_versions(model)
     _drop_listed_initializers(model.ir)
-    bind_dims.bind(model, batch, dims or {}, input_shapes or {})
-    model = _raise_versions(model)
+    bind_dims.bind(model, batch, dims, shapes)
     checks.check_operators(model)
+    model = _raise_versions(model)
     checks.sort(model)
     lift_constants(model)
     infer(model)
@@ -81,13 +108,17 @@ def load_as_is(source: Source) -> Model:
     model = _copy(source)
     checks.check_structure(model)
     checks.check_external_data(model)
+    checks.check_tensors(model)
     return model
 
 
 def _copy(source: Source) -> Model:
     match source:
         case ir.Model():
-            model = Model(source, source.graph.name or "<onnx_ir.Model>")
+            name = source.graph.name or "<onnx_ir.Model>"
+            model = Model(source, name, foreign=bool(source.graph.meta.get(FOREIGN)))
+            if source.functions and any(not str(tensor.base_dir) for tensor in external_tensors(source)):
+                raise LoadError(NOWHERE.format(name))  # `onnx_ir.load` leaves out the tensors of functions
             checks.check_structure(model)  # what nothing writes can't be cloned
             in_order = all(checks.is_sorted(graph) for graph in source.graphs())
             copy = source.clone() if in_order else _from_proto_of(source, ir.to_proto(source))
@@ -95,7 +126,7 @@ def _copy(source: Source) -> Model:
         case onnx.ModelProto():
             return _from_proto(source, "<onnx.ModelProto>", None)
         case bytes():
-            return _from_proto(_parse(source, "<bytes>"), "<bytes>", None)
+            return dataclasses.replace(_from_proto(_parse(source, "<bytes>"), "<bytes>", None), foreign=True)
     return _from_file(Path(source))
 
 
@@ -103,21 +134,22 @@ def _from_file(path: Path) -> Model:
     if path.is_dir():
         raise LoadError(f"{path} is a folder: name the .onnx file in it.")
     try:
-        proto = onnx.load(path, load_external_data=False)
+        is_text = onnx.serialization.registry.get_format_from_file_extension(path.suffix) == "onnxtxt"
+        proto = onnx_process.parse_text(path.read_bytes()) if is_text else onnx.load(path, load_external_data=False)
     except FileNotFoundError:
         raise LoadError(f"{path}: no such file.") from None
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
     except NOT_A_MODEL as error:
-        raise LoadError(f"{path} is not an ONNX model, or is cut short: {_root_cause(error)}.") from error
-    return _from_proto(proto, str(path), path.parent)
+        raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.") from error
+    return dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:
     try:
         return onnx.ModelProto.FromString(data)
     except DecodeError as error:
-        raise LoadError(f"{name} are not an ONNX model, or are cut short: {_root_cause(error)}.") from error
+        raise LoadError(f"{name} are not an ONNX model, or are cut short: {root_cause(error)}.") from error
 
 
 def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> Model:
@@ -129,21 +161,16 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> Model
         raise LoadError(f"{name} is not a valid ONNX model: it imports no operator set (opset_import is empty).")
     try:
         model = ir.serde.deserialize_model(proto)
-    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ir.serde.SerdeError) as error:
-        raise LoadError(f"{name} is not a valid ONNX model: {_root_cause(error)}.") from error
+        external = list(external_tensors(model))
+    except NOT_A_GRAPH as error:
+        raise LoadError(f"{name} is not a valid ONNX model: {root_cause(error)}.") from error
     if "ai.onnx" in model.opset_imports:  # another way to write the default domain
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
-    if folder is not None:
-        external_data.set_base_dir(model.graph, folder)
-    elif any(external_tensors(model)):
-        raise LoadError(f"{name} refers to external data files, but not where they lie: give the model's path instead.")
+    if external and folder is None:
+        raise LoadError(NOWHERE.format(name))
+    for tensor in external:
+        tensor.base_dir = folder or ""
     return Model(model, name)
-
-
-def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip().rstrip(".")
 
 
 def _inline(model: Model) -> None:
@@ -152,7 +179,7 @@ def _inline(model: Model) -> None:
     try:
         inline(model.ir)
     except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
-        raise LoadError(f"{model.name}: its functions can't be inlined: {_root_cause(error)}.") from error
+        raise LoadError(f"{model.name}: its functions can't be inlined: {root_cause(error)}.") from error
 
 
 def _drop_listed_initializers(model: ir.Model) -> None:
@@ -175,28 +202,40 @@ def _raise_versions(model: Model) -> Model:
 
 def _convert(model: Model, opset: int) -> Model:
     try:
-        return dataclasses.replace(model, ir=convert(model.ir, MIN_OPSET))
-    except (RuntimeError, ValueError) as error:
+        return dataclasses.replace(model, ir=convert(model, MIN_OPSET))
+    except CONVERSION_ERRORS as error:
         raise LoadError(
             f"{model.name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
-            f"{_root_cause(error)}. Export it again with a newer opset."
+            f"{root_cause(error)}. Export it again with a newer opset."
         ) from error
 
 
-def convert(model: ir.Model, opset: int) -> ir.Model:
+CONVERSION_ERRORS = (RuntimeError, ValueError, TypeError, onnx.version_converter.ConvertError, ir.serde.SerdeError)
+
+
+def convert(model: Model, opset: int) -> ir.Model:
     """The model in another operator set, by onnx's own converter.
 
     Raises:
-        RuntimeError, ValueError: it can't be converted.
+        CONVERSION_ERRORS: it can't be converted.
     """
-    return _from_proto_of(model, onnx.version_converter.convert_version(ir.to_proto(model), opset))
+    proto = ir.to_proto(model.ir)
+    if model.foreign:
+        converted = onnx_process.call("convert_version", proto, target_version=opset)
+    else:
+        converted = onnx.version_converter.convert_version(proto, opset)
+    return _from_proto_of(model.ir, converted)
 
 
 def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
     """A model from a proto made of another model: its external data is where it was."""
     made = ir.serde.deserialize_model(proto)
-    for folder in {tensor.base_dir for tensor in external_tensors(model)}:
-        external_data.set_base_dir(made.graph, folder)
+    folders: dict[str, Any] = {}
+    for tensor in external_tensors(model):
+        if folders.setdefault(str(tensor.location), tensor.base_dir) != tensor.base_dir:
+            raise LoadError(f"two folders hold external data of the model under the name {tensor.location}.")
+    for tensor in external_tensors(made):
+        tensor.base_dir = folders[str(tensor.location)]
     return made
 
 

@@ -18,11 +18,13 @@ class Model:
         ir: The model; every graph input has a static shape. Not to be edited: `clone` it.
         name: Where it came from, for messages: a path, or ``<bytes>`` and the like.
         batch: The batch size asked for, if any.
+        foreign: Whether it came as a file or as bytes: what could end this process is done in another.
     """
 
     ir: onnx_ir.Model
     name: str
     batch: int | None = None
+    foreign: bool = False
 
     @property
     def graph(self) -> onnx_ir.Graph:

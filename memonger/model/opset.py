@@ -53,8 +53,8 @@ def _converted(model: Model, opset: int) -> Model:
     metadata, graph_name = dict(model.ir.metadata_props), model.graph.name
     constants = {v.name for v in model.graph.initializers.values() if v.meta.get("constant")}
     try:
-        made = load.convert(model.ir, OPSET)
-    except (RuntimeError, ValueError) as error:
+        made = load.convert(model, OPSET)
+    except load.CONVERSION_ERRORS as error:
         raise PlanError(
             f"{model.name} is in opset {opset}, and gradients need {OPSET}: onnx's converter can't raise it: "
             f"{str(error).strip()}. Export it again with a newer opset."

@@ -90,11 +90,12 @@ def _mentions(file: Path, name: str) -> bool:
 
 def _serialized(model: ir.Model, folder: Path) -> bytes:
     if not _keeps_data_in_place(model, folder):
-        model = _with_data_inside(model)
+        read_in(model)
     return ir.to_proto(model).SerializeToString()
 
 
-def _with_data_inside(model: ir.Model) -> ir.Model:
+def read_in(model: ir.Model) -> None:
+    """Put external data into a model, in place."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
@@ -103,7 +104,6 @@ def _with_data_inside(model: ir.Model) -> ir.Model:
         for node, attribute in list(tensor_attributes(graph)):
             if isinstance(attribute.value, ir.ExternalTensor):
                 node.attributes.add(ir.AttrTensor(attribute.name, _read_in(attribute.value)))
-    return model
 
 
 def _read_in(tensor: ir.ExternalTensor) -> ir.Tensor[Any]:

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -10,11 +11,23 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from memonger.model.operators import facts
-from memonger.model.values import all_values, dense, static_shape, subgraphs, tensor_shape
+from memonger.model.values import SMALL, all_values, dense, static_shape, subgraphs, tensor_shape
 
 logger = logging.getLogger(__name__)
 
-SMALL = 1024  # elements; larger tensors are never part of shape arithmetic
+EVALUATED = frozenset({
+    "Abs", "Add", "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast",
+    "CastLike", "Clip", "Compress", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal", "Expand", "EyeLike",
+    "Flatten", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN",
+    "Less", "LessOrEqual", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "OneHot", "Or", "Pad",
+    "Pow", "Range", "ReduceL1", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+    "Reshape", "ReverseSequence", "Scatter", "ScatterElements", "ScatterND", "Sign", "Slice", "Split", "Squeeze", "Sub",
+    "Sum", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where", "Xor",
+})  # fmt: skip
+"""Operators that are evaluated: they take no more than their inputs and outputs, and read nothing else."""
+
+BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+"""Operators of those whose outputs' sizes inference can't tell, and which are as small as their inputs."""
 
 
 def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
@@ -85,23 +98,54 @@ def _constant(model: ir.Model, value: ir.Value, array: np.ndarray, taken: set[st
 
 
 def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> list[np.ndarray] | None:
-    if node.op_type == "Shape" and node.domain == "" and node.inputs[0] is not None:
+    if node.domain != "":
+        return None
+    if node.op_type == "Shape" and node.inputs[0] is not None:
         dims = static_shape(node.inputs[0])
         if dims is None:
             return None
         start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
         return [np.array(dims[slice(start, end)], np.int64)]
-    if node.op_type == "Size" and node.domain == "" and node.inputs[0] is not None:
+    if node.op_type == "Size" and node.inputs[0] is not None:
         dims = static_shape(node.inputs[0])
         return None if dims is None else [np.array(math.prod(dims), np.int64)]
-    if node.domain != "" or facts(node).random or subgraphs(node) or not node.inputs:
+    if node.op_type not in EVALUATED or not node.inputs:
         return None
     if any(v is not None and v not in values for v in node.inputs):
         return None
     if any(v.dtype is not None and not _exact(v.dtype) for v in node.outputs):
         return None
     arrays = {str(v.name): values[v] for v in node.inputs if v is not None}
+    if node.op_type not in BOUNDED and not _is_small(model, node, arrays):
+        return None
     return _run_reference(model, node, arrays)
+
+
+def _is_small(model: ir.Model, node: ir.Node, arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether all that a node would write is small; a file of 300 bytes may ask for 16 GB."""
+    opset = model.opset_imports[""]
+    proto = ir.to_proto(node)
+    assert isinstance(proto, onnx.NodeProto)
+    contents = {name: onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()}
+    types = {
+        name: onnx.helper.make_tensor_type_proto(content.data_type, list(content.dims))
+        for name, content in contents.items()
+    }
+    try:
+        written = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, opset, ""), proto, types, contents,
+            opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10,
+        )  # fmt: skip
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
+        logger.debug("node %s isn't folded: %s", node.name, error)
+        return False
+    shapes = [written[name].tensor_type.shape if name in written else None for name in proto.output if name]
+    return all(
+        shape is not None
+        and all(dim.HasField("dim_value") for dim in shape.dim)
+        and 0 <= math.prod(dim.dim_value for dim in shape.dim) <= SMALL
+        for shape in shapes
+    )
 
 
 def _exact(dtype: ir.DataType) -> bool:
@@ -121,7 +165,7 @@ def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]
     try:
         evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=[opset]))
         results = [np.asarray(array) for array in evaluator.run(None, arrays)]
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+    except Exception as error:  # of the evaluator's kernels each raises its own
         logger.debug("node %s isn't folded: %s", node.name, error)
         return None
     if any(array.size > SMALL or array.dtype.kind not in "iub" for array in results):

@@ -1,17 +1,34 @@
 """Static shapes by ONNX's own inference, with shape arithmetic folded."""
 
 import logging
+import math
 import re
+from collections.abc import Callable
+from functools import partial
 
 import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError
+from memonger.model import checks, onnx_process
+from memonger.model.checks import root_cause
 from memonger.model.model import Model
-from memonger.model.shape_folding import SMALL, fold_shape_arithmetic, run_time_sized
-from memonger.model.values import all_values, dense, static_shape, tensor_shape
+from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
+from memonger.model.values import SMALL, all_values, dense, static_shape, tensor_shape
 
 logger = logging.getLogger(__name__)
+
+PLAIN = frozenset({
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",
+    "Div", "Dropout", "Elu", "Erf", "Exp", "Flatten", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
+    "HardSigmoid", "HardSwish", "Identity", "LRN", "LayerNormalization", "LeakyRelu", "Log", "MatMul", "MaxPool", "Mul",
+    "Neg", "PRelu", "Pow", "Reciprocal", "ReduceMean", "Relu", "Sigmoid", "Softmax", "Sqrt", "Sub", "Sum", "Tanh",
+    "Transpose",
+})  # fmt: skip
+"""Operators whose inference was tried with negative, huge and missing dimensions and attributes, and did no harm."""
+
+LONG = 1 << 20
+"""Inference goes element by element through the content of vectors: longer ones take more memory than they should."""
 
 
 def forget_symbolic(model: ir.Model) -> None:
@@ -30,7 +47,7 @@ def infer(model: Model) -> None:
     only for sizes that inference can't tell from the inputs.
 
     Raises:
-        LoadError: shapes or types that contradict each other, with the node that shows it.
+        LoadError: shapes or types that contradict each other, with the node that shows it, or that can't be.
     """
     forget_symbolic(model.ir)
     declared = _forget_declared(model.graph)
@@ -39,6 +56,7 @@ def infer(model: Model) -> None:
         complaint = _infer_and_fold(model)
     if complaint is not None and _has_unknown(model.graph):
         raise LoadError(_contradiction(model.name, complaint)) from complaint
+    checks.check_sizes(model)
 
 
 def _infer_and_fold(model: Model) -> Exception | None:
@@ -92,29 +110,55 @@ def infer_once(model: Model) -> Exception | None:
     Raises:
         LoadError: shapes or types that contradict each other.
     """
-    skeleton = _skeleton(model.ir)
+    try:
+        skeleton = _skeleton(model.ir)
+    except SERIALIZING_ERRORS as error:
+        raise LoadError(f"{model.name} is not a valid ONNX model: {root_cause(error)}.") from error
+    onnx_infer = _inference(model)
     complaint: Exception | None = None
     try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
+        inferred = onnx_infer(skeleton, strict_mode=True, data_prop=True)
     except INFERENCE_ERRORS:
-        complaint = _complaint(skeleton)
+        complaint = _complaint(skeleton, onnx_infer)
         if complaint is not None and _COMPLAINT.search(str(complaint)):
             raise LoadError(_contradiction(model.name, complaint)) from complaint
-        inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
+        try:
+            inferred = onnx_infer(skeleton, data_prop=True)
+        except INFERENCE_ERRORS as error:
+            raise LoadError(_contradiction(model.name, error)) from error
     _merge_all(model.ir, inferred)
     return complaint
 
 
-def _complaint(skeleton: onnx.ModelProto) -> Exception | None:
+def _inference(model: Model) -> Callable[..., onnx.ModelProto]:
+    """onnx's inference, in another process where it could end this one."""
+    if not model.foreign or _is_plain(model.ir):
+        return onnx.shape_inference.infer_shapes
+    return partial(onnx_process.call, "infer_shapes")
+
+
+def _is_plain(model: ir.Model) -> bool:
+    """Whether inference can do no harm: none but well-known operators, and no vectors that are followed for long."""
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        dims = static_shape(value) or ()
+        followed = value.dtype is None or (value.dtype.is_integer() and math.prod(dims) > SMALL)
+        if followed or max(dims, default=0) > LONG:
+            return False
+    return all(node.domain == "" and node.op_type in PLAIN for node in model.graph)
+
+
+def _complaint(skeleton: onnx.ModelProto, onnx_infer: Callable[..., onnx.ModelProto]) -> Exception | None:
     """What inference says of shapes alone: where it follows values it complains of models that are right."""
     try:
-        onnx.shape_inference.infer_shapes(skeleton, strict_mode=True)
+        onnx_infer(skeleton, strict_mode=True)
     except INFERENCE_ERRORS as error:
         return error
     return None
 
 
 INFERENCE_ERRORS = (onnx.shape_inference.InferenceError, RuntimeError, ValueError)
+
+SERIALIZING_ERRORS = (ir.serde.SerdeError, ValueError, TypeError)
 
 # How onnx writes a complaint about a node of the model; one about a function's body has another list in place of text.
 _HEAD = "[ShapeInferenceError] Inference error(s): "
@@ -124,6 +168,8 @@ _COMPLAINT = re.compile(rf"^(?:{re.escape(_HEAD)})?\(op_type:[^)]*\): (?!\[\w+\]
 
 def _contradiction(name: str, complaint: Exception) -> str:
     """The first of onnx's complaints, on one line."""
+    if isinstance(complaint, onnx_process.DiedError):
+        return f"{name} can't be read: {complaint}, as shapes below zero or an input left out would make it."
     lines = str(complaint).strip().removeprefix(_HEAD).splitlines()
     return f"{name}: its shapes or types contradict each other: {lines[0].rstrip('.') if lines else complaint!r}."
 

@@ -4,6 +4,10 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+SMALL = 1024  # elements; larger tensors are never part of shape arithmetic
+
+LARGEST = 2**62  # bytes; sums of two such sizes still fit 64 bits
+
 
 def dense(value: ir.Value) -> bool:
     """Whether the value is an ordinary tensor of numbers, whose bytes can be planned."""

@@ -392,3 +392,25 @@ def test_the_model_that_was_given_is_not_changed() -> None:
 def test_the_same_model_gives_the_same_bytes(text: str) -> None:
     first, second = (differentiated(text).SerializeToString(deterministic=True) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E8M0", "FLOAT4E2M1"])
+@pytest.mark.parametrize("operator", ["Cast", "QuantizeLinear"])
+def test_types_without_arithmetic_are_refused_where_a_gradient_needs_it(kind: str, operator: str) -> None:
+    number = onnx.TensorProto.DataType.Value(kind)
+    narrow = f"Cast <to = {number}> (a)" if operator == "Cast" else f"QuantizeLinear <output_dtype = {number}> (a, s)"
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["": 24]> g (float[2] x) => (float[4] y) <float[2] w = {1, 2}, float s = {1}>'
+        f" {{ a = Mul(x, w)  b = {narrow}  c = Concat <axis = 0> (b, b)  y = Cast <to = 1> (c) }}"
+    )
+    with pytest.raises(memonger.MemongerError):
+        memonger.differentiate(model, loss="mean_squared_error")
+
+
+def test_a_node_that_could_not_run_is_refused_by_name() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[2] x) => (float[2] y)'
+        " <float[2] w = {1, 2}, float[2] low = {0, 1}> { a = Mul(x, w)  [the_clip] y = Clip(a, low) }"
+    )
+    with pytest.raises(memonger.PlanError, match="the_clip"):
+        memonger.differentiate(model)

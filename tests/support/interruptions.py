@@ -132,6 +132,7 @@ def kill_while_saving(kind: str, path: Path, times: int, seed: int = 0) -> Count
 
 _STEPS = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts it in the background ignores it
 import numpy as np
 import memonger
 from tests.support.training_models import batch, plan
@@ -154,6 +155,7 @@ print(trainer.steps)
 
 _RUNS = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts it in the background ignores it
 import numpy as np
 import memonger
 from tests.support.planning_models import network

@@ -120,3 +120,15 @@ def test_einsum_refuses_diagonals_and_ellipses(equation: str, a: str, y: str) ->
 
 def test_matmul_in_float16() -> None:
     check_half("g (FLOAT[2,3,4] a, FLOAT[4,5] b) => (FLOAT[2,3,5] y) { y = MatMul(a, b) }", wrt=["a", "b"])
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_by_its_function_body(opset: int, causal: int) -> None:
+    check(
+        "g (FLOAT[1, 2, 4, 8] q, FLOAT[1, 2, 4, 8] k, FLOAT[1, 2, 4, 8] v) => (FLOAT[1, 2, 4, 8] y) {"
+        f" y = Attention <is_causal = {causal}> (q, k, v) }}",
+        lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal)),
+        opset=opset,
+        differences=False,
+    )
