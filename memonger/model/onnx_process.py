@@ -88,8 +88,10 @@ def _child() -> subprocess.Popen[bytes] | None:
             [sys.executable, "-c", program, __file__, *sys.path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-    except OSError as error:
-        logger.warning("no process can be started to read a model in, so this one does it: %s", error)
+        assert child.stdout is not None
+        _receive(child.stdout)
+    except (OSError, EOFError) as error:
+        logger.warning("no process can be started to read a model in, so this one does it: %s", error or "it ended")
         return None
     if _CHILD is None:
         atexit.register(_end)
@@ -146,8 +148,11 @@ def _serve() -> None:
     if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _send(sys.stdout.buffer, {}, b"")  # it has begun
     while True:
         try:
             head, data = _receive(sys.stdin.buffer)
