@@ -20,6 +20,7 @@ from memonger.graph.schedule import topological_order
 from memonger.lowering import calibrate
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.names import name_nodes
 from memonger.model.shape_folding import run_time_sized
@@ -138,7 +139,10 @@ def _reload(path: Path, original: Model) -> ir.Model:
     """The optimizer's model, with the names and the declared inputs and outputs of the original."""
     if not path.is_file():
         raise SessionError(f"onnxruntime wrote no optimized model to {path.parent}: is the disk full?")
-    lowered = ir.load(path)
+    try:
+        lowered = ir.load(path)
+    except (ValueError, RuntimeError, ir.serde.SerdeError) as error:
+        raise SessionError(f"the model that onnxruntime made of it can't be read: {root_cause(error)}") from error
     lowered.graph.name = original.ir.graph.name
     lowered.metadata_props.clear()
     lowered.metadata_props.update(original.ir.metadata_props)

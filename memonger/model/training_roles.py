@@ -4,6 +4,7 @@ It stands as JSON in ``metadata_props["memonger.training"]``; all else about the
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -14,6 +15,7 @@ from memonger.model.decoding import DecodingError, decode
 
 KEY = "memonger.training"
 FORMAT = 1
+SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,27 @@ def read(model: ir.Model, name: str) -> Training | None:
     except DecodingError as error:
         problem = f"is malformed at {error.where}, which {error.problem}"
         raise PlanError(f"{name}: its metadata '{KEY}' {problem}: differentiate the model again.") from error
+    _check_roles(training, name)
     _check_names(model, training, name)
     return training
+
+
+def _check_roles(training: Training, name: str) -> None:
+    """No input has two roles, only what persists is updated, and scalars have roles that a session feeds."""
+    kept = (*training.parameters, *training.statistics, *training.state, *training.accumulated.values())
+    wrong = [
+        *(f"'{value}' has two roles" for value, count in Counter(kept).items() if count > 1),
+        *(f"'{value}' is updated, and doesn't persist" for value in training.updates if value not in kept),
+        *(f"'{role}' is no role of a scalar" for role in training.scalars if role not in SCALARS),
+        *(f"'{value}' is accumulated, and no parameter" for value in training.accumulated if value not in kept),
+        *(
+            f"'{value}' ignores a label, and has no classes"
+            for value in training.ignored if value not in training.classes
+        ),
+        *(f"'{value}' has {count} classes" for value, count in training.classes.items() if count < 1),
+    ]
+    if wrong:
+        raise PlanError(f"{name}: its metadata '{KEY}' is malformed: {wrong[0]}. Differentiate the model again.")
 
 
 def _check_names(model: ir.Model, training: Training, name: str) -> None:
