@@ -180,7 +180,7 @@ def measure(network: str, folder: Path) -> Row:
         network=network,
         peaks={column: peak for column, (peak, _) in found.items()},
         seconds={column: seconds for column, (_, seconds) in found.items()},
-        predicted={c: e.estimate.activations + e.estimate.scratch for c, e in exports.items() if c != "ov file"},
+        predicted={c: e.estimate.activations + e.estimate.workspace for c, e in exports.items() if c != "ov file"},
         kept=order_kept(folder / "ov file") if HAS_OPENVINO else None,
     )
 

@@ -17,9 +17,9 @@ class Cuda:
     Attributes:
         convolution_search: How cuDNN's algorithm for a convolution is chosen. ``heuristic``: by cuDNN's own rules, the
             same each time. ``exhaustive``: by timing them in the first run (onnxruntime's own default), which takes
-            scratch for each one tried, and may choose another in the next session: then scratch and last bits differ.
+            workspace for each one tried, and may choose another next time: then workspace and last bits differ.
             ``default``: one algorithm for all.
-        max_workspace: Whether a convolution may take as much scratch as it likes; else 32 MiB at most.
+        max_workspace: Whether a convolution may take as much workspace as it likes; else 32 MiB at most.
         tf32: Whether products of float32 may be computed in TF32 (10 bits of mantissa), as onnxruntime does.
         deterministic: Whether kernels that sum in no fixed order (some reductions) are left out where there are others.
             Off is onnxruntime's own default; then what is recomputed may differ in the last bits.

@@ -1,11 +1,13 @@
 """What all tests may use, and the counts of the backend suite at the end of a run."""
 
 import gc
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.bad_input import Place
 
@@ -19,14 +21,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path / "work", tmp_path / "temporary")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_TOGETHER = re.compile(r"tests/(export/test_backend_suite|test_fuzzing)\.py")
+_NETWORK = re.compile(
+    r"tests/(runtime/test_training_networks|model/test_from_torch|planning/test_(networks_planned|recompute_training)"
+    r"|models/test_models)\.py::\w+\[(?P<name>[a-z]\w*)"
+)
+
+
+class _Scheduling(LoadScopeScheduling):
     """Tests of one network run in one process: what they make of it, exports from PyTorch above all, is made once."""
-    for item in items:
-        network = getattr(item, "callspec", None) and item.callspec.params.get("name")  # type: ignore[attr-defined]
-        suite = item.path.stem if item.path.stem == "test_backend_suite" else None
-        if suite or isinstance(network, str):
-            item.add_marker(pytest.mark.xdist_group(suite or network))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, network = _TOGETHER.match(nodeid), _NETWORK.match(nodeid)
+        return file[0] if file else network["name"] if network else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """How tests are dealt out to processes."""
+    return _Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -14,9 +14,6 @@ CASES = 130  # of each kind
 LEAST = 3  # of them run: a fuzzer whose every case is refused says little
 
 
-pytestmark = pytest.mark.xdist_group("fuzzing")  # one process makes the outcomes for all
-
-
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
     """All kinds judged by one program of its own: it forks, which a process with threads had better not."""

@@ -251,12 +251,12 @@ def _outcome(section: Mapping[str, Any]) -> str:
 
 def _verdict(plan: Plan, ours: Measured, section: Mapping[str, Any]) -> str:
     need = plan.workspace_bytes
-    scratch = "scratch that was never measured" if need is None else f"{format_size(need)} of scratch"
+    workspace = "workspace that was never measured" if need is None else f"{format_size(need)} of workspace"
     measured = "" if ours.peak_bytes is None else f", measured {format_size(ours.peak_bytes)}"
     arena = format_size(plan.arena_bytes)
-    parts = f"{arena} of arena and {scratch}"
+    parts = f"{arena} of arena and {workspace}"
     if plan.stamp is not None and plan.stamp.cuda is not None:
-        parts = f"{arena} of arena, {scratch} and {format_size(plan.input_bytes)} of inputs"
+        parts = f"{arena} of arena, {workspace} and {format_size(plan.input_bytes)} of inputs"
     return (
         f"The plan says {parts}{measured}. "
         f"Outputs against stock onnxruntime at the plan's own level: {_outcome(section)}."

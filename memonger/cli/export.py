@@ -36,7 +36,7 @@ def _record(exported: Exported) -> dict[str, Any]:
         "parameter_bytes": estimate.parameters,
         "input_bytes": estimate.inputs,
         "activation_bytes": estimate.activations,
-        "scratch_bytes": estimate.scratch,
+        "scratch_bytes": estimate.workspace,
         "instance_bytes": estimate.instance_bytes,
         "total_bytes": estimate.total_bytes,
         "files": list(exported.files),

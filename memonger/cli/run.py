@@ -26,11 +26,11 @@ def run(
     settings = comparing.Settings(
         runs=runs, seed=seed, threads=flags["threads"], device=flags["device"], cuda_graph=cuda_graph
     )
-    with temporary_folder() as scratch:
-        planned = _planned(model, scratch, quiet, flags)
+    with temporary_folder() as folder:
+        planned = _planned(model, folder, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
             if compare:
-                result = comparing.compare(planned, against or model, feeds, settings, scratch, tell)
+                result = comparing.compare(planned, against or model, feeds, settings, folder, tell)
             else:
                 result = comparing.run_alone(planned, feeds, settings)
         if outputs is not None:

@@ -102,7 +102,7 @@ def add_settings(package: Package, folder: Path, estimate: Estimate, **settings:
         "name": package.name, "instances": package.instances, **settings,
         "memory": {
             "parameter_bytes": estimate.parameters, "input_bytes": estimate.inputs,
-            "activation_bytes": estimate.activations, "scratch_bytes": estimate.scratch,
+            "activation_bytes": estimate.activations, "scratch_bytes": estimate.workspace,
             "instance_bytes": estimate.instance_bytes, "total_bytes": estimate.total_bytes,
         },
     }  # fmt: skip

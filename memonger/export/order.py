@@ -32,7 +32,7 @@ class FileOrder:
     Attributes:
         written: Node numbers, in file order.
         executed: Node numbers, in the order they run.
-        peak_bytes: Live bytes and scratch at the worst step, nothing written in place.
+        peak_bytes: Live bytes and workspace at the worst step, nothing written in place.
     """
 
     written: tuple[int, ...]
@@ -74,10 +74,10 @@ def written_as_is(graph: Graph) -> FileOrder:
 
 
 def stock_bytes(graph: Graph, executed: Sequence[int]) -> int:
-    """Most live bytes and scratch at one step of an order, as stock onnxruntime holds them: nothing in place."""
+    """Most live bytes and workspace at one step of an order, as stock onnxruntime holds them: nothing in place."""
     scheduled = rewrite.schedule_graph(graph, executed)
     live = live_bytes(assign_storage(scheduled, AS_STOCK).buffers, len(scheduled.nodes)).tolist()
-    return max((size + scratch for size, scratch in zip(live, scheduled.workspace, strict=True)), default=0)
+    return max((size + workspace for size, workspace in zip(live, scheduled.workspace, strict=True)), default=0)
 
 
 class _Peaks:
@@ -89,7 +89,7 @@ class _Peaks:
         for source, target in (pair for ties in graph.ties for pair in ties):
             live[target] = tuple(dict.fromkeys((*live[target], *live[source])))
         self.sizes = [buffer.size for buffer in storage.buffers]
-        self.scratch = graph.workspace
+        self.workspace = graph.workspace
         self.kept = {number for value in graph.outputs for number in live[value]}
         self.touched = [
             tuple(dict.fromkeys(number for value in (*reads, *writes) for number in live[value]))
@@ -109,7 +109,7 @@ class _Peaks:
                 if not begun[number]:
                     begun[number] = True
                     live += self.sizes[number]
-            peak = max(peak, live + self.scratch[node])
+            peak = max(peak, live + self.workspace[node])
             live -= sum(self.sizes[n] for n in self.touched[node] if last[n] == step and n not in self.kept)
         return peak
 

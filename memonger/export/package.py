@@ -18,7 +18,7 @@ from memonger.units import MOST_INSTANCES, in_full
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 STOCK_NOTE = (
     "Stock onnxruntime lays values out itself: over 8 networks it took 1.4 to 1.7 times the predicted activations and "
-    "scratch, a session of memonger 1.05 times (docs/EXPORT.md)."
+    "workspace, a session of memonger 1.05 times (docs/EXPORT.md)."
 )
 
 
@@ -39,7 +39,7 @@ class Estimate:
         parameters: Weights, once for each copy that is loaded.
         inputs: Inputs of one request.
         activations: Intermediate values and outputs at the worst step, or the arena that holds them.
-        scratch: Scratch of kernels beside that.
+        workspace: Workspace of kernels beside that.
         instances: How many requests run at a time.
         shared: Whether all instances read one copy of the weights.
     """
@@ -47,14 +47,14 @@ class Estimate:
     parameters: int
     inputs: int
     activations: int
-    scratch: int
+    workspace: int
     instances: int
     shared: bool = False
 
     @property
     def instance_bytes(self) -> int:
         """One instance alone."""
-        return self.parameters + self.inputs + self.activations + self.scratch
+        return self.parameters + self.inputs + self.activations + self.workspace
 
     @property
     def total_bytes(self) -> int:
@@ -104,7 +104,7 @@ class Package:
             parameters=sum(self.plans[group.members[0]].parameter_bytes for group in groups),
             inputs=max(plan.input_bytes for plan in self.plans),
             activations=max(plan.arena_bytes for plan in self.plans),
-            scratch=sum(max(one.workspace_bytes for one in group.programs) for group in groups),
+            workspace=sum(max(one.workspace_bytes for one in group.programs) for group in groups),
             instances=self.instances,
         )
 
@@ -158,9 +158,11 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
     except SessionError as error:
         raise PlanError(f"these plans can't be served as one model: {error}") from error
     loaded.sort(key=lambda plan: plan.input_bytes)
-    measured = [_with_scratch(plan) for plan in loaded]
+    measured = [_with_workspace(plan) for plan in loaded]
     if any(plan.workspace is None for plan in measured):
-        notes.append("Scratch is not in the figures: it was never measured, and onnxruntime isn't here to measure it.")
+        notes.append(
+            "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
+        )
     return Package(tuple(measured), _name_of(plans[0]) if name is None else name, instances, tuple(notes))
 
 
@@ -183,8 +185,8 @@ def _check_mode(plan: Plan, origin: str) -> None:
         )
 
 
-def _with_scratch(plan: Plan) -> Plan:
-    """The plan with its kernels' scratch measured, where that can be done and wasn't."""
+def _with_workspace(plan: Plan) -> Plan:
+    """The plan with its kernels' workspace measured, where that can be done and wasn't."""
     if plan.workspace is not None:
         return plan
     workspace = calibrate.measured(plan.model, plan.threads)
@@ -233,7 +235,7 @@ def check_standard(plan: Plan, target: str, *, own: bool) -> None:
 def describe(estimate: Estimate) -> str:
     """The estimate in one line."""
     parts = {
-        "weights": estimate.parameters, "activations": estimate.activations, "scratch": estimate.scratch,
+        "weights": estimate.parameters, "activations": estimate.activations, "scratch": estimate.workspace,
         "inputs": estimate.inputs,
     }  # fmt: skip
     return ", ".join(f"{what} {in_full(size)}" for what, size in parts.items())

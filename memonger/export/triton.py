@@ -16,7 +16,9 @@ from memonger.units import MiB
 
 MODEL = "model.onnx"
 DISABLE_ALL = 2  # the backend's number for it
-LIMIT_FACTOR = 2  # of activations and scratch: a best-fit arena leaves gaps, and only a GPU's plan knows its scratch
+LIMIT_FACTOR = (
+    2  # of activations and workspace: a best-fit arena leaves gaps, and only a GPU's plan knows its workspace
+)
 
 TEXT = """
 A Triton model repository: `tritonserver --model-repository=<this folder>`. Its ONNX Runtime backend runs the model with
@@ -76,7 +78,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
 
 def parameters(package: Package, estimate: Estimate, shared: bool) -> dict[str, str]:
     """The backend's parameters."""
-    limit = LIMIT_FACTOR * (estimate.activations + estimate.scratch) + estimate.inputs
+    limit = LIMIT_FACTOR * (estimate.activations + estimate.workspace) + estimate.inputs
     settings = {
         "enable_mem_arena": "0",
         "enable_mem_pattern": "1",

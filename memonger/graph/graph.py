@@ -44,7 +44,7 @@ class Graph:
         forward: Whether the node computes the model's own outputs or the loss; the others are the backward pass and
             updates.
         costs: Cost of one run of each node: seconds where measured, else an estimate in bytes (`costs`).
-        workspace: Bytes of scratch each node's kernel takes beside the arena; 0 where not measured.
+        workspace: Bytes of workspace each node's kernel takes beside the arena; 0 where not measured.
     """
 
     nodes: tuple[str, ...]
@@ -122,7 +122,7 @@ def from_model(
     Args:
         model: Every node and value named, every size known but those only the run can tell.
         seconds: Measured time of each node, by name.
-        workspace: Measured scratch of each node in bytes, by name.
+        workspace: Measured workspace of each node in bytes, by name.
         updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
             their input where they are computed are planned as any other.
         results: Names of the outputs of the forward pass; None: all outputs.

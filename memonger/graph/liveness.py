@@ -146,6 +146,6 @@ def peak_bytes(buffers: Sequence[Buffer], steps: int) -> int:
 
 
 def needed_bytes(graph: Graph, storage: Storage) -> int:
-    """Most bytes at any step: what lives in the arena and that step's scratch."""
+    """Most bytes at any step: what lives in the arena and that step's workspace."""
     live = live_bytes(storage.buffers, len(graph.nodes)).tolist()
-    return max((alive + scratch for alive, scratch in zip(live, graph.workspace, strict=True)), default=0)
+    return max((alive + workspace for alive, workspace in zip(live, graph.workspace, strict=True)), default=0)

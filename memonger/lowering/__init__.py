@@ -1,1 +1,1 @@
-"""From a model to what will really run on a device, with every node named, every size known, and measured scratch."""
+"""From a model to what will really run on a device, with every node named, every size known, and measured workspace."""

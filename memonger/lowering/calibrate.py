@@ -1,4 +1,4 @@
-"""Calibration: one run of a lowered model, for what no inference knows: order, sizes, times, scratch, and locations."""
+"""Calibration: one run of a lowered model, for what no inference knows: order, sizes, times, workspace, locations."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from memonger.model.values import dense
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
-from memonger.runtime.profile import scratch
+from memonger.runtime.profile import workspace_of
 
 
 class NoRoomError(SessionError):
@@ -32,7 +32,7 @@ class Run:
         foreign: Names of those the device's provider didn't run: they run beside the others, in no order with them.
         tensors: Type and shape of each value.
         seconds: Of each node; None on a device that isn't the host, where only launches are timed.
-        workspace: Bytes of scratch each node's kernel took, where above zero.
+        workspace: Bytes of workspace each node's kernel took, where above zero.
     """
 
     executed: tuple[str, ...]
@@ -55,7 +55,7 @@ def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[t
 
 
 def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None) -> Run:
-    """Run the model in file order, with the profiler on and scratch accounted for.
+    """Run the model in file order, with the profiler on and workspace accounted for.
 
     Args:
         model: Lowered, every node named.
@@ -94,7 +94,7 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
 def _run_on_cuda(
     made: Any, pool: Any, model: ir.Model, given: feeding.Feeds, generated: bool
 ) -> tuple[tuple[profile.NodeRun, ...], dict[str, int]]:
-    """The second of two runs (in the first algorithms are chosen), and its scratch.
+    """The second of two runs (in the first algorithms are chosen), and its workspace.
 
     The runtime's own statistics leave out what CUDA kernels take, so requests are matched with the times of nodes.
     """
@@ -109,7 +109,7 @@ def _run_on_cuda(
     start = made.get_profiling_start_time_ns()
     runs = profile.read_profile(Path(made.end_profiling()))
     last = tuple({run.name: run for run in runs}.values())  # of those in subgraphs one of several
-    return tuple(sorted(last, key=lambda run: run.begin)), scratch(last, start, events)
+    return tuple(sorted(last, key=lambda run: run.begin)), workspace_of(last, start, events)
 
 
 def _seen(model: ir.Model, device: Device, runs: tuple[profile.NodeRun, ...], workspace: dict[str, int]) -> Run:
@@ -162,7 +162,7 @@ def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
 
 
 def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:
-    """Bytes of scratch by node, where above zero.
+    """Bytes of workspace by node, where above zero.
 
     Returns: None where there is no onnxruntime, or it can't run the model on random inputs.
     """

@@ -115,7 +115,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
 
 
 def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Settings) -> tuple[ir.Model, Calibration]:
-    """A model that doesn't fit its device unplanned: sizes by inference, scratch from a run under its plan."""
+    """A model that doesn't fit its device unplanned: sizes by inference, workspace from a run under its plan."""
     try:
         infer_once(Model(lowered, "the optimized model"))
     except LoadError as error:

@@ -27,8 +27,8 @@ class Calibration:
 
     Attributes:
         seconds: Of each node, by name; None where the runtime doesn't tell: on a CUDA device it times launches alone.
-        workspace: Scratch bytes of each node by name, where above zero; None where the model didn't fit unplanned: its
-            plan is then calibrated.
+        workspace: Workspace bytes of each node by name, where above zero; None where the model didn't fit
+            unplanned: its plan is then calibrated.
         host: Names of values that lie in the host's memory although the model runs on another device.
     """
 

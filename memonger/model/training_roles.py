@@ -107,7 +107,8 @@ def _check_roles(training: Training, name: str) -> None:
         *(f"'{value}' is accumulated, and no parameter" for value in training.accumulated if value not in kept),
         *(
             f"'{value}' ignores a label, and has no classes"
-            for value in training.ignored if value not in training.classes
+            for value in training.ignored
+            if value not in training.classes
         ),
         *(f"'{value}' has {count} classes" for value, count in training.classes.items() if count < 1),
     ]

@@ -24,7 +24,7 @@ def rehearse(plan: Plan, inputs: feeding.Feeds | None) -> dict[str, int]:
     except SessionError as error:
         raise PlanError(f"{plan.model.graph.name}: {error}") from error
     workspace: dict[str, int] = {}
-    for name, size in engine.scratch.items():
+    for name, size in engine.workspace.items():
         workspace[original(name)] = max(size, workspace.get(original(name), 0))
     return workspace
 

@@ -97,14 +97,14 @@ class Arena(Protocol):
         ...
 
 
-def check_host_memory(arena: int, scratch: int) -> None:
+def check_host_memory(arena: int, workspace: int) -> None:
     """Check that this machine has as much memory at all, whoever uses it now, before any of it is asked for.
 
     Raises:
         SessionError: it hasn't.
     """
     total = _host_memory()
-    for what, size in (("an arena", arena), ("scratch", scratch)):
+    for what, size in (("an arena", arena), ("workspace", workspace)):
         if total and size > total:
             raise SessionError(
                 f"{what} of {size} bytes can't be allocated: this machine has {in_full(total)} of memory."

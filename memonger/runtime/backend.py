@@ -141,7 +141,7 @@ class HostBackend:
             try:
                 session.create_ortvalue_from_shape_and_type([2 * size + WORKSPACE_MARGIN], np.uint8, "cpu")
             except Exception as error:  # pybind exceptions share no base class
-                raise SessionError(f"scratch of {size} bytes can't be allocated: {str(error).strip()}") from error
+                raise SessionError(f"workspace of {size} bytes can't be allocated: {str(error).strip()}") from error
 
     def synchronize(self) -> None:
         """Nothing is to be waited for: a run ends when its work is done."""

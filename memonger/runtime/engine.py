@@ -12,7 +12,7 @@ from memonger.files import ScratchFolder
 from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.profile import scratch
+from memonger.runtime.profile import workspace_of
 from memonger.runtime.program import Group
 
 _FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
@@ -35,7 +35,7 @@ class Engine:
             allocations from outside onnxruntime works on CUDA's legacy stream, which can't be captured.
         captures: Whether its runs are captured as CUDA graphs.
         why_not: Why they aren't; empty if they are.
-        scratch: Bytes each node took on a CUDA device in the first run, if its pool was recording then.
+        workspace: Bytes each node took on a CUDA device in the first run, if its pool was recording then.
         refused: Why it doesn't run any more; None as long as it does.
         failed_at: The step at which the last run failed; None where it didn't, or nobody knows.
 
@@ -59,7 +59,7 @@ class Engine:
         self._owner = os.getpid()
         self.is_new, self._graphs = True, 0
         self.pool: Any = None
-        self.scratch: dict[str, int] = {}
+        self.workspace: dict[str, int] = {}
         self._folder = ScratchFolder() if check_order else None
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda())
@@ -107,7 +107,7 @@ class Engine:
         """What is known to stand against a captured run before the session is made."""
         for program in self.programs:
             if not program.is_accounted:
-                return f"its scratch wasn't measured: plan the model for this device (--device {self.device})"
+                return f"its workspace wasn't measured: plan the model for this device (--device {self.device})"
             if program.copies_from_host:
                 return f"{program.copies_from_host} reads memory of the host that is gone when a run is replayed"
             planned = {tensor.name for tensor in program.planned} | program.replacing
@@ -141,7 +141,7 @@ class Engine:
             backend(self.device).reserve(self.session, need)
 
     def _cap(self) -> None:
-        """Scratch was measured for these plans, and all else is bound: more isn't to be had.
+        """Workspace was measured for these plans, and all else is bound: more isn't to be had.
 
         The first run may take more, and gives it back: an exhaustive search for convolution algorithms tries many.
         """
@@ -208,7 +208,7 @@ class Engine:
             folder.remove()
             self._folder = None
         if self.pool is not None and self.pool.events is not None:
-            self.scratch = scratch(runs, start, self.pool.events)
+            self.workspace = workspace_of(runs, start, self.pool.events)
         program = self.programs[0]
         foreign = {run.name for run in runs if run.provider not in ("", self.device.provider)}
         left_out = program.unordered | foreign

@@ -28,7 +28,7 @@ DTYPES = {
 SUFFIX = "_kernel_time"
 
 _STATISTICS = re.compile(r"(.*?)_[0-9]+(?:,[0-9]+){3},([0-9]+)\n", re.DOTALL)
-"""A row: a node's name as it is, line breaks and commas included, a hash, and four numbers; the last is scratch."""
+"""A row: a node's name as it is, line breaks and commas included, a hash, and four numbers; the last is workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _node_run(event: dict[str, Any]) -> NodeRun:
 
 
 def read_workspace(path: Path) -> dict[str, int]:
-    """Bytes of scratch each node's kernel took, by node name, from a node memory statistics file."""
+    """Bytes of workspace each node's kernel took, by node name, from a node memory statistics file."""
     _, _, text = path.read_bytes().decode(errors="replace").partition("\n")  # after the names of the columns
     rows = sorted((name, int(size)) for name, size in _STATISTICS.findall(text))
     return {name: size for name, size in rows if size > 0}
@@ -114,22 +114,22 @@ def executed_order(runs: Iterable[NodeRun], names: Iterable[str]) -> tuple[str, 
     return tuple(run.name for run in runs if run.name not in inner)
 
 
-def scratch(runs: Sequence[NodeRun], start: int, events: "Sequence[Event]") -> dict[str, int]:
-    """Bytes of scratch each node took on a CUDA device, where above zero.
+def workspace_of(runs: Sequence[NodeRun], start: int, events: "Sequence[Event]") -> dict[str, int]:
+    """Bytes of workspace each node took on a CUDA device, where above zero.
 
     Args:
         runs: One execution of each node.
         start: When the profile began, by the profiler's clock.
         events: The session's requests for memory meanwhile.
     """
-    from memonger.runtime.cuda.pool import scratch_by_node
+    from memonger.runtime.cuda.pool import workspace_by_node
 
     begin = _system_time(start)
     spans = {}
     for run in runs:
         at = begin + run.begin * 1000
         spans[run.name] = (at, at + round(run.seconds * 1e9) + 999)
-    return scratch_by_node(events, spans)
+    return workspace_by_node(events, spans)
 
 
 def _system_time(nanoseconds: int) -> int:

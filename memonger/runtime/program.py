@@ -36,9 +36,9 @@ class Program:
         order: Names of the nodes as planned.
         unordered: Names of nodes whose order the runtime decides.
         arena_bytes: Size of the arena.
-        workspace_bytes: Most scratch a step takes beside it; 0 if never measured.
-        is_accounted: Whether arena and scratch are all that a run takes: the scratch was measured, and the runtime is
-            left no value to hold that could be large.
+        workspace_bytes: Most workspace a step takes beside it; 0 if never measured.
+        is_accounted: Whether arena and workspace are all that a run takes: the workspace was measured, and the runtime
+            is left no value to hold that could be large.
         replacing: Outputs that are written over persistent inputs.
         first_update: The first step that writes over a persistent input; the number of steps if none does.
         copies_from_host: The first node that no CUDA graph may replay (`cuda.replay`), named; empty if there is none.

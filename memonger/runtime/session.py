@@ -235,7 +235,7 @@ def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Devic
         return
     parts = {
         "the arena": max(program.arena_bytes for program in programs),
-        "scratch": max(program.workspace_bytes for program in programs),
+        "workspace": max(program.workspace_bytes for program in programs),
         "parameters": max(plan.parameter_bytes for plan in plans),
         "inputs": max(plan.input_bytes for plan in plans),
     }

@@ -88,7 +88,7 @@ def test_scratch_of_a_portable_plan_is_measured(tmp_path: Path) -> None:
     (path,) = planned(tmp_path, (2,))
     assert memonger.Plan.load(path).workspace is None
     kernels = plan_of(branched(), batch=2, device="cpu", level="disable")
-    assert export(path, "ray", tmp_path / "out").estimate.scratch == kernels.workspace_bytes
+    assert export(path, "ray", tmp_path / "out").estimate.workspace == kernels.workspace_bytes
     assert kernels.workspace_bytes
 
 
@@ -281,8 +281,8 @@ def test_what_fails_leaves_nothing_new_and_everything_old(
 def test_without_onnxruntime_the_scratch_is_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memonger.runtime.onnxruntime.is_available", lambda: False)
     done = export(planned(tmp_path, (4,))[0], "triton", tmp_path / "out", name="m")
-    assert done.estimate.scratch == 0
-    assert any("Scratch is not in the figures" in note for note in done.notes)
+    assert done.estimate.workspace == 0
+    assert any("Workspace is not in the figures" in note for note in done.notes)
     assert any("planned batch" in note for note in done.notes)
 
 

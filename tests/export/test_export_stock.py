@@ -143,7 +143,7 @@ def test_triton_loads_the_repository_and_runs_the_order_it_was_written_for(tmp_p
     assert list(config.dynamic_batching.preferred_batch_size) == [4]
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     assert parameters["arena_extend_strategy"] == "1"
-    assert int(parameters["gpu_mem_limit"]) >= 2 * (done.estimate.activations + done.estimate.scratch)
+    assert int(parameters["gpu_mem_limit"]) >= 2 * (done.estimate.activations + done.estimate.workspace)
     assert parameters["share_session_between_instances"] == "true"
     session = as_triton(tmp_path / "out", config)
     assert session.get_inputs()[0].shape == ["batch", 3, 16, 16]

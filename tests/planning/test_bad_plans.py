@@ -117,7 +117,7 @@ def test_an_arena_no_machine_has(place: Place, planned: Path) -> None:
 
 def test_scratch_no_machine_has(place: Place, planned: Path) -> None:
     path = with_plan(planned, {"workspace": {"a": 2**61}})
-    place.fails("run", path, words=("scratch", str(2**61), "can't be allocated", "this machine has"))
+    place.fails("run", path, words=("workspace", str(2**61), "can't be allocated", "this machine has"))
 
 
 @pytest.mark.parametrize("device", ["cuda:99999999999999999999", "cuda:٣", "CPU", "cpu:0", "", "\x1b[2J"])

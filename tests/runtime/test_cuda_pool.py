@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import memonger
 from memonger.devices import parse_device
 from memonger.runtime.cuda import driver
-from memonger.runtime.cuda.pool import GRAIN, Event, Pool, Region, scratch_by_node
+from memonger.runtime.cuda.pool import GRAIN, Event, Pool, Region, workspace_by_node
 
 SIZES = st.integers(0, 5000)
 
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_taken_and_given_back_until_the_pool_is_capped(memo
     pool.cap()
     assert pool._allocate(5000) is None
     assert pool.refused is not None
-    assert "4.88 KiB of scratch on cuda:0" in pool.refused
+    assert "4.88 KiB of workspace on cuda:0" in pool.refused
     assert "plan measured 1.00 KiB" in pool.refused
     assert pool._allocate(1024) is not None
 
@@ -132,9 +132,9 @@ def test_scratch_is_what_a_node_takes_and_gives_back_while_it_runs() -> None:
         Event(2200, 2, None),
         Event(3500, 1, None),
     ]
-    assert scratch_by_node(events, intervals) == {"first": 1280, "second": 1024}
+    assert workspace_by_node(events, intervals) == {"first": 1280, "second": 1024}
 
 
 def test_one_address_used_twice_by_a_node_is_counted_once() -> None:
     events = [Event(10, 7, 1000), Event(11, 7, None), Event(12, 7, 1000), Event(13, 7, None)]
-    assert scratch_by_node(events, {"only": (5, 20)}) == {"only": 1024}
+    assert workspace_by_node(events, {"only": (5, 20)}) == {"only": 1024}

@@ -150,7 +150,7 @@ def test_scratch_is_measured_for_each_node_counted_and_capped(monkeypatch: pytes
     monkeypatch.setenv("FAKE_CUDNN_WORKSPACE", "900000")
     other = memonger.Session(plan, cuda_graph="off", check_order=False)
     other.run({"x": _x()})  # the first run may take more, as a search for algorithms does
-    with pytest.raises(memonger.SessionError, match=r"879 KiB of scratch on cuda:0.*measured 293 KiB.*plan the model"):
+    with pytest.raises(memonger.SessionError, match=r"879 KiB of workspace on cuda:0.*measured 293 KiB.*plan the"):
         other.run({"x": _x()})
 
 
@@ -191,7 +191,7 @@ def test_a_portable_plan_runs_where_it_can() -> None:
     plan = memonger.search_plan(_convolutions(), mode="inference", device="none", batch=2)
     session = memonger.Session(plan, device="cuda:0")
     assert session.run({"x": _x()})["y"].shape == (2, 8, 1, 1)
-    assert "scratch wasn't measured" in session.why_no_cuda_graph
+    assert "workspace wasn't measured" in session.why_no_cuda_graph
 
 
 def test_a_portable_plan_with_values_on_the_host_is_refused() -> None:

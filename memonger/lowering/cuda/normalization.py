@@ -5,7 +5,7 @@ the squared distances from the mean. That takes, for a step or two, one value mo
 without it is not as exact. Mean square less squared mean was off by 19 % of the variance in float32 where a channel's
 mean is 1,000 times its deviation, and negative at 10,000; both forms below were within 1e-6 of float64's there
 (onnxruntime 1.31.1 on the CPU, 8 x 16 x 28 x 28). Distances from another number of the channel take the same memory,
-and cancel too where that number is far off. ReduceSumSquare writes the squares into scratch of that size itself.
+and cancel too where that number is far off. ReduceSumSquare writes the squares into workspace of that size itself.
 
 - Two passes: the mean, the distances, and their squares' mean; the squares lie where the distances lay.
 - From a LayerNormalization of each image's channels, whose second and third output are their means and deviations,

@@ -2,7 +2,7 @@
 
 Left alone the provider's arena grows by powers of two and never shrinks, and nothing says what it is for. Its options
 ``gpu_external_alloc`` and ``gpu_external_free`` take two functions instead. With every planned value bound to an
-address two kinds of requests are left: weights while the session is made, and scratch of kernels (cuDNN's workspace).
+address two kinds of requests are left: weights while the session is made, and workspace of kernels (cuDNN's workspace).
 """
 
 import ctypes
@@ -71,7 +71,7 @@ class Event:
 
 
 class Pool:
-    """The device memory of one onnxruntime session beside our arena: weights, and one region for scratch.
+    """The device memory of one onnxruntime session beside our arena: weights, and one region for workspace.
 
     Args:
         device: Where.
@@ -105,7 +105,7 @@ class Pool:
         self.weight_bytes, self._loaded = sum(self._own.values()), True
 
     def reserve(self, size: int) -> None:
-        """Take the region that scratch is handed out from.
+        """Take the region that workspace is handed out from.
 
         Raises:
             SessionError: the device hasn't that much.
@@ -151,7 +151,7 @@ class Pool:
     def _outside(self, size: int) -> int | None:
         if self._capped:
             self.refused = (
-                f"a kernel asked for {format_size(size)} of scratch on {self.device}, and the plan measured "
+                f"a kernel asked for {format_size(size)} of workspace on {self.device}, and the plan measured "
                 f"{format_size(self.scratch_bytes)}: plan the model again on this device (--device {self.device})"
             )
             return None
@@ -171,10 +171,10 @@ class Pool:
             driver.free(self.device.index, address)
 
 
-def scratch_by_node(events: Sequence[Event], intervals: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Bytes of scratch each node's kernel took at most, as a `Region` hands them out; 0 is left out.
+def workspace_by_node(events: Sequence[Event], intervals: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Bytes of workspace each node's kernel took at most, as a `Region` hands them out; 0 is left out.
 
-    Scratch is what is allocated and freed while the node runs; what stays longer is an output.
+    Workspace is what is allocated and freed while the node runs; what stays longer is an output.
 
     Args:
         events: Requests of one run or several.
