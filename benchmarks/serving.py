@@ -30,10 +30,10 @@ import click
 import numpy as np
 
 import memonger
-from benchmarks import triton_stand_in
 from benchmarks.machine import machine
 from benchmarks.serving_requests import BATCHES, Request, bad_requests, good_requests, model
 from memonger.export import export
+from tests.support import triton_stand_in
 
 ROOT = Path(__file__).parent.parent
 CLIENTS, BAD_EVERY, WARM = 8, 10, 1000
@@ -91,7 +91,7 @@ class Target:
 
 
 TARGETS = {
-    "triton-python": Target(lambda port: ("-m", "benchmarks.triton_stand_in", "served/1", str(port))),
+    "triton-python": Target(lambda port: ("-m", "tests.support.triton_stand_in", "served/1", str(port))),
     "kserve": Target(
         lambda port: ("-c", KSERVE.format(port=port)),
         "/v2/health/ready",

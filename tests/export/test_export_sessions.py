@@ -14,13 +14,13 @@ import onnx
 import pytest
 
 import memonger
-from benchmarks import serving_requests, triton_stand_in
+from benchmarks import serving_requests
 from benchmarks.serving import judge
-from benchmarks.triton_stand_in import load, request_of
 from memonger.errors import SessionError
 from memonger.export import export
 from memonger.export.protocol import message, read_inputs, read_request, write_body, write_outputs
 from memonger.export.serving import PlannedModel
+from tests.support import triton_stand_in
 from tests.support.export_models import (
     ROOT,
     as_request,
@@ -34,6 +34,7 @@ from tests.support.export_models import (
     server,
 )
 from tests.support.stock import run_stock
+from tests.support.triton_stand_in import load, request_of
 
 Ask = Callable[[dict[str, Any]], tuple[int, Any]]
 

@@ -1,4 +1,4 @@
-"""Stands in for Triton around an exported model.py: ``python -m benchmarks.triton_stand_in VERSION_FOLDER PORT``.
+"""Stands in for Triton around an exported model.py: ``python -m tests.support.triton_stand_in VERSION_FOLDER PORT``.
 
 Triton runs each instance of a Python model in a process of its own, gives it `triton_python_backend_utils`, and hands
 `execute` the requests that came in meanwhile, up to the largest batch. So does this, for requests that are pickled
