@@ -154,8 +154,18 @@ def check_versions(model: Model) -> None:
         )
 
 
+def check_text(model: Model) -> None:
+    """Every name is text: what isn't UTF-8 in a file comes as bytes."""
+    for body in bodies(model.ir):
+        for node in body:
+            for name in (node.op_type, node.domain, node.name, *(value.name for value in node.outputs)):
+                if name is not None and not isinstance(name, str):
+                    raise LoadError(f"{model.name} is not a valid ONNX model: the name {name!r} is no text (UTF-8).")
+
+
 def check_structure(model: Model) -> None:
     """There is something to compute, and every value that is read or returned is there."""
+    check_text(model)
     if not model.graph.outputs:
         nothing = "" if model.graph.num_nodes() else "an empty graph: no nodes and "
         raise LoadError(f"{model.name} has {nothing}no outputs, so there is nothing to plan.")

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model.marks import COMPOSITE, spread
-from memonger.model.values import all_values, static_shape, tensor_shape
+from memonger.model.values import INFERENCE_ERRORS, all_values, static_shape, tensor_shape
 
 SMALL = 1024  # elements; a larger constant never decides a shape
 
@@ -28,12 +28,6 @@ BROADCASTING = frozenset({
     "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or", "Pow",
     "Sub", "Where",
 })  # fmt: skip
-
-INFERENCE_ERRORS = (
-    onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError, ir.serde.SerdeError,
-    RuntimeError, ValueError, TypeError,
-)  # fmt: skip
-"""What onnx raises for a node that can't be: one of a type that the operator doesn't take, say (float8)."""
 
 RULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What a rule that relies on a node's inputs and attributes raises where they can't be."""

@@ -246,7 +246,7 @@ def lift_constants(model: Model) -> None:
         _lift_output_constant(model.graph, node)
     try:
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model.ir)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise LoadError(f"{model.name}: {error}. Write it as a dense constant.") from error
     for key, value in model.graph.initializers.items():
         if key not in before:

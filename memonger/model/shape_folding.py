@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from memonger.model.operators import facts
-from memonger.model.values import SMALL, all_values, dense, static_shape, subgraphs, tensor_shape
+from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, subgraphs, tensor_shape
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def _is_small(model: ir.Model, node: ir.Node, arrays: Mapping[str, np.ndarray]) 
             onnx.defs.get_schema(node.op_type, opset, ""), proto, types, contents,
             opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10,
         )  # fmt: skip
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
+    except INFERENCE_ERRORS as error:
         logger.debug("node %s isn't folded: %s", node.name, error)
         return False
     shapes = [written[name].tensor_type.shape if name in written else None for name in proto.output if name]

@@ -14,7 +14,7 @@ from memonger.model import checks, onnx_process
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
-from memonger.model.values import SMALL, all_values, dense, static_shape, tensor_shape
+from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, tensor_shape
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +155,6 @@ def _complaint(skeleton: onnx.ModelProto, onnx_infer: Callable[..., onnx.ModelPr
         return error
     return None
 
-
-INFERENCE_ERRORS = (onnx.shape_inference.InferenceError, RuntimeError, ValueError)
 
 SERIALIZING_ERRORS = (ir.serde.SerdeError, ValueError, TypeError)
 

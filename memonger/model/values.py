@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
+import onnx
 import onnx_ir as ir
+
+INFERENCE_ERRORS = (
+    onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError, ir.serde.SerdeError,
+    RuntimeError, ValueError, TypeError,
+)  # fmt: skip
+"""What onnx's inference raises for a node that is wrong: one of a type that the operator doesn't take, say (float8)."""
 
 SMALL = 1024  # elements; larger tensors are never part of shape arithmetic
 
