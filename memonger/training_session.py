@@ -65,8 +65,7 @@ class TrainingSession(Trainer):
     def _plan_evaluation(self) -> Binding:
         if self._forward is None:
             raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
-        model = Model(self._forward, self._name)
-        plan = search_plan(model, mode="inference", device=self.device, threads=self._threads, cuda=self._cuda)
+        plan = search_plan(self._forward, mode="inference", device=self.device, threads=self._threads, cuda=self._cuda)
         fits = plan.arena_bytes <= self._arena.size and self._arena.address
         arena = self._arena if fits else backend(self.device).arena(plan.arena_bytes)
         inputs = {str(value.name) for value in plan.model.graph.inputs}

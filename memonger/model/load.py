@@ -121,7 +121,10 @@ def _copy(source: Source) -> Model:
                 raise LoadError(NOWHERE.format(name))  # `onnx_ir.load` leaves out the tensors of functions
             checks.check_structure(model)  # what nothing writes can't be cloned
             in_order = all(checks.is_sorted(graph) for graph in source.graphs())
-            copy = source.clone() if in_order else _from_proto_of(source, ir.to_proto(source))
+            try:
+                copy = source.clone() if in_order else _from_proto_of(source, ir.to_proto(source))
+            except RuntimeError as error:
+                raise LoadError(f"{name} is not a valid ONNX model: {checks.root_cause(error)}.") from error
             return dataclasses.replace(model, ir=copy)
         case onnx.ModelProto():
             return _from_proto(source, "<onnx.ModelProto>", None)

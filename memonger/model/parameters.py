@@ -37,7 +37,7 @@ def trainable(model: Model) -> tuple[str, ...]:
 def _listed(model: Model, text: str) -> tuple[str, ...]:
     try:
         names = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise PlanError(f"{model.name}: its metadata '{KEY}' is not a JSON list of names.")

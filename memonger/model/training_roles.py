@@ -4,6 +4,7 @@ It stands as JSON in ``metadata_props["memonger.training"]``; all else about the
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model.decoding import DecodingError, decode
+from memonger.model.values import nbytes, static_shape
 
 KEY = "memonger.training"
 FORMAT = 1
@@ -92,8 +94,8 @@ def read(model: ir.Model, name: str) -> Training | None:
     except DecodingError as error:
         problem = f"is malformed at {error.where}, which {error.problem}"
         raise PlanError(f"{name}: its metadata '{KEY}' {problem}: differentiate the model again.") from error
-    _check_roles(training, name)
     _check_names(model, training, name)
+    _check_roles(training, name)
     return training
 
 
@@ -139,6 +141,13 @@ def _check_names(model: ir.Model, training: Training, name: str) -> None:
     for wanted in (name for name in results if name is not None):
         if wanted not in outputs:
             raise PlanError(f"{name}: its metadata '{KEY}' names the output '{wanted}', which it doesn't have.")
+    numbers = [(role, inputs[each]) for role, each in training.scalars.items()]
+    numbers += [
+        (role, outputs[each]) for role, each in (("loss", training.loss), ("norm", training.gradient_norm)) if each
+    ]
+    for role, value in numbers:
+        if nbytes(value) is not None and math.prod(static_shape(value) or ()) != 1:
+            raise PlanError(f"{name}: '{value.name}', its {role}, is {static_shape(value)}, not one number.")
     for source, target in training.updates.items():
         if inputs[source].dtype != outputs[target].dtype or inputs[source].shape != outputs[target].shape:
             raise PlanError(f"{name}: '{target}' can't be written over '{source}': their types or shapes differ.")

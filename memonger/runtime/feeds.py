@@ -69,7 +69,12 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
             raise SessionError(
                 f"input '{value.name}' is {value.kind}: no random value can be made, give one (--inputs)."
             )
-        feeds[value.name] = _random_array(rng, value.dtype, value.shape)
+        try:
+            feeds[value.name] = _random_array(rng, value.dtype, value.shape)
+        except (ValueError, MemoryError) as error:
+            raise SessionError(
+                f"no array of {list(value.shape)} can be made for input '{value.name}': {error}."
+            ) from error
     return feeds
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
-from memonger.model.load import external_tensors
+from memonger.model.checks import external_tensors, root_cause
 from memonger.runtime import weights
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
@@ -95,10 +95,13 @@ def make_session(
     folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
     for folder in folders:  # one at most: a model's external data lies in its own folder
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    message = None if options.lend_weights else weights.owned_message(model)
     lent: list[Any] = []
-    if message is None:
-        message, lent = weights.lent_message(model, settings)
+    try:
+        message = None if options.lend_weights else weights.owned_message(model)
+        if message is None:
+            message, lent = weights.lent_message(model, settings)
+    except RuntimeError as error:  # onnx-ir's: it can't be cloned or written
+        raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
     try:
         session = _create(message, settings, device, providers)
     except SessionError as error:
