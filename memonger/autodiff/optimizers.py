@@ -1,7 +1,6 @@
 """Optimizers that are written into a training model, by the formulas of ``torch.optim``."""
 
 import fnmatch
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.updates import Optimizer, Scaled, Step
 from memonger.errors import PlanError
+
+LARGEST = 3.4028234663852886e38  # that float32 can hold: settings are scalars of a float32 model
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,10 @@ class AdamW:
 
 def _check_range(optimizer: object, **settings: float) -> None:
     for name, value in settings.items():
-        if not 0 <= value < math.inf:
-            raise PlanError(f"{type(optimizer).__name__}: {name} must be a finite number, at least 0, not {value}.")
+        if not 0 <= value <= LARGEST:
+            raise PlanError(
+                f"{type(optimizer).__name__}: {name} must be a number from 0 to float32's largest, not {value}."
+            )
 
 
 def _check_betas(betas: tuple[float, float]) -> None:

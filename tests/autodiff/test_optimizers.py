@@ -286,7 +286,9 @@ def test_parameters_of_sixteen_bits_are_updated_in_their_own_type() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: memonger.SGD(-0.1), r"SGD: lr must be a finite number, at least 0, not -0\.1"),
+        (lambda: memonger.SGD(-0.1), r"SGD: lr must be a number from 0 to float32's largest, not -0\.1"),
+        (lambda: memonger.SGD(1e39), r"SGD: lr must be a number from 0 to float32's largest, not 1e\+39"),
+        (lambda: memonger.Adam(float("nan")), r"Adam: lr must be a number"),
         (lambda: memonger.SGD(float("nan")), r"SGD: lr must be .*not nan"),
         (lambda: memonger.SGD(0.1, nesterov=True), r"nesterov=True\) needs a momentum"),
         (lambda: memonger.SGD(0.1, momentum=0.9, dampening=0.1, nesterov=True), r"no dampening"),
