@@ -436,6 +436,8 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
     for plan, own in zip(plans, roles, strict=True):
         inputs = {str(value.name): value for value in plan.model.graph.inputs}
         for name in own.persistent:
+            if name not in inputs:
+                raise SessionError(f"the plan's training roles name '{name}', which is no input: differentiate again.")
             other = persistent.setdefault(name, inputs[name])
             if other.dtype != inputs[name].dtype or other.shape != inputs[name].shape:
                 raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
