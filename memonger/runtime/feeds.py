@@ -120,8 +120,10 @@ def in_place(feeds: Feeds, device: Device) -> dict[str, Feed]:
 
 
 def _in_place(name: str, feed: Feed, device: Device) -> Feed:
-    if isinstance(feed, np.ndarray) or feed is None:
+    if type(feed) is np.ndarray or feed is None:
         return feed
+    if isinstance(feed, np.ndarray):  # of a subclass, whose own rules for copies and masks don't count here
+        return feed.view(np.ndarray)
     module = onnxruntime()
     if not isinstance(feed, module.OrtValue):
         if not hasattr(feed, "__dlpack_device__"):

@@ -67,6 +67,8 @@ def compare(mine: Mapping[str, Any], stock: list[dict[str, Any]] | None, about: 
 
 
 def _same(mine: Any, stock: Any) -> bool:
+    if isinstance(mine, np.ndarray):  # a target of the caller's may be of a subclass
+        mine = mine.view(np.ndarray)
     if mine is None or stock is None or type(mine) is not type(stock):
         return mine is stock
     return same(mine, stock) if isinstance(mine, np.ndarray | list) else bool(mine == stock)
