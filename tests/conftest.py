@@ -2,6 +2,7 @@
 
 import gc
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,32 @@ class _Scheduling(LoadScopeScheduling):
         return file[0] if file else network["name"] if network else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """How tests are dealt out to processes."""
     return _Scheduling(config, log)
 
 
+_modules = 0
+
+
 def pytest_collection_finish() -> None:
-    """Garbage collections needn't look through what the imports made: that stays (a third of the suite's time)."""
-    gc.collect()
-    gc.freeze()
+    """Nothing that imports made is looked through again."""
+    _leave_alone_what_was_imported()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Nor what a test has imported, PyTorch above all."""
+    _leave_alone_what_was_imported()
+
+
+def _leave_alone_what_was_imported() -> None:
+    """Garbage collections needn't look through what imports made: that stays (a third of the suite's time)."""
+    global _modules
+    if len(sys.modules) > _modules + 50:
+        _modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

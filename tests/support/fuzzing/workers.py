@@ -153,6 +153,7 @@ def _work(kind: str, seeds: Sequence[int], folder: Path, said: IO[str], only_sto
         said.write(json.dumps(what) + "\n")
         said.flush()
 
+    gc.freeze()  # what is imported stays: the collections below needn't look through it
     try:
         for seed in list(seeds):
             work = folder / f"case{seed}" / "work"
