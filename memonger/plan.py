@@ -14,7 +14,7 @@ from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError
 from memonger.graph import schedule, verify
 from memonger.graph.graph import Graph, from_model
-from memonger.graph.liveness import Storage, assign_storage, needed_bytes, peak_bytes
+from memonger.graph.liveness import Storage, assign_storage, peak_bytes
 from memonger.layout import lower_bound
 from memonger.model import training_roles
 from memonger.model.model import Model
@@ -202,12 +202,17 @@ class Plan(BasePlan, Header):
         return self.arena_bytes + self.workspace_bytes + copied
 
     @property
-    def required_bytes(self) -> int:
-        """What has to fit a budget: most live bytes and workspace at one step, parameters and inputs.
+    def total_bytes(self) -> int:
+        """All that the plan's memory comes to, and what a budget holds: arena, workspace, parameters and inputs.
 
-        The arena can be larger than its live bytes: `arena_bytes` says by how much.
+        A workspace that was never measured counts as none.
         """
-        return needed_bytes(self.graph, self.storage) + self.parameter_bytes + self.input_bytes
+        return self.arena_bytes + (self.workspace_bytes or 0) + self.parameter_bytes + self.input_bytes
+
+    @property
+    def required_bytes(self) -> int:
+        """`total_bytes`, under its older name."""
+        return self.total_bytes
 
     @property
     def annotated(self) -> ir.Model:

@@ -28,6 +28,7 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "workspace_bytes": plan.workspace_bytes,
         "predicted_bytes": plan.predicted_bytes,
         "input_bytes": plan.input_bytes,
+        "total_bytes": plan.total_bytes,
         "required_bytes": plan.required_bytes,
         "budget_bytes": plan.budget,
         "strategy": plan.strategy,
@@ -35,6 +36,7 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "segments": 1 if plan.outcome is None else plan.outcome.segments,
         "recomputed_nodes": len(plan.recomputed),
         "unplanned_values": unplanned_values(plan),
+        "notes": list(plan.notes),
         "planning_seconds": plan.planning_seconds,
         "output": output,
     }
