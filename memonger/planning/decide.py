@@ -16,6 +16,7 @@ from memonger.layout import Layout, allocate, lower_bound
 from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
 from memonger.remat.budget import BUDGET
 from memonger.remat.orders import ORDERS
+from memonger.units import format_size
 
 ATTEMPTS = 4
 """Searches for one budget: where the arena doesn't fit, the next search is given that much less."""
@@ -94,8 +95,10 @@ def frontier(request: Request, points: int, order: str, budgets: Sequence[int] =
         if left is not None and left <= 0:
             break
         with suppress(BudgetError):
-            part = None if left is None else left / (len(tried) - number)
-            results.append(searched.cheapest(budget, part, f"point {number + 1} of {len(tried)}, "))
+            part, point = None if left is None else left / (len(tried) - number), f"point {number + 1} of {len(tried)}"
+            results.append(searched.cheapest(budget, part, f"{point}, "))
+            if request.progress is not None:
+                request.progress(f"found {point}: {searched.described(results[-1])}")
     return _undominated(results)
 
 
@@ -124,6 +127,11 @@ class _Budgets:
     def total(self, solution: Solution) -> int:
         """What has to fit a budget: arena, largest workspace, parameters and inputs."""
         return self.request.base + solution.total_bytes
+
+    def described(self, solution: Solution) -> str:
+        """Total and extra cost in words."""
+        once = math.fsum(self.request.graph.costs)
+        return f"{format_size(self.total(solution))} in total, {solution.cost / once - 1 if once else 0:+.1%}"
 
     def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
         """The cheapest solution found within the budget.
