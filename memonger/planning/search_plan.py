@@ -351,7 +351,7 @@ def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
         outcome=solution.outcome,
         source=job.source,
         origins=job.origins,
-        notes=tuple(map(shown, (*job.notes, *_unheeded(job, solution)))),
+        notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
