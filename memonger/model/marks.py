@@ -129,5 +129,10 @@ def lost(before: ir.Model, after: ir.Model) -> tuple[str, ...]:
     )
 
 
+def count_marked(model: ir.Model) -> int:
+    """How many nodes carry marks."""
+    return sum(_is_marked(node) for node in model.graph)
+
+
 def _is_marked(node: ir.Node) -> bool:
     return node.metadata_props.get(STAGE, "") not in ("", "False") or FORCE in node.metadata_props
