@@ -33,6 +33,11 @@ def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -
         raise click.BadParameter(str(error)) from error
 
 
+def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[int, ...]:
+    """Sizes such as 4GiB in bytes."""
+    return tuple(size for value in values if (size := _budget(ctx, parameter, value)) is not None)
+
+
 class Target(click.Path):
     """A file to write; see `memonger.cli.command`."""
 
@@ -45,6 +50,7 @@ FORCE = click.option(
     "--force", is_flag=True, expose_value=False, help="Replace files that are there; never one that is read.",
     callback=lambda ctx, _, given: ctx.meta.update({FORCED: given}),
 )  # fmt: skip
+
 MODEL = click.argument("model", type=SOURCE)
 MODE = click.option(
     "--mode",

@@ -34,7 +34,7 @@ def settle(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
 def _reason_to_train(model: Model, options: Options) -> str:
     """Why the model is planned for training; nothing where it isn't."""
     if options.trains:
-        return f"{'a loss' if options.loss is not None else 'an optimizer'} is given"
+        return "a loss is given"
     if model.is_differentiated:
         return "the model has gradients already"
     if training_roles.KEY in model.ir.metadata_props:

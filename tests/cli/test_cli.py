@@ -78,7 +78,7 @@ def _run_wide(*arguments: object) -> str:
 
 
 def test_both_names_of_the_plan_command_do_the_same(model: Path) -> None:
-    arguments = ("model.onnx", "--batch", "4", "--device", "none", "-o", "planned.onnx")
+    arguments = ("model.onnx", "--batch", "4", "--device", "none", "-o", "planned.onnx", "--force")
     files, texts = [], []
     for command, extra in ((commands.plan, ()), (commands.main, ("plan",))):
         result = _invoke(command, *extra, *arguments)
