@@ -127,8 +127,6 @@ class Strategy:
         heeds_marks: Whether it recomputes the nodes that are marked to be recomputed. The other strategies decide by
             themselves. All of them keep what is marked to be kept.
         needs_model: Whether it needs operators or marks, which a graph of bytes and costs does not have.
-        frontier: Outcomes of which none is better than another in both peak and cost, by falling peak, from so many
-            budgets. None: the strategy has no frontier.
     """
 
     name: str
@@ -137,4 +135,3 @@ class Strategy:
     takes_budget: bool = False
     heeds_marks: bool = False
     needs_model: bool = False
-    frontier: Callable[[Request, int], list[Outcome]] | None = None

@@ -83,7 +83,7 @@ def test_a_stage_called_false_is_none() -> None:
 @pytest.mark.parametrize("strategy", ["sweep", "sqrt", "block", "log", "cheap", "budget"])
 def test_what_is_to_be_kept_is_kept_by_every_strategy(strategy: str) -> None:
     plain = plan(chain(), strategy="none")
-    budget = {"budget": plain.required_bytes - plain.peak_bytes // 4, "effort": 5000} if strategy == "budget" else {}
+    budget = {"budget": plain.total_bytes - plain.peak_bytes // 4, "effort": 5000} if strategy == "budget" else {}
     free = again(plan(chain(), strategy=strategy, **budget))
     if strategy in ("sqrt", "block"):
         free = again(plan(marked(chain(), STAGE, {"relu6": "True"}), strategy=strategy))
@@ -129,7 +129,7 @@ def test_strategies_that_decide_by_themselves_take_no_mirror(options: dict[str, 
 def test_a_mark_that_is_not_obeyed_is_told() -> None:
     model = _forced(relu2="True", relu3="True")
     plain = plan(chain(), strategy="none")
-    told = plan(model, budget=plain.required_bytes)
+    told = plan(model, budget=plain.total_bytes)
     assert not told.recomputed
     assert any("'relu2' and 1 more" in note and "strategy 'budget' decides" in note for note in told.notes)
     assert plan(model, strategy="sweep").notes == ()
