@@ -26,6 +26,7 @@ from memonger.cli.options import (
     TARGETS,
     TRAINING,
     options,
+    parse_sizes,
 )
 from memonger.devices import GRAPHS
 from memonger.errors import MemongerError
@@ -135,6 +136,8 @@ plan = click.version_option(__version__)(
     MODE,
     click.option("--points", type=click.IntRange(1, MOST_POINTS), default=8, metavar="N", show_default=True,
                  help="Number of budgets to try."),
+    click.option("--budget", "budgets", multiple=True, metavar="SIZE", callback=parse_sizes,
+                 help="Try this budget instead: 4GiB. May be repeated."),
     *LOWERING,
     *TRAINING,
     AS_JSON,

@@ -33,6 +33,11 @@ def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -
         raise click.BadParameter(str(error)) from error
 
 
+def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[int, ...]:
+    """Sizes such as 4GiB in bytes."""
+    return tuple(size for value in values if (size := _budget(ctx, parameter, value)) is not None)
+
+
 MODEL = click.argument("model", type=click.Path(path_type=Path))
 MODE = click.option(
     "--mode", type=click.Choice(get_args(Mode)), help="What the model is planned for; left out: training."

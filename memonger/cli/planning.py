@@ -72,11 +72,11 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     return made
 
 
-def pareto(model: Path, points: int, as_json: bool, quiet: bool, **flags: Any) -> None:
+def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model for several budgets and print a table of the plans."""
     source, options = _source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
-        plans = planner.pareto(source, points=points, options=options, progress=tell)
+        plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
     print_notes([note for each in plans for note in each.notes])
     records = [plan_record(each, str(model), None) for each in plans]
     if as_json:

@@ -19,7 +19,7 @@ from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
-from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_THREADS, MOST_TRIALS, parse_size
+from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, parse_size
 
 Progress = Callable[[str], None]
 
@@ -38,8 +38,8 @@ class Options:
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
-        budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: search the fastest plan whose live
-            bytes and workspace at the worst step, parameters and inputs take no more.
+        budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: search the fastest plan whose total,
+            arena with workspace, parameters and inputs, is no more.
         strategy: What decides which nodes are recomputed: ``none``, ``cheap``, ``block``, ``sqrt``, ``log``,
             ``sweep``, ``marks``, ``budget`` or ``exact``. None: ``budget`` where there is a budget; else ``sweep``
             for training, ``none`` for inference.
@@ -184,6 +184,18 @@ class Keywords(ForGraph, FrontierOfModel, total=False):
     """All fields of `Options` as keywords: those of `memonger.search_plan` for a model."""
 
     mirror: Sequence[str]
+
+
+def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
+    """Budgets in bytes.
+
+    Raises:
+        PlanError: they are no list, too many, or one of them is no size.
+    """
+    if isinstance(budgets, str) or not isinstance(budgets, Sequence) or len(budgets) > MOST_POINTS:
+        raise PlanError(f"budgets must be a list of at most {MOST_POINTS} sizes, as ['1GiB', '2GiB'], not "
+                        f"{reprlib.repr(budgets)}.")  # fmt: skip
+    return [_bytes(budget) for budget in budgets]
 
 
 def combine(options: Options | None, keywords: Mapping[str, Any]) -> Options:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -30,6 +30,7 @@ from memonger.planning.options import (
     FrontierOfModel,
     Keywords,
     Options,
+    bytes_of_budgets,
     check_graph_options,
     combine,
     takes_options,
@@ -37,7 +38,7 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import MOST_POINTS, format_size, shown
+from memonger.units import MOST_POINTS, shown
 
 if TYPE_CHECKING:
     import networkx
@@ -89,7 +90,12 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
 
 @overload
 def pareto(
-    source: Source | Model, *, points: int = 8, options: Options | None = None, **keywords: Unpack[FrontierOfModel]
+    source: Source | Model,
+    *,
+    points: int = 8,
+    budgets: Sequence[float | str] = (),
+    options: Options | None = None,
+    **keywords: Unpack[FrontierOfModel],
 ) -> tuple[Plan, ...]: ...
 
 
@@ -98,6 +104,7 @@ def pareto(
     source: "networkx.DiGraph[Any]",
     *,
     points: int = 8,
+    budgets: Sequence[float | str] = (),
     options: Options | None = None,
     **keywords: Unpack[FrontierOfGraph],
 ) -> tuple[GraphPlan, ...]: ...
@@ -105,13 +112,22 @@ def pareto(
 
 @takes_options("budget", "strategy", "mirror")
 def pareto(
-    source: Any, *, points: int = 8, options: Options | None = None, **keywords: Unpack[Keywords]
+    source: Any,
+    *,
+    points: int = 8,
+    budgets: Sequence[float | str] = (),
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
 ) -> tuple[Plan, ...] | tuple[GraphPlan, ...]:
-    """The frontier: plans of which none is better than another in both peak and extra cost, by falling peak.
+    """The frontier: plans of which none is better than another in both total and extra cost, by falling total.
+
+    The first recomputes nothing, the last takes the least memory that was found. The plan for a budget is the first
+    that fits it: of two budgets the smaller never has the larger total, nor the cheaper plan.
 
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
-        points: How many budgets are tried, between the peak with nothing recomputed and the smallest one found.
+        points: How many budgets are tried, between the total with nothing recomputed and the smallest one found.
+        budgets: The budgets to try instead, as `memonger.search_plan` takes one.
         options: A record of options to start from; keywords given beside it replace its fields.
         keywords: The fields of `Options` but ``budget``, ``strategy`` and ``mirror``.
 
@@ -121,12 +137,13 @@ def pareto(
     chosen = combine(options, keywords)
     if type(points) is not int or not 1 <= points <= MOST_POINTS:
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
+    sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
         raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
-        return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order)
+        return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order, sizes)
     job = dataclasses.replace(_prepare(source, chosen), strategy="budget")
     if job.is_uncalibrated:
         raise PlanError(
@@ -134,7 +151,7 @@ def pareto(
             "whole frontier: plan it for a budget (--budget), or for no device (--device none)."
         )
     tell("search")
-    solutions = decide.frontier(job.request, points, chosen.order)
+    solutions = decide.frontier(job.request, points, chosen.order, sizes)
     tell("verify")
     return tuple(_finish(job.copy() if one is not solutions[-1] else job, one, begin) for one in solutions)
 
@@ -334,7 +351,7 @@ def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
         outcome=solution.outcome,
         source=job.source,
         origins=job.origins,
-        notes=tuple(map(shown, (*job.notes, *_unheeded(job, solution), *_overrun(request, solution)))),
+        notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
@@ -376,16 +393,6 @@ def _unheeded(job: _Job, solution: Solution) -> tuple[str, ...]:
         why = "what writes next to nothing, or can't run again, isn't recomputed"
     return (
         f"marked to be recomputed, but kept: {names}; {why}. strategy='marks' (--strategy marks) obeys every mark.",
-    )
-
-
-def _overrun(request: Request, solution: Solution) -> tuple[str, ...]:
-    over = solution.over(request)
-    if not over:
-        return ()
-    return (
-        "live bytes, workspace, parameters and inputs fit the budget at every step, but the arena is "
-        f"{format_size(over)} larger than that leaves room for: no layout without gaps was found.",
     )
 
 
