@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -27,6 +27,7 @@ from memonger.remat.strategy import Outcome
 
 if TYPE_CHECKING:
     import networkx
+    import numpy
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -157,6 +158,8 @@ class Plan(BasePlan, Header):
         source: The user's own model, loaded; None for a plan from a file.
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
+        live_before: Live bytes at each step of the given order with nothing recomputed, ``int64[steps]``; None for a
+            plan from a file.
         files: Keeps temporary files alive that the model's tensors lie in.
         weight_digests: Digests of the weights in the file that the plan is from, if any; None where there are none.
     """
@@ -168,6 +171,7 @@ class Plan(BasePlan, Header):
     source: Model | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    live_before: "numpy.ndarray | None" = None
     files: object = None
     weight_digests: Mapping[str, str] | None = None
 
@@ -262,6 +266,29 @@ class Plan(BasePlan, Header):
             offsets=offsets,
         )
         plan_file.save(self.model, record, Path(path))
+
+    def report(self, path: str | Path, **options: Any) -> None:
+        """Write a page that shows the plan, or a file for another viewer; ``options`` as of `memonger.report.report`.
+
+        Raises:
+            PlanError: there is no such format.
+            OSError: the file can't be written.
+        """
+        from memonger.report import report
+
+        report(self, path, **options)
+
+    def plot(self, path: str | Path, *, title: str | None = None) -> None:
+        """Write a picture of the plan, by matplotlib: see `memonger.report.plot`.
+
+        Raises:
+            RuntimeUnavailableError: matplotlib isn't installed.
+            PlanError: it doesn't write files with such an ending.
+            OSError: the file can't be written.
+        """
+        from memonger.report import plot
+
+        plot(self, path, title=title)
 
     @staticmethod
     def load(path: str | Path, *, check_weights: bool = True) -> "Plan":

@@ -12,12 +12,14 @@ from memonger.cli.command import Command, Group
 from memonger.cli.options import (
     AS_JSON,
     DIMS,
+    FORMATS,
     LOWERING,
     MODE,
     MODEL,
     OUTPUT,
     PLANNING,
     QUIET,
+    REPORT,
     SOURCE,
     TARGETS,
     TRAINING,
@@ -44,6 +46,7 @@ def main() -> None:
     ),
     *PLANNING,
     *TRAINING,
+    REPORT,
     AS_JSON,
     QUIET,
 )
@@ -126,6 +129,28 @@ def verify(**arguments: Any) -> None:
     from memonger.cli import files
 
     files.verify(**arguments)
+
+
+@main.command(name="report")
+@options(
+    click.argument("planned", type=SOURCE),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="The file to write."),
+    click.option("--format", type=click.Choice(FORMATS), default="html", show_default=True,
+                 help="A page, or what another viewer opens."),
+    click.option("--frontier", type=SOURCE, metavar="FILE",
+                 help="What memonger pareto --json printed: shown beside the plan."),
+    click.option("--measured", type=SOURCE, metavar="FILE",
+                 help="What memonger run --compare --json printed: shown beside what the plan says."),
+    AS_JSON,
+)  # fmt: skip
+def report_command(**arguments: Any) -> None:
+    """Show the plan in PLANNED as a page to look at.
+
+    The page opens without a network. Other formats are for PyTorch's memory viewer, Perfetto, speedscope and Netron.
+    """
+    from memonger.cli import report
+
+    report.report(**arguments)
 
 
 @main.command(name="run")

@@ -118,6 +118,11 @@ TRAINING = (
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
 
+FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
+"""What `memonger.report.report` writes."""
+
+REPORT = click.option("--report", type=OUTPUT, help="Write a page here that shows the plan: see memonger report.")
+
 TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml", "openvino")
 """The names in `memonger.export.TARGETS`."""
 

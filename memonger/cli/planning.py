@@ -24,13 +24,18 @@ from memonger.report import text
 from memonger.report.summary import plan_record
 
 
-def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+def plan(
+    model: Path, output: Path | None, annotated: Path | None, report: Path | None, as_json: bool, quiet: bool,
+    **flags: Any,
+) -> None:  # fmt: skip
     """Plan a model, write what is asked for, and print the plan's figures."""
     made = search_plan(model, quiet, **flags)
     if output is not None:
         made.save(output)
     if annotated is not None:
         save_model(made.annotated, annotated)
+    if report is not None:
+        made.report(report, title=model.name)
     record = plan_record(made, str(model), None if output is None else str(output))
     if as_json:
         print_json(record)
@@ -44,6 +49,8 @@ def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool
     if annotated is not None:
         again = "with --strategy marks and the same loss it gives this plan again"
         console.print(f"Wrote {annotated}: {again}.", soft_wrap=True)
+    if report is not None:
+        console.print(f"Wrote {report}: open it in a browser.", soft_wrap=True)
 
 
 def _print_plan(made: Plan, record: dict[str, Any]) -> None:
