@@ -1,4 +1,4 @@
-"""Chromium without a window, spoken to over a pipe in its DevTools protocol: what a page does with a mouse and a keyboard."""
+"""Chromium without a window, spoken to over a pipe in its DevTools protocol: a page with a mouse and a keyboard."""
 
 import base64
 import contextlib
@@ -66,12 +66,10 @@ class Page:
         """Open a report and wait until it is drawn."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url=path.resolve().as_uri())
-        ready = "document.documentElement.dataset.ready === 'true' || setTimeout"
         self.run(
-            "new Promise((done, fail) => { const wait = (n) => document.documentElement.dataset.ready === 'true' ? done()"
+            "new Promise((done, fail) => { const wait = (n) => document.documentElement.dataset.ready ? done()"
             " : n ? setTimeout(wait, 20, n - 1) : fail(document.body.innerText); wait(1000); })"
         )
-        del ready
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""
@@ -112,7 +110,8 @@ def browser(folder: Path) -> Iterator[Page]:
     assert PROGRAM is not None
     (in_read, in_write), (out_read, out_write) = os.pipe(), os.pipe()
     command = [
-        "sh", "-c", f'exec "$@" 3<&{in_read} 4>&{out_write}', "sh", PROGRAM, "--headless", "--no-sandbox", "--disable-gpu",
+        "sh", "-c", f'exec "$@" 3<&{in_read} 4>&{out_write}', "sh", PROGRAM, "--headless", "--no-sandbox",
+        "--disable-gpu",
         "--remote-debugging-pipe", "--no-first-run", f"--user-data-dir={folder / 'profile'}",
     ]  # fmt: skip
     process = subprocess.Popen(

@@ -25,30 +25,39 @@ function drawn(tag, attributes, ...children) {
   return element;
 }
 
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
 /** A size for people, three digits or so. */
 function size(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let power = 0;
   let amount = bytes;
-  while (Math.abs(amount) >= 1024 && power < units.length - 1) {
+  while (Math.abs(amount) >= 1024 && power < UNITS.length - 1) {
     amount /= 1024;
     power += 1;
   }
-  return `${power === 0 || amount >= 100 ? amount.toFixed(0) : amount.toPrecision(3)} ${units[power]}`;
+  return `${power === 0 || amount >= 100 ? amount.toFixed(0) : amount.toPrecision(3)} ${UNITS[power]}`;
 }
 
 const inFull = (bytes) => (bytes < 1024 ? `${bytes} bytes` : `${size(bytes)} (${bytes.toLocaleString("en")} bytes)`);
 const percent = (part) => `${part < 0 ? "−" : "+"}${Math.abs(100 * part).toFixed(1)} %`;
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
+/** Sizes for an axis, all in one unit, with as many digits as tell neighbours apart. */
+function sizesOf(values) {
+  const most = values[values.length - 1] || 0;
+  const power = clamp(Math.floor(Math.log2(Math.max(most, 1)) / 10), 0, 4);
+  const step = (values[1] - values[0] || most) / 1024 ** power;
+  const digits = step >= 1 || !step ? 0 : clamp(Math.ceil(-Math.log10(step)) + 1, 1, 9);
+  return values.map((value) => `${(value / 1024 ** power).toFixed(digits)} ${UNITS[power]}`);
+}
+
 /** Round numbers from low to high, about `count` of them; sizes are round in powers of two. */
 function ticks(low, high, count, binary) {
   const rough = (high - low) / count || 1;
   const base = binary ? 2 ** Math.floor(Math.log2(rough)) : 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => base * factor).find((each) => each >= rough) || base;
-  const whole = Math.max(step, 1);
+  const step = (binary ? [1, 2] : [1, 2, 5, 10]).map((factor) => base * factor).find((each) => each >= rough) || base;
   const found = [];
-  for (let at = Math.ceil(low / whole) * whole; at <= high; at += whole) found.push(at);
+  for (let at = Math.ceil(low / step); at * step <= high; at++) found.push(at * step);
   return found;
 }
 
@@ -270,6 +279,7 @@ class ArenaMap {
       const full = rgb(read(name));
       return [1, 0.86, 0.74].map((part) => packed(mixed(full, page, part)));
     });
+    this.inks = this.rectangles.kinds.map((name) => (brightness(rgb(read(name))) > 110 ? "#000" : "#fff"));
     this.pale = this.rectangles.kinds.map((name) => packed(mixed(rgb(read(name)), page, 0.16)));
     this.redraw();
   }
@@ -367,7 +377,6 @@ class ArenaMap {
     this.clipped(context, () => {
       context.font = `${11 * this.scale}px system-ui, sans-serif`;
       context.textBaseline = "middle";
-      context.fillStyle = "#000";
       for (const i of large.slice(0, 400)) {
         const left = Math.max(this.x(r.start[i]), 0);
         const right = Math.min(this.x(r.stop[i]), this.plot.width);
@@ -376,6 +385,7 @@ class ArenaMap {
         const name = r.name(i);
         const text = name.length > signs ? `${name.slice(0, signs - 1)}…` : name;
         const middle = (clamp(this.y(r.offset[i]), 0, this.plot.height) + clamp(this.y(r.offset[i] + r.bytes[i]), 0, this.plot.height)) / 2;
+        context.fillStyle = this.isHit && !this.isHit[i] ? this.colour.faint : this.inks[r.kind[i]];
         context.fillText(text, left + 4 * this.scale, middle);
       }
     });
@@ -415,12 +425,14 @@ class ArenaMap {
     context.strokeRect(left, 0.5, width - 1, height);
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const bytes of ticks(Math.max(this.view.y0, 0), this.view.y1, 8, true)) {
-      context.fillText(size(bytes), left - 6 * this.scale, clamp(this.y(bytes), 7 * this.scale, height - 6 * this.scale));
+    const sizes = ticks(Math.max(this.view.y0, 0), this.view.y1, 8, true);
+    const names = sizesOf(sizes);
+    for (const [i, bytes] of sizes.entries()) {
+      context.fillText(names[i], left - 6 * this.scale, clamp(this.y(bytes), 7 * this.scale, height - 6 * this.scale));
     }
     context.textAlign = "center";
     context.textBaseline = "top";
-    for (const step of ticks(Math.max(this.view.x0, 0), Math.min(this.view.x1, this.rectangles.stepCount), 9, false)) {
+    for (const step of ticks(Math.max(this.view.x0, 0), Math.min(this.view.x1, this.rectangles.stepCount), 9, false).filter(Number.isInteger)) {
       context.fillText(step.toLocaleString("en"), clamp(left + this.x(step), left + 8 * this.scale, left + width - 20 * this.scale), height + 6 * this.scale);
     }
     context.textAlign = "left";
@@ -536,6 +548,7 @@ class ArenaMap {
 
 const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const mixed = (one, other, part) => one.map((value, i) => Math.round(value * part + other[i] * (1 - part)));
+const brightness = ([red, green, blue]) => 0.3 * red + 0.59 * green + 0.11 * blue;
 const packed = ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 
 /* ---------------------------------------------------------------- the other parts of the page */
@@ -557,7 +570,7 @@ function showTotal(data) {
 /** What is known of the plan, in sentences; a plan from a file knows less. */
 function sentences({ plan }) {
   const found = [];
-  if (plan.recomputed_nodes) found.push(`${plan.recomputed_nodes.toLocaleString("en")} of ${plan.nodes.toLocaleString("en")} steps compute something again: ${percent(plan.overhead)} of the cost of one pass.`);
+  if (plan.recomputed_nodes) found.push(`${plan.recomputed_nodes.toLocaleString("en")} of ${plan.nodes.toLocaleString("en")} steps compute something again: ${percent(plan.overhead)} of the cost of one pass${plan.planning_seconds === null ? ", as estimated" : ""}.`);
   else found.push(`${plan.nodes.toLocaleString("en")} steps, none of which computes something again.`);
   if (plan.peak_before_bytes !== null) found.push(`In the file's own order, with everything kept, ${size(plan.peak_before_bytes)} of values are in use at the worst step; in this plan ${size(plan.peak_bytes)}.`);
   found.push(plan.arena_bytes === plan.lower_bound_bytes
@@ -665,7 +678,7 @@ class Chart {
     Object.assign(this, { x, y });
     this.svg = drawn("svg", { viewBox: "0 0 1000 300", role: "img" });
     this.svg.append(drawn("path", { class: "axis", d: "M80 10V262H990" }));
-    for (const at of ticks(y[0], y[1], 5, true)) {
+    for (const at of ticks(y[0], y[1], 5, formatY === size)) {
       this.svg.append(drawn("path", { class: "axis", d: `M76 ${this.toY(at)}H990`, opacity: 0.5 }), drawn("text", { x: 70, y: this.toY(at) + 4, "text-anchor": "end" }, formatY(at)));
     }
     for (const part of [0, 0.25, 0.5, 0.75, 1]) {
@@ -703,8 +716,8 @@ function showCurve(data, rectangles) {
   const most = Math.max(plan.arena_bytes, room || 0, ...(before ? before.bytes : []));
   const chart = new Chart([0, 100], [0, most * 1.05 || 1], "part of the run", (x) => `${x.toFixed(0)} %`, size);
   const spread = (values) => values.map((value, i) => [values.length > 1 ? (100 * i) / (values.length - 1) : 0, value]);
-  const keys = [];
-  const key = (kind, text) => keys.push(`${text}`) && chart.svg.append(drawn("text", { x: 90, y: 22 + 16 * (keys.length - 1), class: `${kind}-text` }, text));
+  const keys = make("p", { className: "keys" });
+  const key = (kind, text) => keys.append(make("span", { className: `${kind}-text` }, text));
   if (before) {
     chart.line(spread(before.bytes), "before");
     key("before", plan.peak_before_bytes === null ? "- - the same order with nothing recomputed" : "- - before: the file's own order, nothing recomputed");
@@ -717,7 +730,7 @@ function showCurve(data, rectangles) {
     chart.level(room, "budget");
     key("budget", `— — what the budget leaves for values: ${size(room)}`);
   }
-  byId("curve").append(chart.svg);
+  byId("curve").append(keys, chart.svg);
 }
 
 /** The most of each of at most `count` stretches of values. */
@@ -744,7 +757,6 @@ function showChoices(data) {
   const most = Math.max(...all.map((each) => each.peak)) * 1.05;
   const highest = Math.max(...all.map((each) => each.overhead), 0.05) * 1.1;
   const chart = new Chart([0, most], [0, highest], "bytes in use at the worst step", size, (y) => percent(y));
-  chart.svg.querySelectorAll("text").forEach((text) => text.textContent.endsWith("00.0 %") && text.remove());
   if (known.length > 1) chart.line(known.map((each) => [each.peak, each.overhead]), "frontier-line");
   for (const each of all.slice(0, -1)) chart.point(each.peak, each.overhead, each.kind, 5, `${each.kind}: ${size(each.peak)}, ${percent(each.overhead)}`);
   chart.point(own.peak, own.overhead, "chosen", 7, `this plan: ${size(own.peak)}, ${percent(own.overhead)}`);
