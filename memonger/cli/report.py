@@ -33,6 +33,13 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Frontier:
+    """What ``memonger pareto --json`` prints, under a name."""
+
+    plans: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """What a session was measured to take."""
 
@@ -56,12 +63,12 @@ def report(
     planned: Path, output: Path, format: str, frontier: Path | None, measured: Path | None, as_json: bool
 ) -> None:
     """Write a page, or a file for another viewer."""
-    points = None if frontier is None else _decoded(tuple[Point, ...], frontier, "memonger pareto --json")
-    run = None if measured is None else _decoded(Measured, measured, "memonger run --compare --json")
+    points = () if frontier is None else _decoded(Frontier, {"plans": _content(frontier)}, frontier).plans
+    run = None if measured is None else _decoded(Measured, _content(measured), measured)
     plan = Plan.load(planned)
     write(
         plan, output, format=format, title=planned.name,
-        frontier=[asdict(point) for point in points or ()], measured=None if run is None else asdict(run),
+        frontier=[asdict(point) for point in points], measured=None if run is None else asdict(run),
     )  # fmt: skip
     if as_json:
         print_json({"plan": str(planned), "format": format, "output": str(output), "bytes": output.stat().st_size})
@@ -69,15 +76,21 @@ def report(
         print_line(f"Wrote {output}. {NEXT[format]}")
 
 
-def _decoded(kind: type[T], path: Path, command: str) -> T:
+def _content(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise MemongerError(f"{path} isn't valid JSON: {error}.") from error
+
+
+def _decoded(kind: type[T], content: Any, path: Path) -> T:
     """What a command printed into a file.
 
     Raises:
         MemongerError: the file is something else.
     """
     try:
-        content: Any = json.loads(path.read_bytes())
         return decode(kind, content, ignore_unknown=True)
-    except (ValueError, RecursionError) as error:
-        what = error if isinstance(error, DecodingError) else "it isn't valid JSON"
-        raise MemongerError(f"{path} isn't what {command} prints: {what}.") from error
+    except DecodingError as error:
+        command = "memonger pareto --json" if kind is Frontier else "memonger run --compare --json"
+        raise MemongerError(f"{path} isn't what {command} prints: {error}.") from error

@@ -40,15 +40,17 @@ class Modules:
             if found:
                 return found
         kind, _, rest = schedule.original(node).partition("/")
-        if kind == "update" and rest:
-            return _parts(rest.rpartition("/")[0] or rest)[:-1] or ("update",)
-        if kind in ("grad", "loss") and rest:
-            return self._by_prefix(rest)[: rest.count("/")] or (kind,)
-        return self._by_prefix(schedule.original(node))
+        if kind not in ("grad", "update", "loss") or not rest:
+            return _parts(schedule.original(node))
+        around = rest.rpartition("/")[0]
+        if kind == "update":
+            return _parts(around or rest)[:-1] or (kind,)
+        return self._by_prefix(around) or (kind,)
 
     def _by_prefix(self, name: str) -> Path:
+        """The path of the node whose name this one begins with, else the name as a path."""
         parts = name.split("/")
-        for end in range(len(parts) - 1, 0, -1):
+        for end in range(len(parts), 0, -1):
             found = self._of_name.get("/".join(parts[:end]))
             if found:
                 return found

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,15 @@ PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
 
 _KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
+
+_START = """
+import os, sys
+hear, speak = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2]))
+os.dup2(hear, 100), os.dup2(speak, 101), os.dup2(100, 3), os.dup2(101, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""The browser hears commands at descriptor 3 and answers at 4."""
 
 
 class Page:
@@ -66,10 +77,10 @@ class Page:
         """Open a report and wait until it is drawn."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url=path.resolve().as_uri())
-        self.run(
-            "new Promise((done, fail) => { const wait = (n) => document.documentElement.dataset.ready ? done()"
-            " : n ? setTimeout(wait, 20, n - 1) : fail(document.body.innerText); wait(1000); })"
-        )
+        until = time.monotonic() + 20
+        while self.run("document.documentElement?.dataset.ready && location.href") != path.resolve().as_uri():
+            assert time.monotonic() < until, self.text("body")
+            time.sleep(0.02)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""
@@ -110,8 +121,7 @@ def browser(folder: Path) -> Iterator[Page]:
     assert PROGRAM is not None
     (in_read, in_write), (out_read, out_write) = os.pipe(), os.pipe()
     command = [
-        "sh", "-c", f'exec "$@" 3<&{in_read} 4>&{out_write}', "sh", PROGRAM, "--headless", "--no-sandbox",
-        "--disable-gpu",
+        sys.executable, "-c", _START, str(in_read), str(out_write), PROGRAM, "--headless", "--no-sandbox", "--disable-gpu",
         "--remote-debugging-pipe", "--no-first-run", f"--user-data-dir={folder / 'profile'}",
     ]  # fmt: skip
     process = subprocess.Popen(
