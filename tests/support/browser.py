@@ -121,7 +121,8 @@ def browser(folder: Path) -> Iterator[Page]:
     assert PROGRAM is not None
     (in_read, in_write), (out_read, out_write) = os.pipe(), os.pipe()
     command = [
-        sys.executable, "-c", _START, str(in_read), str(out_write), PROGRAM, "--headless", "--no-sandbox", "--disable-gpu",
+        sys.executable, "-c", _START, str(in_read), str(out_write), PROGRAM, "--headless", "--no-sandbox",
+        "--disable-gpu",
         "--remote-debugging-pipe", "--no-first-run", f"--user-data-dir={folder / 'profile'}",
     ]  # fmt: skip
     process = subprocess.Popen(

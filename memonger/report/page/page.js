@@ -39,7 +39,7 @@ function size(bytes) {
 }
 
 const inFull = (bytes) => (bytes < 1024 ? `${bytes} bytes` : `${size(bytes)} (${bytes.toLocaleString("en")} bytes)`);
-const percent = (part) => `${part < 0 ? "−" : "+"}${Math.abs(100 * part).toFixed(1)} %`;
+const percent = (part, digits = 1) => `${part < 0 ? "−" : "+"}${Math.abs(100 * part).toFixed(digits)} %`;
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 /** Sizes for an axis, all in one unit, with as many digits as tell neighbours apart. */
@@ -575,7 +575,8 @@ function sentences({ plan }) {
   if (plan.peak_before_bytes !== null) found.push(`In the file's own order, with everything kept, ${size(plan.peak_before_bytes)} of values are in use at the worst step; in this plan ${size(plan.peak_bytes)}.`);
   found.push(plan.arena_bytes === plan.lower_bound_bytes
     ? "The arena is as small as any layout of this order can be."
-    : `No layout of this order is smaller than ${size(plan.lower_bound_bytes)}; the arena is ${size(plan.arena_bytes)}.`);
+    : `No layout of this order is smaller than ${size(plan.lower_bound_bytes)}; the arena is ${percent(plan.arena_bytes / plan.lower_bound_bytes - 1, 3)}.`);
+  if (plan.stock_bytes) found.push(`Stock onnxruntime is expected to take about ${size(plan.stock_bytes)} in all.`);
   if (plan.budget_bytes !== null) found.push(`The budget was ${size(plan.budget_bytes)}.`);
   if (plan.workspace_bytes === null) found.push("Workspace, what kernels take beside the arena, was not measured: the plan is bound to no machine.");
   return found;
@@ -676,20 +677,20 @@ class ModuleBars {
 class Chart {
   constructor(x, y, nameX, formatX, formatY) {
     Object.assign(this, { x, y });
-    this.svg = drawn("svg", { viewBox: "0 0 1000 300", role: "img" });
-    this.svg.append(drawn("path", { class: "axis", d: "M80 10V262H990" }));
+    this.svg = drawn("svg", { viewBox: "0 0 1360 300", role: "img" });
+    this.svg.append(drawn("path", { class: "axis", d: "M80 10V262H1350" }));
     for (const at of ticks(y[0], y[1], 5, formatY === size)) {
-      this.svg.append(drawn("path", { class: "axis", d: `M76 ${this.toY(at)}H990`, opacity: 0.5 }), drawn("text", { x: 70, y: this.toY(at) + 4, "text-anchor": "end" }, formatY(at)));
+      this.svg.append(drawn("path", { class: "axis", d: `M76 ${this.toY(at)}H1350`, opacity: 0.5 }), drawn("text", { x: 70, y: this.toY(at) + 4, "text-anchor": "end" }, formatY(at)));
     }
     for (const part of [0, 0.25, 0.5, 0.75, 1]) {
       const at = x[0] + part * (x[1] - x[0]);
       this.svg.append(drawn("text", { x: this.toX(at), y: 280, "text-anchor": part === 1 ? "end" : "middle" }, formatX(at)));
     }
-    this.svg.append(drawn("text", { x: 535, y: 297, "text-anchor": "middle" }, nameX));
+    this.svg.append(drawn("text", { x: 715, y: 297, "text-anchor": "middle" }, nameX));
   }
 
   toX(value) {
-    return 80 + (910 * (value - this.x[0])) / (this.x[1] - this.x[0] || 1);
+    return 80 + (1270 * (value - this.x[0])) / (this.x[1] - this.x[0] || 1);
   }
 
   toY(value) {
@@ -757,10 +758,12 @@ function showChoices(data) {
   const most = Math.max(...all.map((each) => each.peak)) * 1.05;
   const highest = Math.max(...all.map((each) => each.overhead), 0.05) * 1.1;
   const chart = new Chart([0, most], [0, highest], "bytes in use at the worst step", size, (y) => percent(y));
-  if (known.length > 1) chart.line(known.map((each) => [each.peak, each.overhead]), "frontier-line");
+  // a plan also serves for every memory up to that of the next one
+  const stairs = known.flatMap((each, i) => [[each.peak, each.overhead], [i + 1 < known.length ? known[i + 1].peak : most, each.overhead]]);
+  if (known.length) chart.line(stairs, "frontier-line");
   for (const each of all.slice(0, -1)) chart.point(each.peak, each.overhead, each.kind, 5, `${each.kind}: ${size(each.peak)}, ${percent(each.overhead)}`);
   chart.point(own.peak, own.overhead, "chosen", 7, `this plan: ${size(own.peak)}, ${percent(own.overhead)}`);
-  place.append(make("p", { className: "faint" }, "Extra cost against the peak; this plan is the large point, circles are what the sweep tried, the line the frontier."), chart.svg);
+  place.append(make("p", { className: "faint" }, `Extra cost against the peak. This plan is the large point${candidates.length ? ", circles are what the sweep tried" : ""}${known.length ? ", the line is the frontier: the least cost that was found for each memory" : ""}.`), chart.svg);
   if (!candidates.length) return;
   const rows = candidates.map((each) => [each.source === "none" ? "all kept" : each.source, each.source === "none" ? "" : size(each.threshold), each.segments, size(each.kept_bytes), size(each.peak), percent(each.overhead)]);
   const chosen = candidates.findIndex((each) => each.peak === Math.min(...candidates.map((one) => one.peak)));
@@ -769,7 +772,7 @@ function showChoices(data) {
 
 function table(names, rows, isChosen = () => false) {
   const isNumber = (value) => typeof value === "number" || /^[−+\d]/.test(value);
-  const head = make("tr", {}, ...names.map((name, at) => make("th", { className: rows.length && isNumber(rows[rows.length - 1][at]) ? "number" : "" }, name)));
+  const head = make("tr", {}, ...names.map((name, at) => make("th", { className: rows.some((row) => isNumber(row[at])) ? "number" : "" }, name)));
   const body = rows.map((row, at) => make("tr", { className: isChosen(at) ? "chosen" : "" }, ...row.map((cell) => (cell instanceof Node ? make("td", {}, cell) : make("td", { className: isNumber(cell) ? "number" : "" }, String(cell))))));
   return make("div", { className: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
 }
@@ -798,7 +801,7 @@ function showMeasured(data) {
   const add = (name, session, planned) => session && rows.push([
     name, session.peak_bytes === null || session.peak_bytes === undefined ? "not measured" : size(session.peak_bytes),
     planned === undefined ? "" : size(planned), session.latency_seconds === undefined ? "" : `${(1000 * session.latency_seconds).toFixed(2)} ms`,
-    session.bitwise_equal === undefined ? "" : session.bitwise_equal ? "identical" : `differ by ${session.max_abs_diff}`,
+    session.bitwise_equal === undefined ? "" : session.bitwise_equal ? "identical" : `differ by ${Number(session.max_abs_diff).toPrecision(2)}`,
   ]);
   add("planned", { ...measured, bitwise_equal: undefined }, plan.predicted_bytes ?? plan.arena_bytes);
   add("stock onnxruntime, same level", measured.stock_session);
