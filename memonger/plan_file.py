@@ -47,6 +47,8 @@ class Header:
         workspace: Bytes of workspace of each node by name, where measured and above zero; None if never measured.
         batch: The batch size asked for, if any.
         host: Names of values that lie in the host's memory although the model runs on another device: not planned.
+        stock_bytes: What stock onnxruntime is expected to take for the model, weights and inputs included; None where
+            that isn't known: without a device, on CUDA devices, and in files of earlier versions.
     """
 
     mode: Annotated[str, OneOf(("training", "inference"))]
@@ -56,6 +58,7 @@ class Header:
     workspace: Mapping[str, Size] | None = None
     batch: Annotated[int, AtLeast(1, MOST_BATCH)] | None = None
     host: frozenset[str] = frozenset()
+    stock_bytes: Size | None = None
 
     def header(self) -> dict[str, Any]:
         """These fields by name, to make another record that has them, too."""
@@ -79,7 +82,7 @@ class Record(Header):
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "weight_digests",
+    "stamp", "host", "stock_bytes", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -167,8 +170,9 @@ def _to_json(record: Record) -> str:
     content["host"] = sorted(record.host)
     if not record.host:
         del content["host"]
-    if not record.weight_digests:
-        del content["weight_digests"]
+    for optional in ("stock_bytes", "weight_digests"):
+        if content[optional] in (None, {}):
+            del content[optional]
     return json.dumps(content, separators=(",", ":"))
 
 

@@ -103,6 +103,7 @@ def main() -> None:
     click.option(
         "--annotated", type=OUTPUT, help="Write MODEL here with force_mirroring on every node: what is recomputed."
     ),
+    click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
     AS_JSON,

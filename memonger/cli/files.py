@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from memonger.cli.output import Screen, print_json, print_line
+from memonger.cli.output import Screen, print_json, print_line, print_lines
 from memonger.errors import MemongerError
 from memonger.layout import allocate, check_layout, lower_bound
 from memonger.layout.minimalloc_csv import read_problem, write_solution
@@ -11,6 +11,7 @@ from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.report import text
+from memonger.report.headline import details_table, headline
 from memonger.report.summary import plan_record
 
 
@@ -25,13 +26,16 @@ def inspect(model: Path, as_json: bool) -> None:
         print_json(record)
         return
     console = Screen()
+    figures = {} if planned is None else plan_record(planned, name, str(model))
+    if planned is not None:
+        print_lines(console, headline(figures))
     console.print(text.model_table(loaded, name))
     console.print(text.operator_table(loaded))
     if planned is None:
         console.print(f"It has no plan: make one with memonger-plan {model} -o PLANNED.onnx")
         return
-    console.print(text.plan_table(plan_record(planned, name, str(model))))
-    console.print(f"Live bytes up to the arena: [{text.memory_curve(planned)}]")
+    console.print(details_table(figures, planned.lower_bound_bytes))
+    print_lines(console, text.memory_picture(planned))
     console.print(text.largest_table(planned))
 
 

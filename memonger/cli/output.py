@@ -35,6 +35,12 @@ def print_line(text: str, *, err: bool = False) -> None:
     click.echo(shown(text), err=err)
 
 
+def print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Each on a line of its own, wrapped between words."""
+    for line in lines:
+        console.print(line)
+
+
 @contextmanager
 def progress_bar(quiet: bool, title: str) -> Iterator[Callable[[str], None]]:
     """A bar on standard error that advances at each new stage; nothing where standard error is no terminal."""

@@ -16,40 +16,14 @@ WIDTH = 60  # columns of the memory curve
 LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-def plan_table(record: Mapping[str, Any]) -> Table:
-    """A plan's figures, one a row, each with what it means."""
-    where = "portable, for any runtime" if record["device"] == "none" else f"on {record['device']}"
-    table = Table(title=f"{record['model']}: {record['mode']}, {where}", title_justify="left")
-    table.add_column("figure")
-    table.add_column("size", justify="right")
-    table.add_column("", style="dim")
-    for key, figure, meaning in _ROWS:
-        if record.get(key) is not None:
-            table.add_row(figure, format_size(record[key]), meaning)
-    if record["workspace_bytes"] is None:
-        table.add_row("workspace", "not measured", "what kernels take beside; --device cpu measures it")
-    return table
-
-
-_ROWS = (
-    ("parameter_bytes", "parameters", "weights, beside the arena"),
-    ("activation_bytes", "activations", "every intermediate value at once"),
-    ("peak_before_bytes", "peak before", "most alive at one step, in the file's own order"),
-    ("peak_bytes", "peak", "most alive at one step, in the planned order"),
-    ("lower_bound_bytes", "lower bound", "no layout of this order is smaller"),
-    ("arena_bytes", "arena", "what the plan allocates"),
-    ("workspace_bytes", "workspace", "most a kernel takes beside the arena, measured"),
-    ("input_bytes", "inputs", "what each run is given, beside the arena"),
-    ("required_bytes", "required", "peak with workspace, parameters and inputs"),
-    ("budget_bytes", "budget", "the most that required may be"),
-)
-
-
 def recomputation_line(record: Mapping[str, Any]) -> str:
     """What is recomputed and at what cost, in a sentence."""
+    if not record["recomputed_nodes"]:
+        return "No node runs twice."
     segments = f" in {record['segments']} segments" if record["segments"] > 1 else ""
+    strategy = f" (strategy {record['strategy']})" if record["strategy"] else ""
     return (
-        f"{record['recomputed_nodes']} nodes run again{segments} (strategy {record['strategy']}): "
+        f"{record['recomputed_nodes']} of {record['nodes']} steps compute again what was dropped{segments}{strategy}: "
         f"{record['overhead']:+.1%} of the cost of one pass."
     )
 
@@ -57,14 +31,13 @@ def recomputation_line(record: Mapping[str, Any]) -> str:
 def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Plans by falling memory, one a row, each with what it takes and costs."""
     table = Table(title="Memory against extra cost", title_justify="left")
-    for name in ("required", "peak", "of the most", "arena", "run again", "extra cost"):
+    for name in ("total", "of the most", "arena", "run again", "extra cost"):
         table.add_column(name, justify="right")
-    most = max((record["peak_bytes"] for record in records), default=0) or 1
+    most = max((record["total_bytes"] for record in records), default=0) or 1
     for record in records:
         table.add_row(
-            format_size(record["required_bytes"]), format_size(record["peak_bytes"]),
-            f"{record['peak_bytes'] / most:.0%}", format_size(record["arena_bytes"]), str(record["recomputed_nodes"]),
-            f"{record['overhead']:+.1%}",
+            format_size(record["total_bytes"]), f"{record['total_bytes'] / most:.0%}",
+            format_size(record["arena_bytes"]), str(record["recomputed_nodes"]), f"{record['overhead']:+.1%}",
         )  # fmt: skip
     return table
 
@@ -83,6 +56,11 @@ def candidates_table(candidates: Sequence[Candidate]) -> Table:
             "best" if index == best else "",
         )  # fmt: skip
     return table
+
+
+def memory_picture(plan: Plan) -> tuple[str, str]:
+    """The curve of live bytes, and before it a line on what it shows."""
+    return f"Live bytes over the {len(plan.graph.nodes)} steps, up to the arena's size:", f"[{memory_curve(plan)}]"
 
 
 def memory_curve(plan: Plan) -> str:
