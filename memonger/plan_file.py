@@ -99,7 +99,7 @@ def graph_digest(model: ir.Model) -> str:
             digest.update(",".join(str(v.name) if v is not None else "" for v in node.inputs).encode())
             digest.update(",".join(f"{v.name}:{_described(v)}" for v in node.outputs).encode())
             for name in sorted(node.attributes):
-                digest.update(_attribute_bytes(node.attributes[name]))
+                digest.update(attribute_bytes(node.attributes[name]))
     return digest.hexdigest()[:DIGEST]
 
 
@@ -152,7 +152,8 @@ def _described(value: ir.Value) -> str:
     return f"{value.dtype.name if value.dtype is not None else value.type}{static_shape(value)}"
 
 
-def _attribute_bytes(attribute: ir.Attr) -> bytes:
+def attribute_bytes(attribute: ir.Attr) -> bytes:
+    """An attribute to make a digest of; of graphs the name alone."""
     if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return attribute.name.encode()  # its graphs are walked on their own
     try:
@@ -246,6 +247,7 @@ __all__ = [
     "Header",
     "PlanFileError",
     "Record",
+    "attribute_bytes",
     "graph_digest",
     "load",
     "save",

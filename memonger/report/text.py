@@ -7,7 +7,6 @@ import numpy as np
 from rich.table import Table
 
 from memonger.graph.liveness import live_bytes
-from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.remat import Candidate
 from memonger.units import format_size
@@ -89,54 +88,3 @@ def largest_table(plan: Plan, count: int = 8) -> Table:
         steps = f"{buffer.start} to {buffer.stop - 1}"
         table.add_row(graph.values[value], format_size(buffer.size), str(plan.offsets[value]), steps)
     return table
-
-
-def model_table(model: Any, name: str, count: int = 20) -> Table:
-    """Inputs and outputs of a model with their types and shapes, the first ``count`` of each."""
-    table = Table(title=name, title_justify="left")
-    for column in ("", "name", "type", "shape"):
-        table.add_column(column)
-    for kind, values in (("input", given_inputs(model)), ("output", model.graph.outputs)):
-        for value in values[:count]:
-            dims = "?" if value.shape is None else "[" + ", ".join(str(dim) for dim in value.shape) + "]"
-            dtype = value.dtype.name.lower() if value.dtype is not None else str(value.type)
-            table.add_row(kind, str(value.name), dtype, dims)
-        if len(values) > count:
-            table.add_row("", f"and {len(values) - count} more", "", "")
-    return table
-
-
-def given_inputs(model: Any) -> list[Any]:
-    """The inputs a caller gives: in old files the initializers are listed among them."""
-    old = (model.ir_version or 0) < 4
-    return [value for value in model.graph.inputs if not (old and value.name in model.graph.initializers)]
-
-
-def operator_table(model: Model | Any, count: int = 10) -> Table:
-    """How often each operator occurs, the commonest first."""
-    graph = model.ir.graph if isinstance(model, Model) else model.graph
-    counts: dict[str, int] = {}
-    for node in graph:
-        key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        counts[key] = counts.get(key, 0) + 1
-    table = Table(title="Operators", title_justify="left")
-    table.add_column("operator")
-    table.add_column("nodes", justify="right")
-    for key, number in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:count]:
-        table.add_row(key, str(number))
-    return table
-
-
-def model_record(model: Any, name: str) -> dict[str, Any]:
-    """Inputs, outputs and node count of a model, for ``--json``."""
-
-    def described(value: Any) -> dict[str, Any]:
-        dims = None if value.shape is None else [d if isinstance(d, int) else str(d) for d in value.shape]
-        return {"name": value.name, "type": None if value.dtype is None else value.dtype.name, "shape": dims}
-
-    return {
-        "model": name,
-        "nodes": model.graph.num_nodes(),
-        "inputs": [described(value) for value in given_inputs(model)],
-        "outputs": [described(value) for value in model.graph.outputs],
-    }
