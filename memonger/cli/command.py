@@ -44,6 +44,8 @@ class Command(_Escaping):
     One that writes files has ``--force``: see `_check_targets`.
     """
 
+    failure = 1
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         names = [parameter.name for parameter in self.params]
@@ -60,13 +62,19 @@ class Command(_Escaping):
                 _check_targets(ctx)
                 return super().invoke(ctx)
         except MemongerError as error:
-            _fail(str(error))
+            _fail(str(error), self.failure)
         except MemoryError:
-            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.")
+            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.", self.failure)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of the output has closed it; click ends quietly
-            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.")
+            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.", self.failure)
+
+
+class Comparison(Command):
+    """A command whose status 1 says that two things differ, as ``diff``'s does: errors have status 2."""
+
+    failure = 2
 
 
 class Group(_Escaping, click.Group):
@@ -82,9 +90,9 @@ class _Notes(logging.Handler):
         click.echo(shown(f"memonger: note: {record.getMessage()}"), err=True)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int) -> NoReturn:
     click.echo(shown(f"memonger: {message}"), err=True)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def _check_targets(ctx: click.Context) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from memonger import __version__
-from memonger.cli.command import Command, Group
+from memonger.cli.command import Command, Comparison, Group
 from memonger.cli.options import (
     AS_JSON,
     DIMS,
@@ -42,6 +42,7 @@ def main() -> None:
     click.option(
         "--annotated", type=OUTPUT, help="Write MODEL here with force_mirroring on every node: what is recomputed."
     ),
+    click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
     AS_JSON,
@@ -108,12 +109,38 @@ def differentiate_command(**arguments: Any) -> None:
 
 
 @main.command()
-@options(MODEL, AS_JSON)
+@options(
+    MODEL,
+    click.option("--layers", is_flag=True,
+                 help="Show every node: output, size, FLOPs, whether it runs again, PyTorch module."),
+    click.option("--time", "timed", is_flag=True, help="Time each of the layers in one run on the CPU."),
+    *DIMS,
+    AS_JSON,
+)  # fmt: skip
 def inspect(**arguments: Any) -> None:
-    """Show what a MODEL holds, and its plan if it has one."""
+    """Show what a MODEL holds, and its plan if it has one.
+
+    Sizes without a number are shown by name; --batch and --dim give them one for --layers.
+    """
     from memonger.cli import files
 
     files.inspect(**arguments)
+
+
+@main.command(cls=Comparison)
+@options(
+    click.argument("first", type=SOURCE),
+    click.argument("second", type=SOURCE),
+    AS_JSON,
+)
+def diff(**arguments: Any) -> None:
+    """Show in what two models, or two plans, differ.
+
+    The exit status is 0 if they are the same, 1 if they differ, 2 if one can't be read.
+    """
+    from memonger.cli import files
+
+    files.diff(**arguments)
 
 
 @main.command()

@@ -10,7 +10,7 @@ from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
-from memonger.cli.output import Screen, print_json, print_line, print_notes, progress_bar, read_inputs
+from memonger.cli.output import Screen, print_json, print_line, print_lines, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
@@ -21,10 +21,14 @@ from memonger.plan import Plan
 from memonger.planning import search_plan as planner
 from memonger.planning.options import Options
 from memonger.report import text
+from memonger.report.headline import details_table, headline
 from memonger.report.summary import plan_record
+from memonger.units import format_size
 
 
-def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+def plan(
+    model: Path, output: Path | None, annotated: Path | None, details: bool, as_json: bool, quiet: bool, **flags: Any
+) -> None:  # fmt: skip
     """Plan a model, write what is asked for, and print the plan's figures."""
     made = search_plan(model, quiet, **flags)
     if output is not None:
@@ -35,7 +39,7 @@ def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool
     if as_json:
         print_json(record)
         return
-    _print_plan(made, record)
+    _print_plan(made, record, details)
     console = Screen()
     if output is not None:
         trains = made.training is not None and made.training.loss is not None
@@ -46,19 +50,25 @@ def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool
         console.print(f"Wrote {annotated}: {again}.", soft_wrap=True)
 
 
-def _print_plan(made: Plan, record: dict[str, Any]) -> None:
+def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
     console = Screen()
-    if made.outcome is not None and made.outcome.candidates:
-        console.print(text.candidates_table(made.outcome.candidates))
-    console.print(text.plan_table(record))
-    if record["recomputed_nodes"]:
-        console.print(text.recomputation_line(record), soft_wrap=True)
-    console.print(f"{record['nodes']} steps. Live bytes at each, up to the arena's size:")
-    console.print(f"[{text.memory_curve(made)}]")
-    unplanned = record["unplanned_values"]
-    if unplanned:
-        console.print(f"Values of a size or type that can't be planned, left to the runtime: {len(unplanned)}.")
-    console.print(f"Planned in {made.planning_seconds:.2f} s.")
+    print_lines(console, headline(record))
+    if made.mode == "training":
+        console.print(text.recomputation_line(record))
+    if made.budget is not None:
+        room = made.budget - made.total_bytes
+        held = f"holds, with {format_size(room)} to spare" if room >= 0 else f"is exceeded by {format_size(-room)}"
+        console.print(f"The budget of {format_size(made.budget)} {held}.")
+    if record["unplanned_values"]:
+        count = len(record["unplanned_values"])
+        console.print(f"Values of a size or type that can't be planned, left to the runtime: {count}.")
+    if details:
+        if made.outcome is not None and made.outcome.candidates:
+            console.print(text.candidates_table(made.outcome.candidates))
+        console.print(details_table(record, made.lower_bound_bytes))
+    print_lines(console, text.memory_picture(made))
+    more = "" if details else " More figures: --details."
+    console.print(f"Planned in {made.planning_seconds:.2f} s.{more}")
 
 
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
@@ -82,6 +92,8 @@ def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, qu
         return
     console = Screen()
     console.print(text.frontier_table(records))
+    if records and records[0]["stock_bytes"] is not None:
+        console.print(f"Stock onnxruntime is expected to take about {format_size(records[0]['stock_bytes'])}.")
     console.print(f"Make one of them: memonger plan {model} --budget SIZE -o PLANNED.onnx", soft_wrap=True)
 
 

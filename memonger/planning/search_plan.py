@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
-from memonger.graph import schedule
+from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT
 from memonger.lowering.lowered import Lowered, portable
@@ -222,6 +222,7 @@ class _Job:
         options: The caller's options.
         notes: What the user should know.
         origins: See `memonger.model.marks.origins`.
+        stock_bytes: See `memonger.plan_file.Header`.
     """
 
     source: Model
@@ -233,6 +234,7 @@ class _Job:
     options: Options
     notes: tuple[str, ...]
     origins: Mapping[str, str]
+    stock_bytes: int | None
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -283,7 +285,18 @@ def _prepare(source: Source | Model, options: Options) -> _Job:
     notes = (*own.notes, *said)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
-    return _Job(own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir))
+    return _Job(
+        own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
+        _stock_bytes(lowered, device, mode, base),
+    )  # fmt: skip
+
+
+def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
+    """What stock onnxruntime is expected to take. It is known on the CPU alone, and for what really runs there."""
+    if lowered.calibration is None or not device.is_host:
+        return None
+    workspace = lowered.calibration.workspace or {}
+    return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
 def _solve(job: _Job) -> Solution:
@@ -364,6 +377,7 @@ def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
         host=_on_host(calibration.host, solution) if calibration else frozenset(),
+        stock_bytes=job.stock_bytes,
     )
     plan.verify()
     return plan

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import memonger
 from memonger.cli import commands
+from memonger.units import format_size
 from tests.support.stock import normal, parse, run_stock
 
 PLAN_KEYS = {
@@ -107,12 +108,33 @@ def test_a_plans_figures_as_json(model: Path, device: str) -> None:
     assert _json("plan", "--mode", "inference", model, "--batch", 4, "--device", device)["output"] is None
 
 
-def test_a_plans_figures_as_a_table(model: Path) -> None:
+def test_a_plans_figures_as_sentences_and_as_a_table(model: Path) -> None:
     text = _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "none", "-o", "planned.onnx")
-    for word in ("model.onnx", "inference", "portable", "activations", "peak", "lower bound", "arena", "workspace",
-                 "not measured", "Planned in", "Wrote planned.onnx", "memonger run planned.onnx"):  # fmt: skip
-        assert word in text
-    assert "on cpu" in _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu")
+    for word in ("model.onnx takes", "arena", "without", "not measured", "--device cpu", "Planned in",
+                 "Wrote planned.onnx", "memonger run planned.onnx"):  # fmt: skip
+        assert word.lower() in text.lower()
+    assert len(text.splitlines()) < 10
+    details = _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu", "--details")
+    for word in ("on cpu", "smallest arena", "in file order", "without reuse", "stock onnxruntime", "total"):
+        assert word in details
+
+
+def test_the_headline_adds_up_and_compares_with_stock_onnxruntime(model: Path) -> None:
+    arguments = ("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu", "-o", "planned.onnx")
+    record = _json(*arguments)
+    assert record["total_bytes"] == sum(
+        record[f"{part}_bytes"] for part in ("arena", "workspace", "parameter", "input")
+    )  # fmt: skip
+    assert record["unplanned_bytes"] == sum(record[f"{part}_bytes"] for part in ("parameter", "activation", "input"))
+    assert record["stock_bytes"] > record["total_bytes"] - record["arena_bytes"]
+    less = round(100 - 100 * record["total_bytes"] / record["stock_bytes"])
+    first, second = _run_wide(*arguments).replace("\n", " ").split(" Stock onnxruntime is ")
+    assert first.startswith(f"model.onnx takes {format_size(record['total_bytes'])}: weights ")
+    assert second.startswith(f"expected to take about {format_size(record['stock_bytes'])}: this plan takes {less} %")
+    assert f"it would take {format_size(record['unplanned_bytes'])}." in second
+    read = _json("inspect", "planned.onnx")["plan"]
+    assert all(read[key] == record[key] for key in ("stock_bytes", "unplanned_bytes", "total_bytes"))
+    assert "Stock onnxruntime is expected to take" in _run("inspect", "planned.onnx").replace("\n", " ")
 
 
 def test_progress_is_shown_on_a_terminal_only_and_not_when_quiet(model: Path) -> None:
