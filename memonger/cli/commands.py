@@ -204,6 +204,8 @@ def verify(**arguments: Any) -> None:
     click.option("--rtol", type=click.FloatRange(0), metavar="X", help="See --atol."),
     click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
                  help="Timed runs of each session."),
+    click.option("--steps", type=click.IntRange(3, MOST_INSTANCES), default=10, show_default=True, metavar="N",
+                 help="Steps of a model that trains, those to warm up among them."),
     click.option("--warm-up", type=click.IntRange(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
                  help="Runs of each session before the timed ones."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
@@ -214,7 +216,8 @@ def verify(**arguments: Any) -> None:
 def run_command(**arguments: Any) -> None:
     """Run MODEL as planned; one without a plan is planned first.
 
-    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own,
+    A model with a loss is trained for some steps, on one batch. Inputs are random numbers unless --inputs names an
+    .npz. With --compare each session runs in a process of its own,
     and the exit status is 1 if the outputs aren't those of stock onnxruntime at the plan's own level.
     """
     from memonger.cli import run

@@ -7,6 +7,7 @@ import click
 from click.core import ParameterSource
 
 from memonger.cli import compare as comparing
+from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
 from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, progress_bar, read_inputs
@@ -14,12 +15,20 @@ from memonger.cli.planning import search_plan
 from memonger.files import temporary_folder
 from memonger.model import training_roles
 from memonger.model.load import load_as_is
+from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.report import runs as tables
 
 
 def run(
-    model: Path, outputs: Path | None, compare: bool, against: Path | None, as_json: bool, quiet: bool, **flags: Any
+    model: Path,
+    outputs: Path | None,
+    compare: bool,
+    against: Path | None,
+    steps: int,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
 ) -> None:
     """Run a model as planned, planning it first if it has no plan, and print what came out.
 
@@ -34,12 +43,16 @@ def run(
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
-            if compare:
-                result = comparing.compare(planned, against or model, feeds, settings, folder, tell)
+            stock = (against or model) if compare else None
+            plan = Plan.load(planned)
+            if training.is_trained(plan):
+                result = training.train(plan, planned, stock, feeds, settings, steps, folder, tell)
+            elif stock is not None:
+                result = comparing.compare(plan, planned, stock, feeds, settings, folder, tell)
             else:
-                result = comparing.run_alone(planned, feeds, settings)
+                result = comparing.run_alone(plan, feeds, settings)
         if outputs is not None:
-            comparing.save_outputs(result.outputs, outputs)
+            comparing.save_outputs(result.outputs if result.saved is None else result.saved, outputs)
     if as_json:
         print_json({**result.record, "model": str(model)})
     else:
@@ -49,12 +62,13 @@ def run(
 
 
 def _print(result: comparing.Result) -> None:
-    console = Screen()
-    console.print(tables.outputs_table(result.outputs))
+    console, trains = Screen(), result.record.get("mode") == "training"
+    if result.outputs:
+        console.print(tables.outputs_table(result.outputs))
     if result.rows:
-        title = "Planned against stock onnxruntime"
-        console.print(tables.comparison_table(result.rows, title, "run", "outputs"))
-        console.print(tables.COMPARISON_NOTE, style="dim")
+        unit, compared = ("step", "results") if trains else ("run", "outputs")
+        console.print(tables.comparison_table(result.rows, unit, compared))
+        console.print(tables.STEPS_NOTE if trains else tables.COMPARISON_NOTE, style="dim")
     for line in result.lines:
         console.print(line)
 
