@@ -195,6 +195,7 @@ def verify(**arguments: Any) -> None:
     MODEL,
     *PLANNING,
     click.option("--outputs", type=OUTPUT, help="Write the outputs to this .npz."),
+    click.option("--pad", is_flag=True, help="Fill up --inputs of fewer rows than the plan's batch; cut the outputs."),
     click.option("--compare", is_flag=True, help="Compare outputs, latency and memory with stock onnxruntime."),
     click.option("--against", type=OUTPUT, help="Model for the stock sessions; MODEL if left out."),
     click.option("--cuda-graph", type=click.Choice(GRAPHS), default="auto", show_default=True,

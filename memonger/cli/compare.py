@@ -22,6 +22,8 @@ from memonger.model.values import dense
 from memonger.plan import Plan
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
+from memonger.runtime.padding import Padding, cut
+from memonger.runtime.program import program_of
 from memonger.runtime.session import Session
 from memonger.units import format_size
 
@@ -41,6 +43,7 @@ class Settings:
         threads: Threads within a node; 0 is the default.
         device: Where to run; None: the plan's own.
         cuda_graph: See `memonger.Session`.
+        pad: Whether inputs with fewer rows than planned are filled up.
     """
 
     runs: int = 30
@@ -50,6 +53,7 @@ class Settings:
     threads: int = 0
     device: str | None = None
     cuda_graph: str = "auto"
+    pad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,10 @@ def inputs_for(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> f
 
 
 def _session(plan: Plan, settings: Settings) -> Session:
-    return Session(plan, device=settings.device, intra_op_threads=settings.threads, cuda_graph=settings.cuda_graph)
+    return Session(
+        plan, device=settings.device, intra_op_threads=settings.threads, cuda_graph=settings.cuda_graph,
+        pad=settings.pad,
+    )  # fmt: skip
 
 
 def _graph_verdict(session: Session) -> str:
@@ -165,6 +172,7 @@ def compare(
     check_numbers(plan, given)
     checked = _session(plan, settings)
     checked.run(given)  # checks the executed order
+    given, count = filled(plan, given, settings)
     graphs, device = _graph_verdict(checked), checked.device
     del checked
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
@@ -172,7 +180,7 @@ def compare(
     jobs = _jobs(plan, {"planned": planned, "stock": stock}, str(device), settings, folder)
     jobs["stock"] = replace(jobs["stock"], level=level, dims=symbolic_sizes(stock, given))
     measured = measure_in_turns(jobs, folder, settings, tell)
-    outputs = {name: read_arrays(folder / f"{name}.npz") for name in jobs}
+    outputs = {name: cut(read_arrays(folder / f"{name}.npz"), count) for name in jobs}
     gaps = {name: difference(outputs["planned"], outputs[name], settings.tolerance) for name in ("stock", "default")}
     sections = {name: section(measured["planned"], measured[name], gap) for name, gap in gaps.items()}
     where = None
@@ -188,6 +196,15 @@ def compare(
     rows = (own_row(measured["planned"]), *stock_rows(sections))
     shown = shown_of(plan, outputs["planned"])
     return Result(shown, record, rows, tuple(filter(None, lines)), gaps["stock"].passed, outputs["planned"])
+
+
+def filled(plan: Plan, feeds: feeding.Feeds, settings: Settings) -> tuple[feeding.Feeds, int | None]:
+    """The inputs filled up to the plan's batch where that is asked for, and how many rows were given if it was done."""
+    if not settings.pad:
+        return feeds, None
+    padding = Padding([program_of(plan)], [plan.batch])
+    smaller = padding.find(feeds)
+    return (feeds, None) if smaller is None else (padding.filled(0, feeds), smaller.rows)
 
 
 def check_numbers(plan: Plan, feeds: feeding.Feeds) -> None:

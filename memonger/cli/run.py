@@ -12,6 +12,7 @@ from memonger.cli.differences import Tolerance
 from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, progress_bar, read_inputs
 from memonger.cli.planning import search_plan
+from memonger.errors import MemongerError
 from memonger.files import temporary_folder
 from memonger.model import training_roles
 from memonger.model.load import load_as_is
@@ -38,13 +39,21 @@ def run(
     tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
     if not compare and not tolerance.is_exact:
         raise click.UsageError("--atol and --rtol are for --compare.")
-    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph")}
+    if flags["pad"] and feeds is None:
+        raise click.UsageError("--pad is for --inputs that have fewer rows than the plan's batch.")
+    if flags["pad"]:
+        flags["inputs"] = None  # no shapes to plan for
+    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph", "pad")}
     settings = comparing.Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
             stock = (against or model) if compare else None
             plan = Plan.load(planned)
+            if training.is_trained(plan) and settings.pad:
+                raise MemongerError(
+                    "--pad is not for training: rows that fill up would have a part in loss and gradients."
+                )
             if training.is_trained(plan):
                 result = training.train(plan, planned, stock, feeds, settings, steps, folder, tell)
             elif stock is not None:

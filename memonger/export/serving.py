@@ -9,6 +9,7 @@ import numpy as np
 from memonger.errors import MemongerError, SessionError
 from memonger.plan import Plan
 from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.padding import last_row_again
 from memonger.runtime.session import Session
 
 Arrays = Mapping[str, np.ndarray]
@@ -61,8 +62,9 @@ class PlannedModel:
 
         Args:
             requests: The inputs of each.
-            together: Whether as many requests as the largest plan takes share a run, its batch filled up with zeros:
-                for models that compute each row of a batch alone. The inputs' first dimension is then the batch.
+            together: Whether as many requests as the largest plan takes share a run, its batch filled up with the
+                last row: for models that compute each row of a batch alone. The inputs' first dimension is then the
+                batch.
 
         Returns: the outputs of each request by name, or why there are none.
         """
@@ -122,18 +124,10 @@ class PlannedModel:
             left = rows - start
             batch = next((size for size in self.batches if size >= left), self.batches[-1])
             count = min(batch, left)
-            outputs = self.session.run({k: _filled(v[start : start + count], batch) for k, v in joined.items()})
+            outputs = self.session.run({k: last_row_again(v[start : start + count], batch) for k, v in joined.items()})
             parts.append({name: array[:count] for name, array in outputs.items()})
             start += count
         return {name: np.concatenate([part[name] for part in parts]) for name in self.output_names}
-
-
-def _filled(rows: np.ndarray, batch: int) -> np.ndarray:
-    if len(rows) == batch:
-        return rows
-    filled = np.zeros((batch, *rows.shape[1:]), rows.dtype)
-    filled[: len(rows)] = rows
-    return filled
 
 
 def _batch(plan: Plan) -> int:
