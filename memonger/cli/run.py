@@ -14,7 +14,6 @@ from memonger.cli.output import Screen, print_json, progress_bar, read_inputs
 from memonger.cli.planning import search_plan
 from memonger.errors import MemongerError
 from memonger.files import temporary_folder
-from memonger.model import training_roles
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY
@@ -88,10 +87,9 @@ def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> P
     if KEY in loaded.metadata_props:
         _refuse_planning_options(model)
         return model
-    mode = "training" if training_roles.KEY in loaded.metadata_props else "inference"
     del loaded
     planned = folder / "planned.onnx"
-    search_plan(model, quiet, mode=mode, **flags).save(planned)
+    search_plan(model, quiet, **flags).save(planned)
     return planned
 
 
