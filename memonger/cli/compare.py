@@ -67,6 +67,7 @@ class Result:
         lines: To be printed below, one sentence or more each.
         passed: False where a comparison found a difference that isn't allowed.
         saved: What ``--outputs`` writes, where that is more than ``outputs``.
+        notes: Warnings.
     """
 
     outputs: Mapping[str, Any]
@@ -75,6 +76,7 @@ class Result:
     lines: tuple[str, ...] = ()
     passed: bool = True
     saved: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Result:
@@ -192,10 +194,12 @@ def compare(
     noisy, stock_at = noise_line(sections, before), f"stock onnxruntime's at the plan's own level ({level})"
     record["noise"] = {**asdict(before), "warning": noisy or None}
     told = verdict(gaps["stock"], settings.tolerance, stock_at, first_difference.explain(plan, where))
-    lines = (*gradients_of(plan, outputs["planned"]), _prediction(plan, measured["planned"]), graphs, noisy, told)
+    lines = (*gradients_of(plan, outputs["planned"]), _prediction(plan, measured["planned"]), graphs, told)
     rows = (own_row(measured["planned"]), *stock_rows(sections))
-    shown = shown_of(plan, outputs["planned"])
-    return Result(shown, record, rows, tuple(filter(None, lines)), gaps["stock"].passed, outputs["planned"])
+    return Result(
+        shown_of(plan, outputs["planned"]), record, rows, tuple(filter(None, lines)), gaps["stock"].passed,
+        saved=outputs["planned"], notes=(noisy,) if noisy else (),
+    )  # fmt: skip
 
 
 def filled(plan: Plan, feeds: feeding.Feeds, settings: Settings) -> tuple[feeding.Feeds, int | None]:

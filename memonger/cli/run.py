@@ -10,7 +10,7 @@ from memonger.cli import compare as comparing
 from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
 from memonger.cli.options import ONLY_PLANNING
-from memonger.cli.output import Screen, print_json, progress_bar, read_inputs
+from memonger.cli.output import Screen, print_json, print_notes, progress_bar, read_inputs
 from memonger.cli.planning import search_plan
 from memonger.errors import MemongerError
 from memonger.files import temporary_folder
@@ -65,6 +65,7 @@ def run(
         print_json({**result.record, "model": str(model)})
     else:
         _print(result)
+        print_notes(() if quiet else result.notes)
     if not result.passed:
         raise click.exceptions.Exit(1)
 

@@ -187,11 +187,11 @@ def _compared(
     what = "losses, outputs and the state after the last step"
     lines = (
         *alone.lines,
-        *filter(None, [noisy]),
         comparing.verdict(gaps["stock"], settings.tolerance, stock_at, told, what),
     )
     rows = (comparing.own_row(ours.measured), *comparing.stock_rows(sections))
-    return replace(alone, record=record, rows=rows, lines=lines, passed=gaps["stock"].passed)
+    notes = (noisy,) if noisy else ()
+    return replace(alone, record=record, rows=rows, lines=lines, passed=gaps["stock"].passed, notes=notes)
 
 
 def _with_losses(trained: Trained) -> dict[str, np.ndarray]:

@@ -284,7 +284,7 @@ def test_options_of_planning_do_not_fit_a_model_that_is_planned(planned: Path) -
 @pytest.mark.parametrize("source", ["planned.onnx", "model.onnx"])
 def test_compare_as_json(planned: Path, source: str) -> None:
     flags = ("--mode", "inference", "--batch", 4) if source == "model.onnx" else ("--against", "model.onnx")
-    record = _json("run", source, "--compare", "--runs", 5, *flags)
+    record = _json("run", source, "--compare", "--quiet", "--runs", 5, *flags)
     keys = {"bitwise_equal", "max_abs_diff", "latency_ratio", "peak_ratio"}
     assert record.keys() >= keys | {"default_session"}
     assert record["default_session"].keys() >= keys
@@ -296,7 +296,9 @@ def test_compare_as_json(planned: Path, source: str) -> None:
 
 
 def test_compare_as_a_table_fits_80_columns(planned: Path) -> None:
-    text = _run("run", planned, "--compare", "--runs", 5, "--against", "model.onnx", "--outputs", "outputs.npz")
+    text = _run(
+        "run", planned, "--compare", "--quiet", "--runs", 5, "--against", "model.onnx", "--outputs", "outputs.npz"
+    )
     for word in ("planned", "stock, same level", "stock, default", "PASSED: outputs are identical", "run", "p95",
                  "planned ÷ stock"):  # fmt: skip
         assert word in " ".join(text.split())
