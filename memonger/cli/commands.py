@@ -22,6 +22,7 @@ from memonger.cli.options import (
     TARGETS,
     TRAINING,
     options,
+    parse_batches,
     parse_sizes,
 )
 from memonger.devices import GRAPHS
@@ -184,19 +185,24 @@ def pack(**arguments: Any) -> None:
 
 @main.command(name="export")
 @options(
-    click.argument("planned", type=SOURCE, nargs=-1, required=True),
+    click.argument("models", type=SOURCE, nargs=-1, required=True, metavar="MODEL..."),
     click.option("--target", required=True, metavar="NAME", help=f"One of {', '.join(TARGETS)}."),
     click.option("--output", "-o", type=SOURCE, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
     click.option("--instances", type=click.IntRange(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Requests served at a time, each in memory of its own."),
     click.option("--force", is_flag=True, help="Replace an earlier export."),
+    click.option("--batches", callback=parse_batches, metavar="N,N,...",
+                 help="Batches to plan a MODEL without a plan for, as 1,4,16; left out: what suits the target."),
+    *PLANNING,
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    QUIET,
 )  # fmt: skip
 def export_command(**arguments: Any) -> None:
-    """Write what a serving stack loads from PLANNED files.
+    """Write what a serving stack loads from MODEL.
 
-    Several are plans of one model for different batches.
+    One without a plan is planned for inference, in the form the target needs; an open batch stays open, or gets a plan
+    for each of --batches. Several planned files are plans of one model for different batches.
     """
     from memonger.cli import export
 

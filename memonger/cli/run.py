@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from memonger.cli import compare as comparing
 from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
-from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, print_notes, progress_bar, read_inputs
-from memonger.cli.planning import search_plan
+from memonger.cli.planning import refuse_planning_options, search_plan
 from memonger.errors import MemongerError
 from memonger.files import temporary_folder
 from memonger.model.load import load_as_is
@@ -86,18 +84,9 @@ def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> P
     """The model itself if it has a plan, else a planned file in the folder."""
     loaded = load_as_is(model).ir
     if KEY in loaded.metadata_props:
-        _refuse_planning_options(model)
+        refuse_planning_options(model)
         return model
     del loaded
     planned = folder / "planned.onnx"
     search_plan(model, quiet, **flags).save(planned)
     return planned
-
-
-def _refuse_planning_options(model: Path) -> None:
-    """A model that has a plan is not planned again: options of planning would have no effect."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and parameter.name in ONLY_PLANNING:
-            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")

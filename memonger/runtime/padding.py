@@ -12,9 +12,14 @@ import numpy as np
 from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime.program import Program
+from memonger.words import option
 
 Run = Callable[[feeding.Feeds], Mapping[str, np.ndarray]]
 Fill = Callable[[np.ndarray, int], np.ndarray]
+
+
+class NoBatchError(SessionError):
+    """Smaller batches can't be filled up: an output doesn't begin with the batch."""
 
 
 class Smaller(NamedTuple):
@@ -35,12 +40,13 @@ class Padding:
     Args:
         programs: Of one model, each for another batch.
         batches: The batch each was planned for; None: the first dimension of its first input.
+        is_tried: False leaves the trial out: where random numbers are drawn no two runs agree.
 
     Raises:
-        SessionError: an output doesn't begin with the batch; it is named.
+        NoBatchError: an output doesn't begin with the batch; it is named.
     """
 
-    def __init__(self, programs: Sequence[Program], batches: Sequence[int | None]) -> None:
+    def __init__(self, programs: Sequence[Program], batches: Sequence[int | None], *, is_tried: bool = True) -> None:
         self._programs = tuple(programs)
         self._batches = tuple(_batch(*pair) for pair in zip(programs, batches, strict=True))
         self._rising = sorted(range(len(programs)), key=lambda index: self._batches[index])
@@ -48,7 +54,7 @@ class Padding:
         self._fixed = {
             name for name, shape in shapes[0].items() if len(shapes) > 1 and all(one[name] == shape for one in shapes)
         }
-        self._tried: set[int] = set()
+        self._tried = set[int]() if is_tried else set(range(len(programs)))
 
     def find(self, inputs: feeding.Feeds) -> Smaller | None:
         """What takes the inputs filled up; None where no plan does, or one takes them as they are.
@@ -96,8 +102,8 @@ class Padding:
         meeting = [name for name, array in ours.items() if array.tobytes() != other[name].tobytes()]
         if meeting:
             raise SessionError(
-                f"output '{meeting[0]}' of a row depends on the other rows of the batch, or on random numbers: filled "
-                f"up, a batch of {rows} would give others. Plan the model for {rows} rows as well (--batch {rows})."
+                f"output '{meeting[0]}' of a row depends on the other rows of the batch: filled "
+                f"up, a batch of {rows} would give others. Plan the model for it as well ({option('batch', rows)})."
             )
         if any(not np.array_equal(fillings[0][name], fillings[1][name]) for name in self._filled_names(index)):
             self._tried.add(index)
@@ -134,7 +140,7 @@ def _batch(program: Program, planned: int | None) -> int:
         shape = shapes.get(name)
         if batch is None or not shape or shape[0] != batch:
             is_what = "has no size that is known before a run" if shape is None else f"is {list(shape)}"
-            raise SessionError(
+            raise NoBatchError(
                 f"smaller batches can't be filled up: output '{name}' {is_what}, and so doesn't begin with the batch "
                 f"of {batch if batch is not None else 'the inputs, which have none'}: its rows would meet."
             )

@@ -10,6 +10,7 @@ import numpy as np
 from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
+from memonger.model.operators import facts
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
@@ -18,8 +19,9 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.padding import Padding, Smaller, is_smaller
-from memonger.runtime.program import Program, check_family, group_plans
+from memonger.runtime.program import Group, Program, check_family, group_plans
 from memonger.units import format_size
+from memonger.words import option
 
 Threads = Literal["lock", "arena"]
 
@@ -50,7 +52,8 @@ class Session:
             compute each row alone. One with an output that doesn't begin with the batch is refused, and one whose
             rows meet (batch statistics, a mean over the batch) at its first smaller batch, which runs three times to
             find out: with zeros in place of the last row outputs have to be the same, bit for bit. What that doesn't
-            show are rows that meet only for other inputs than those of this run.
+            show are rows that meet only for other inputs than those of this run, and rows of a model that draws random
+            numbers, where no two runs agree.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
@@ -85,6 +88,7 @@ class Session:
         threads_within = intra_op_threads or plans[0].threads
         groups = group_plans(plans)
         check_room(plans, [program for group in groups for program in group.programs], self.device)
+        self._padding = _padding(plans, groups) if pad else None
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
         engines = [Engine(group, self.device, threads_within, check_order, settings, cuda_graph) for group in groups]
         of_plan = {
@@ -94,7 +98,6 @@ class Session:
         }
         self._engines = tuple(of_plan[index][0] for index in range(len(plans)))
         self._programs = tuple(of_plan[index][1] for index in range(len(plans)))
-        self._padding = Padding(self._programs, [one.batch for one in plans]) if pad else None
         self._lock = threading.Lock()
         self._of_thread = threading.local()
         self._shared = self._bind() if threads == "lock" else None
@@ -188,7 +191,7 @@ class Session:
                 feeding.check_feeds(self._programs[0].inputs, inputs, "the model")
             except SessionError as error:
                 if self._padding is None and is_smaller(self._programs[0].inputs, inputs):
-                    raise SessionError(f"{error} Or have smaller batches filled up (pad=True, --pad).") from error
+                    raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
                 raise
             return 0
         for index, program in enumerate(self._programs):
@@ -214,6 +217,14 @@ class Session:
         memory = input_memory(self._programs, self.device)
         pairs = zip(self._programs, self._engines, strict=True)
         return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
+
+
+def _padding(plans: Sequence[Plan], groups: Sequence[Group]) -> Padding:
+    """What fills up batches for these plans."""
+    of_plan = {index: program for group in groups for index, program in zip(group.members, group.programs, strict=True)}
+    draws = any(facts(node).random for plan in plans for node in plan.model.graph)
+    programs = [of_plan[index] for index in range(len(plans))]
+    return Padding(programs, [plan.batch for plan in plans], is_tried=not draws)
 
 
 def _fits(program: Program, inputs: feeding.Feeds) -> bool:
