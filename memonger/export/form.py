@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memonger.errors import PlanError
+from memonger.export.package import Package
 from memonger.model.bind_dims import has_open_batch
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
@@ -69,15 +70,22 @@ def plans_for(target: str, source: Source | Model, batches: Sequence[int], optio
     Raises:
         PlanError: also as `memonger.search_plan`.
     """
-    return tuple(search_plan(source, options=one) for one in options_for(target, source, batches, options))
+    chosen = options_for(target, source, batches, options)
+    plans = tuple(search_plan(source, options=one) for one in chosen)
+    is_ours = not batches and options.batch is None and chosen[-1].batch not in (None, 1)
+    if is_ours and Package(plans, "", 1).batches is None:  # no request could be put together with another
+        return (search_plan(source, options=replace(chosen[0], batch=1)),)
+    return plans
 
 
 def notes_for(target: str, plans: Sequence[Plan]) -> tuple[str, ...]:
     """What was chosen for a model that came without a plan."""
     batches, device = ", ".join(str(plan.batch) for plan in plans), plans[0].device
     what = "its own shapes" if plans[0].batch is None else f"a batch of {batches}"
-    if plans[0].batch is not None and (len(plans) > 1 or target == "triton"):
-        what = f"batches of {batches}" if len(plans) > 1 else f"batches of up to {batches}"
+    if len(plans) > 1:
+        what = f"batches of {batches}"
+    elif target in BATCHES and plans[0].batch not in (None, 1):
+        what = f"batches of up to {batches}"
     form = f"in standard operators ({option('device', 'none')})" if device == "none" else f"for this machine's {device}"
     others = "" if plans[0].batch is None else f"; {option('batches')} names others"
     return (f"The model had no plan: it was planned for {target}, {form}, for {what}{others}.",)

@@ -111,6 +111,16 @@ def test_a_model_in_memory_and_one_with_a_fixed_batch(tmp_path: Path) -> None:
     assert any("for its own shapes" in note for note in done.notes)
 
 
+def test_a_model_that_cannot_be_batched_is_planned_for_one(tmp_path: Path) -> None:
+    model = parse("g (float[b, 4] x) => (float[b, 4] y, float[4, b] t) { y = Relu(x)  t = Transpose(y) }")
+    done = export(model, "triton", tmp_path / "out")
+    text = config_of(tmp_path / "out")
+    assert "max_batch_size: 0\n" in text
+    assert text.split("input {")[1].split("}")[0].split() == ["name:", '"x"', "data_type:", "TYPE_FP32", "dims:", "1",
+                                                              "dims:", "4"]  # fmt: skip
+    assert any("doesn't begin with the batch" in note for note in done.notes)
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
