@@ -22,6 +22,7 @@ from memonger.cli.options import (
     TARGETS,
     TRAINING,
     options,
+    parse_batches,
     parse_sizes,
 )
 from memonger.devices import GRAPHS
@@ -161,6 +162,7 @@ def verify(**arguments: Any) -> None:
     MODE,
     *PLANNING,
     click.option("--outputs", type=OUTPUT, help="Write the outputs to this .npz."),
+    click.option("--pad", is_flag=True, help="Fill up --inputs of fewer rows than the plan's batch; cut the outputs."),
     click.option("--compare", is_flag=True, help="Compare outputs, latency and memory with stock onnxruntime."),
     click.option("--against", type=SOURCE, help="Model for the stock sessions; MODEL if left out."),
     click.option("--cuda-graph", type=click.Choice(GRAPHS), default="auto", show_default=True,
@@ -170,6 +172,8 @@ def verify(**arguments: Any) -> None:
     click.option("--rtol", type=click.FloatRange(0), metavar="X", help="See --atol."),
     click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
                  help="Timed runs of each session."),
+    click.option("--steps", type=click.IntRange(3, MOST_INSTANCES), default=10, show_default=True, metavar="N",
+                 help="Steps of a model that trains, those to warm up among them."),
     click.option("--warm-up", type=click.IntRange(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
                  help="Runs of each session before the timed ones."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
@@ -180,7 +184,8 @@ def verify(**arguments: Any) -> None:
 def run_command(**arguments: Any) -> None:
     """Run MODEL as planned; one without a plan is planned first.
 
-    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own,
+    A model with a loss is trained for some steps, on one batch. Inputs are random numbers unless --inputs names an
+    .npz. With --compare each session runs in a process of its own,
     and the exit status is 1 if the outputs aren't those of stock onnxruntime at the plan's own level.
     """
     from memonger.cli import run
@@ -207,19 +212,24 @@ def pack(**arguments: Any) -> None:
 
 @main.command(name="export")
 @options(
-    click.argument("planned", type=SOURCE, nargs=-1, required=True),
+    click.argument("models", type=SOURCE, nargs=-1, required=True, metavar="MODEL..."),
     click.option("--target", required=True, metavar="NAME", help=f"One of {', '.join(TARGETS)}."),
     click.option("--output", "-o", type=SOURCE, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
     click.option("--instances", type=click.IntRange(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Requests served at a time, each in memory of its own."),
     click.option("--force", is_flag=True, help="Replace an earlier export."),
+    click.option("--batches", callback=parse_batches, metavar="N,N,...",
+                 help="Batches to plan a MODEL without a plan for, as 1,4,16; left out: what suits the target."),
+    *PLANNING,
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    QUIET,
 )  # fmt: skip
 def export_command(**arguments: Any) -> None:
-    """Write what a serving stack loads from PLANNED files.
+    """Write what a serving stack loads from MODEL.
 
-    Several are plans of one model for different batches.
+    One without a plan is planned for inference, in the form the target needs; an open batch stays open, or gets a plan
+    for each of --batches. Several planned files are plans of one model for different batches.
     """
     from memonger.cli import export
 

@@ -38,6 +38,14 @@ def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence
     return tuple(size for value in values if (size := _budget(ctx, parameter, value)) is not None)
 
 
+def parse_batches(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Batches such as 1,4,16."""
+    parts = [] if value is None else value.split(",")
+    if not all(_SIZE.fullmatch(part.strip()) and 1 <= int(part) <= MOST_BATCH for part in parts):
+        raise click.BadParameter(f"{value!r} is no list of batches, such as 1,4,16, with each at most {MOST_BATCH}.")
+    return tuple(map(int, parts))
+
+
 class Target(click.Path):
     """A file to write; see `memonger.cli.command`."""
 

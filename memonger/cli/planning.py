@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
+from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, print_line, print_lines, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
 from memonger.errors import PlanError
@@ -108,9 +110,26 @@ def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     print_line(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
 
 
+def refuse_planning_options(model: Path, *others: str) -> None:
+    """A model that has a plan is not planned again: options of planning, and ``others``, would have no effect."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in (*ONLY_PLANNING, *others):
+            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")
+
+
 def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
-    train_mode, optimizer, inputs = flags.pop("train_mode", False), _optimizer(flags), read_inputs(flags.pop("inputs"))
+    train_mode = flags.pop("train_mode", False)
+    dims = {key: flags.pop(key) for key in ("batch", "dims")} if train_mode else {}
+    options = options_of(flags)
+    return (to_training_mode(model, **dims) if train_mode else model), options
+
+
+def options_of(flags: dict[str, Any]) -> Options:
+    """The options of a plan; contradictions among them are wrong usage of the command."""
+    optimizer, inputs = _optimizer(flags), read_inputs(flags.pop("inputs"))
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
@@ -120,12 +139,10 @@ def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Mode
         tf32=not flags.pop("no_tf32"),
         deterministic=not flags.pop("no_deterministic"),
     )
-    dims = {key: flags.pop(key) for key in ("batch", "dims")} if train_mode else {}
     try:
-        options = Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
+        return Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
     except PlanError as error:
         raise click.UsageError(str(error)) from error
-    return (to_training_mode(model, **dims) if train_mode else model), options
 
 
 def _optimizer(flags: dict[str, Any]) -> Optimizer | None:

@@ -48,6 +48,11 @@ def bind(
     return dataclasses.replace(model, batch=batch, notes=notes)
 
 
+def has_open_batch(model: ir.Model, dims: Mapping[str, int]) -> bool:
+    """Whether the batch of a model has no size yet, with these sizes of dimensions."""
+    return bool(_open_batch([value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)], dims))
+
+
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 
 

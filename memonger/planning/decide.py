@@ -136,7 +136,8 @@ class _Budgets:
     def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
         """The cheapest solution found within the budget.
 
-        The search holds the most live bytes of one step. Where the arena, which may have gaps, doesn't fit then, it is told a budget that is smaller by what is missing, the next time by twice that, and so on.
+        The search holds the most live bytes of one step. Where the arena, which may have gaps, doesn't fit then, it is
+        told a budget that is smaller by what is missing, the next time by twice that, and so on.
         """
         if self.total(self.plain) <= budget:
             return self.plain
