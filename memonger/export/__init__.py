@@ -14,6 +14,7 @@ from memonger.export.folder import files_in, new_folder
 from memonger.export.package import Estimate, Package, pack
 from memonger.plan import Plan
 from memonger.units import shown
+from memonger.words import did_you_mean
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
 
@@ -76,7 +77,7 @@ def export(
     """
     write = TARGETS.get(target)
     if write is None:
-        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
+        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.{did_you_mean(str(target), TARGETS)}")
     given = [plans] if isinstance(plans, Plan | str | Path) else list(plans)
     package = pack(given, name, instances)
     if force:

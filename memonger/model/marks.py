@@ -17,6 +17,7 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import PlanError
 from memonger.model.model import Model
+from memonger.words import did_you_mean
 
 STAGE = "mirror_stage"
 
@@ -101,7 +102,7 @@ def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
                 known = ", ".join(sorted({node.op_type for node in copy.graph})[:12])
                 raise PlanError(
                     f"{model.name}: '{pattern}' names no node: give a node's name, its operator ({known} ...) or its "
-                    "output; * and ? stand for any letters."
+                    f"output; * and ? stand for any letters.{did_you_mean(pattern, _names(copy))}"
                 )
             for node in found:
                 node.metadata_props[FORCE] = decision
@@ -109,24 +110,41 @@ def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
     return dataclasses.replace(model, ir=copy)
 
 
+def _names(model: ir.Model) -> list[str]:
+    """All that a pattern may name."""
+    return [name for node in model.graph for name in _names_of(node)]
+
+
+def _names_of(node: ir.Node) -> tuple[str, ...]:
+    return (node.name or "", node.op_type, *(str(v.name) for v in node.outputs if v.name))
+
+
 def _matches(node: ir.Node, pattern: str) -> bool:
-    names = (node.name or "", node.op_type, *(str(v.name) for v in node.outputs if v.name))
+    names = _names_of(node)
     return pattern in names or any(fnmatchcase(name, pattern) for name in names)
 
 
 def lost(before: ir.Model, after: ir.Model) -> tuple[str, ...]:
-    """What became of marks whose value differentiation took away, one sentence each.
+    """What became of marks whose value differentiation took away: at most one sentence.
 
     Args:
         before: The forward model.
         after: The training model.
     """
     there = {v.name for node in after.graph for v in node.outputs}
-    return tuple(
-        f"the mark on node '{node.name}' ({node.op_type}) is lost: nothing in the training model computes its value."
-        for node in before.graph
-        if _is_marked(node) and not any(v.name in there for v in node.outputs)
-    )
+    gone = [node for node in before.graph if _is_marked(node) and not any(v.name in there for v in node.outputs)]
+    return (f"{are_lost(gone)}: the training model computes no such value.",) if gone else ()
+
+
+def marks_on(nodes: Sequence[ir.Node]) -> str:
+    """The marks of nodes, of which the first is named, as the subject of a sentence."""
+    first = f"node '{nodes[0].name}' ({nodes[0].op_type})"
+    return f"the mark on {first}" if len(nodes) == 1 else f"the marks on {first} and {len(nodes) - 1} more"
+
+
+def are_lost(nodes: Sequence[ir.Node]) -> str:
+    """That the marks of nodes are lost, without the reason."""
+    return f"{marks_on(nodes)} {'is' if len(nodes) == 1 else 'are'} lost"
 
 
 def count_marked(model: ir.Model) -> int:

@@ -1,7 +1,6 @@
 """The options of a plan: one record that is checked when it is made, and the same as keywords of functions."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -20,7 +19,7 @@ from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, parse_size
-from memonger.words import option
+from memonger.words import did_you_mean, option
 
 Progress = Callable[[str], None]
 
@@ -267,8 +266,7 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
 
 
 def _unknown(function: str, name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"{function}() has no option '{name}'" + (f"; did you mean '{near[0]}'?" if near else ".")
+    return f"{function}() has no option '{name}'.{did_you_mean(name, names)}"
 
 
 def _documented(text: str, names: Sequence[str]) -> str:
@@ -309,7 +307,7 @@ def _check_patterns(option: str, value: object) -> None:
 def _check_name(option: str, value: object, names: Sequence[str]) -> None:
     if (value is not None or option == "order") and not (isinstance(value, str) and value in names):
         listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
-        raise PlanError(f"{option} must be {listed}, not {value!r}.")
+        raise PlanError(f"{option} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
 
 
 def _bytes(budget: float | str) -> int:

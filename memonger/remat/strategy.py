@@ -106,6 +106,7 @@ class Outcome:
         candidates: What a sweep tried.
         bound: The exact strategy's lower bound on the overhead, as a fraction of the cost of one pass.
         proven: Whether the exact strategy proved the schedule optimal. None for the other strategies.
+        notes: What the user should know, one sentence each.
     """
 
     schedule: tuple[int, ...]
@@ -113,6 +114,7 @@ class Outcome:
     candidates: tuple[Candidate, ...] = ()
     bound: float | None = None
     proven: bool | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.remat import Candidate
 from memonger.units import format_size
+from memonger.words import option
 
 WIDTH = 60  # columns of the memory curve
 LEVELS = " ▁▂▃▄▅▆▇█"
@@ -27,7 +28,7 @@ def plan_table(record: Mapping[str, Any]) -> Table:
         if record.get(key) is not None:
             table.add_row(figure, format_size(record[key]), meaning)
     if record["workspace_bytes"] is None:
-        table.add_row("workspace", "not measured", "what kernels take beside; --device cpu measures it")
+        table.add_row("workspace", "not measured", f"what kernels take beside; {option('device', 'cpu')} measures it")
     return table
 
 

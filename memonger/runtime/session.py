@@ -19,6 +19,7 @@ from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program, check_family, group_plans
 from memonger.units import format_size
+from memonger.words import option
 
 Threads = Literal["lock", "arena"]
 
@@ -244,7 +245,8 @@ def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Devic
         raise SessionError(
             f"{device} has too little free memory: {format_size(sum(parts.values()))} are needed ({listed}), "
             f"{format_size(room.free)} of {format_size(room.total)} are free. Nothing was allocated. Plan for "
-            "less (--budget, a smaller --batch), or end what else uses the device (nvidia-smi lists it)."
+            f"less ({option('budget')}, a smaller {option('batch')}), or end what else uses the device "
+            "(nvidia-smi lists it)."
         )
 
 
@@ -280,7 +282,7 @@ def check_stamp(plan: Plan, device: Device) -> None:
         if planned != current:
             raise PlanFileError(
                 f"the plan is bound to another {key}: it was made for {planned}, this is {current}. Plan the model "
-                f"again here (--device {device}), or make a portable plan (--device none)."
+                f"again here ({option('device', str(device))}), or make a portable plan ({option('device', 'none')})."
             )
 
 
@@ -293,5 +295,6 @@ def _check_portable(plan: Plan, device: Device) -> None:
         verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
     except VerificationError as error:
         raise PlanFileError(
-            f"the portable plan can't run on {device}: {error} Plan the model for that device (--device {device})."
+            f"the portable plan can't run on {device}: {error} Plan the model for that device "
+            f"({option('device', str(device))})."
         ) from error

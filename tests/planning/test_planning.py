@@ -78,7 +78,7 @@ def test_a_budget_that_is_none_is_refused_at_once(budget: Any, words: str, strat
 def test_planning_with_the_smallest_budget_that_is_named_succeeds(name: str, budget: int | str) -> None:
     model = memonger.load(chain() if name == "chain" else network(name))
     options = {"loss": LOSS if name == "chain" else "loss", "effort": EFFORT}
-    with pytest.raises(BudgetError, match=r"smallest budget for which there is one is .* \((\d+) bytes\)") as caught:
+    with pytest.raises(BudgetError, match=r"smallest budget that was found to work is .* \((\d+) bytes\)") as caught:
         plan(model, budget=budget, **options)
     smallest = caught.value.smallest
     assert f"({smallest} bytes)" in str(caught.value)
