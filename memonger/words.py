@@ -42,7 +42,7 @@ def either(python: str, command_line: str) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'sweep'?``, with the space, for a name that is near a known one; else nothing."""
     folded = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name.lower(), folded, n=1)
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.7)
     return f" Did you mean {folded[near[0]]!r}?" if near else ""
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -167,7 +166,8 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise PlanError(f"{reprlib.repr(optimizer)} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
+        given = option("optimizer", optimizer)
+        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
         names = ", ".join(losses.NAMES)
         raise PlanError(f"{model.name}: an optimizer needs a loss ({option('loss', NAME)}): {names}, or an output.")

@@ -5,7 +5,6 @@ memory than its nodes' rules would take. Outputs of 16 bits are taken in float32
 """
 
 import logging
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +17,7 @@ from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 from memonger.model.model import Model
 from memonger.model.values import all_values, is_floating
-from memonger.words import did_you_mean
+from memonger.words import did_you_mean, option
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +238,7 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
     chosen = NAMES[loss]() if isinstance(loss, str) else loss
     if not isinstance(chosen, Loss):
         raise PlanError(
-            f"{name}: {reprlib.repr(loss)} is no loss: it can be {', '.join(NAMES)}, or one of memonger's classes."
+            f"{name}: {option('loss', loss)} is no loss: it can be {', '.join(NAMES)}, or one of memonger's classes."
         )
     _check_free(model, chosen)
     with op.at("loss"):

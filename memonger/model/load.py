@@ -143,9 +143,8 @@ def _no_source(given: object) -> str:
     kind = given if isinstance(given, type) else type(given)
     if any(f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module" for base in kind.__mro__):
         return (
-            f"{kind.__name__} is a PyTorch module: memonger.from_torch(module, example) makes a model of it, with tensors "
-            "of the shapes of its inputs for an example, as in memonger.search_plan(memonger.from_torch(module, "
-            "torch.zeros(1, 3, 224, 224)))."
+            f"{kind.__name__} is a PyTorch module: memonger.from_torch(module, example) makes a model of it, as in "
+            "memonger.search_plan(memonger.from_torch(module, torch.zeros(1, 3, 224, 224)))."
         )
     return (
         "a model is given as a path, as bytes, or as an onnx.ModelProto, onnx_ir.Model or memonger.Model, not as "
