@@ -30,7 +30,7 @@ def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool
     if output is not None:
         made.save(output)
     if annotated is not None:
-        save_model(made.annotated, annotated)
+        made.annotated.save(annotated)
     record = plan_record(made, str(model), None if output is None else str(output))
     if as_json:
         print_json(record)

@@ -22,11 +22,11 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
 from memonger.model import bind_dims, checks, onnx_process
-from memonger.model.checks import external_tensors as external_tensors
 from memonger.model.checks import root_cause
 from memonger.model.marks import inline
 from memonger.model.model import Model
 from memonger.model.shape_inference import infer
+from memonger.model.tensors import external_tensors
 from memonger.model.values import dense, static_shape, tensor_shape
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Options:
     """The options of a plan, checked when the record is made. Each is also a keyword of `memonger.search_plan`.
 
@@ -126,6 +126,13 @@ class Options:
                 "strategy takes keep."
             )
 
+    def __repr__(self) -> str:
+        """What differs from the defaults: ``Options(mode='training', budget='4GiB')``."""
+        defaults = _defaults()
+        values = {name: getattr(self, name) for name in defaults}
+        changed = {name: value for name, value in values.items() if value is not defaults[name]}
+        return f"Options({', '.join(f'{k}={reprlib.repr(v)}' for k, v in changed.items() if v != defaults[k])})"
+
     @property
     def budget_bytes(self) -> int | None:
         """The budget in bytes."""
@@ -154,6 +161,12 @@ class Options:
     def trains(self) -> bool:
         """Whether the model is to be differentiated: a loss or an optimizer is given."""
         return self.loss is not None or self.optimizer is not None
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    plain = Options()
+    return {one.name: getattr(plain, one.name) for one in dataclasses.fields(Options)}
 
 
 class FrontierOfGraph(TypedDict, total=False):

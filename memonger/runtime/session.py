@@ -18,7 +18,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program, check_family, group_plans
-from memonger.units import format_size
+from memonger.units import format_size, shown
 from memonger.words import option
 
 Threads = Literal["lock", "arena"]
@@ -71,6 +71,9 @@ class Session:
         plans = [verified(one, check_weights) for one in given]
         check_family(plans)
         self.device = device_of(plans[0], device)
+        self._name = plans[0].name
+        batches = [str(one.batch) for one in plans if one.batch is not None]
+        self._batches = f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
         for one in plans:
             check_stamp(one, self.device)
         if threads == "arena" and not self.device.is_host:
@@ -90,6 +93,11 @@ class Session:
         self._lock = threading.Lock()
         self._of_thread = threading.local()
         self._shared = self._bind() if threads == "lock" else None
+
+    def __repr__(self) -> str:
+        """As ``<Session densenet121 on cpu: batch 1, arena 6.89 MiB>``."""
+        arena = max(program.arena_bytes for program in self._programs)
+        return shown(f"<Session {self._name} on {self.device}: {self._batches}arena {format_size(arena)}>")
 
     @property
     def input_names(self) -> tuple[str, ...]:
