@@ -138,8 +138,13 @@ def verify(**arguments: Any) -> None:
     click.option("--against", type=SOURCE, help="Model for the stock sessions; MODEL if left out."),
     click.option("--cuda-graph", type=click.Choice(GRAPHS), default="auto", show_default=True,
                  help="Capture runs on a CUDA device once and replay them; auto: where that is possible."),
+    click.option("--atol", type=click.FloatRange(0), metavar="X",
+                 help="Outputs pass if |planned - stock| <= X + rtol * |stock|; without both, bit for bit."),
+    click.option("--rtol", type=click.FloatRange(0), metavar="X", help="See --atol."),
     click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
                  help="Timed runs of each session."),
+    click.option("--warm-up", type=click.IntRange(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
+                 help="Runs of each session before the timed ones."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
                  help="Seed of random inputs."),
     AS_JSON,
@@ -148,7 +153,8 @@ def verify(**arguments: Any) -> None:
 def run_command(**arguments: Any) -> None:
     """Run MODEL as planned; one without a plan is planned first.
 
-    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own.
+    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own,
+    and the exit status is 1 if the outputs aren't those of stock onnxruntime at the plan's own level.
     """
     from memonger.cli import run
 
