@@ -1,6 +1,7 @@
 """The commands that make plans and training models: ``plan``, ``pareto`` and ``differentiate``."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
+from memonger.cli.command import given_again
 from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, print_line, print_lines, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
@@ -36,7 +38,7 @@ def plan(
     if output is not None:
         made.save(output)
     if annotated is not None:
-        save_model(made.annotated, annotated)
+        made.annotated.save(annotated)
     record = plan_record(made, str(model), None if output is None else str(output))
     if as_json:
         print_json(record)
@@ -96,7 +98,15 @@ def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, qu
     console.print(text.frontier_table(records))
     if records and records[0]["stock_bytes"] is not None:
         console.print(f"Stock onnxruntime is expected to take about {format_size(records[0]['stock_bytes'])}.")
-    console.print(f"Make one of them: memonger plan {model} --budget SIZE -o PLANNED.onnx", soft_wrap=True)
+    console.print(f"Make one of them: {_plan_of(model, records)}", soft_wrap=True)
+
+
+def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
+    """The command that makes a plan of the frontier: the one in the middle, with the flags of this command."""
+    record = records[len(records) // 2]
+    given = given_again(click.get_current_context(), ("points", "budgets", "as_json", "quiet"))
+    budget = f" --budget {record['total_bytes']}B" if record["recomputed_nodes"] else ""
+    return f"memonger plan {given}{budget} -o {shlex.quote(f'{model.stem}.planned.onnx')}"
 
 
 def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
@@ -106,6 +116,7 @@ def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     read = to_training_mode if flags.pop("train_mode") else load
     wrt = flags.pop("wrt") or None
     training = differentiate(read(model, batch=batch, dims=dims), optimizer=optimizer, wrt=wrt, **flags)
+    print_notes(training.notes)
     save_model(training.ir.clone(), output)
     print_line(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
 

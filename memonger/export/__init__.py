@@ -18,7 +18,7 @@ from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning.options import Options
 from memonger.units import shown
-from memonger.words import option
+from memonger.words import did_you_mean, option
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
 
@@ -88,7 +88,7 @@ def export(
     """
     write = TARGETS.get(target)
     if write is None:
-        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
+        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.{did_you_mean(str(target), TARGETS)}")
     sources: list[Any] = list(plans) if isinstance(plans, list | tuple) else [plans]
     if force:
         _check_outside(sources, Path(output))

@@ -14,6 +14,7 @@ from memonger.lowering import calibrate
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.units import MOST_INSTANCES, in_full
+from memonger.words import either, option
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 STOCK_NOTE = (
@@ -173,15 +174,18 @@ def binding_notes(package: Package) -> tuple[str, ...]:
         return ()
     return (
         f"The plan is bound to {stamp.runtime} and this kind of processor: a session elsewhere refuses it. A plan "
-        "made with --device none runs everywhere.",
+        f"made with {option('device', 'none')} runs everywhere.",
     )
 
 
 def _check_mode(plan: Plan, origin: str) -> None:
     if plan.mode == "training" or plan.training is not None:
+        inference = either(
+            "memonger.search_plan(model, mode='inference')", "memonger plan MODEL --mode inference -o PLANNED.onnx"
+        )
         raise PlanError(
             f"{origin} is a plan for training, which can't be served: plan the forward model "
-            "(memonger plan MODEL --mode inference -o PLANNED.onnx). trainer.export writes trained weights into it."
+            f"({inference}). trainer.export writes trained weights into it."
         )
 
 
@@ -212,7 +216,7 @@ def check_name(name: str, pattern: str, words: str) -> None:
         PlanError: it isn't.
     """
     if not re.fullmatch(pattern, name):
-        raise PlanError(f"{name!r} can't be the model's name: {words}. Give another (--name).")
+        raise PlanError(f"{name!r} can't be the model's name: {words}. Give another ({option('name')}).")
 
 
 def check_standard(plan: Plan, target: str, *, own: bool) -> None:
@@ -230,9 +234,10 @@ def check_standard(plan: Plan, target: str, *, own: bool) -> None:
     for node in plan.model.graph:
         if node.domain in STANDARD or (own and node.domain == "com.microsoft"):
             continue
+        extended = option("level", "extended")
         raise PlanError(
             f"node '{node.name}' is {node.domain}::{node.op_type}, which {target} can't be relied on to run: plan the "
-            f"model with --device none{' or --level extended' if own else ''}."
+            f"model with {option('device', 'none')}{f' or {extended}' if own else ''}."
         )
 
 

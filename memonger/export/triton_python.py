@@ -36,7 +36,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         f"Requests are put together to batches of at most {max(batches)}; each is run by the plan of the next larger "
         f"batch ({', '.join(map(str, batches))}), filled up with the last row."
         if batches
-        else "Requests are run one by one: the plan was made without --batch, or the model's inputs and outputs don't "
+        else "Requests are run one by one: the plan was made without a batch, or the model's inputs and outputs don't "
         "all begin with a batch."
     )
     files.add_readme(package, folder, estimate, TEXT.format(batching=batching))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError
 from memonger.model.model import Model
 from memonger.model.values import tensor_shape
-from memonger.words import FILE, SIZE, N, option
+from memonger.words import FILE, SIZE, N, did_you_mean, option
 
 Dim = int | ir.SymbolicDim
 
@@ -113,6 +113,7 @@ def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int])
     raise LoadError(
         f"{name} has no dimension named {', '.join(map(repr, unknown))}; "
         + (f"it has {', '.join(map(repr, known))}." if known else "all of its dimensions are fixed.")
+        + did_you_mean(unknown[0], known)
     )
 
 

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
-from memonger.model.checks import external_tensors, root_cause
+from memonger.model.checks import root_cause
+from memonger.model.tensors import external_tensors
 from memonger.runtime import weights
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime

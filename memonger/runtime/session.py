@@ -20,7 +20,7 @@ from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, check_family, group_plans
-from memonger.units import format_size
+from memonger.units import format_size, shown
 from memonger.words import option
 
 Threads = Literal["lock", "arena"]
@@ -81,6 +81,9 @@ class Session:
         plans = [verified(one, check_weights) for one in given]
         check_family(plans)
         self.device = device_of(plans[0], device)
+        self._name = plans[0].name
+        batches = [str(one.batch) for one in plans if one.batch is not None]
+        self._batches = f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
         for one in plans:
             check_stamp(one, self.device)
         if threads == "arena" and not self.device.is_host:
@@ -101,6 +104,11 @@ class Session:
         self._lock = threading.Lock()
         self._of_thread = threading.local()
         self._shared = self._bind() if threads == "lock" else None
+
+    def __repr__(self) -> str:
+        """As ``<Session densenet121 on cpu: batch 1, arena 6.89 MiB>``."""
+        arena = max(program.arena_bytes for program in self._programs)
+        return shown(f"<Session {self._name} on {self.device}: {self._batches}arena {format_size(arena)}>")
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -291,7 +299,8 @@ def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Devic
         raise SessionError(
             f"{device} has too little free memory: {format_size(sum(parts.values()))} are needed ({listed}), "
             f"{format_size(room.free)} of {format_size(room.total)} are free. Nothing was allocated. Plan for "
-            "less (--budget, a smaller --batch), or end what else uses the device (nvidia-smi lists it)."
+            f"less ({option('budget')}, a smaller {option('batch')}), or end what else uses the device "
+            "(nvidia-smi lists it)."
         )
 
 
@@ -327,7 +336,7 @@ def check_stamp(plan: Plan, device: Device) -> None:
         if planned != current:
             raise PlanFileError(
                 f"the plan is bound to another {key}: it was made for {planned}, this is {current}. Plan the model "
-                f"again here (--device {device}), or make a portable plan (--device none)."
+                f"again here ({option('device', str(device))}), or make a portable plan ({option('device', 'none')})."
             )
 
 
@@ -340,5 +349,6 @@ def _check_portable(plan: Plan, device: Device) -> None:
         verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
     except VerificationError as error:
         raise PlanFileError(
-            f"the portable plan can't run on {device}: {error} Plan the model for that device (--device {device})."
+            f"the portable plan can't run on {device}: {error} Plan the model for that device "
+            f"({option('device', str(device))})."
         ) from error
