@@ -106,7 +106,7 @@ def commands_of(session: re.Match[str]) -> list[Command]:
 
 
 def run(line: str, folder: Path) -> str:
-    """What a command prints, in a folder: memonger's own and ``python -m models`` in this process, others in a shell."""
+    """What a command prints in a folder; memonger and ``python -m models`` run in this process."""
     program, *arguments = shlex.split(line)
     if program == "memonger":
         return _invoke(commands.main, arguments, "memonger", folder)
@@ -146,6 +146,7 @@ def _tidy(text: str) -> str:
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:µs|ms|s)\b")
 _NUMBER = re.compile(r"[+-]?\d[\d,.]*\d(?:e-?\d+)?|[+-]?\d")
 _UNIT = re.compile(r"# (?:B|bytes|[KMG]iB|µs|ms|s)\b")
+_NOISE = re.compile(r"^The machine is noisy:.*?\.\n(?=\S*[A-Z│┏])", re.DOTALL | re.MULTILINE)
 _BARS = re.compile("[▁-█]+")
 
 
@@ -156,6 +157,7 @@ def exact(text: str) -> str:
 
 def form(text: str) -> str:
     """What has to be the same for other models, too: words, rows and columns; of equal rows one."""
+    text = _NOISE.sub("", text)
     masked = _BARS.sub("▁", _UNIT.sub("#", _NUMBER.sub("#", re.sub(r"[\w./-]+\.onnx", "MODEL", text))))
     lines = [" ".join(re.sub("([━─])+", r"\1", line).split()) for line in masked.splitlines()]
     return " ".join(line for index, line in enumerate(lines) if index == 0 or line != lines[index - 1])
