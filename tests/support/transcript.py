@@ -106,7 +106,7 @@ def commands_of(session: re.Match[str]) -> list[Command]:
 
 
 def run(line: str, folder: Path) -> str:
-    """What a command prints in a folder; memonger and ``python -m models`` run in this process."""
+    """What a command prints, in a folder; memonger and ``python -m models`` run in this process, others in a shell."""
     program, *arguments = shlex.split(line)
     if program == "memonger":
         return _invoke(commands.main, arguments, "memonger", folder)
