@@ -146,7 +146,7 @@ def _tidy(text: str) -> str:
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:µs|ms|s)\b")
 _NUMBER = re.compile(r"[+-]?\d[\d,.]*\d(?:e-?\d+)?|[+-]?\d")
 _UNIT = re.compile(r"# (?:B|bytes|[KMG]iB|µs|ms|s)\b")
-_NOISE = re.compile(r"^The machine is noisy:.*?says\s+more\.\n", re.DOTALL | re.MULTILINE)
+_NOISE = re.compile(r"^(?:memonger: note: )?The machine is noisy:.*?says\s+more\.\n", re.DOTALL | re.MULTILINE)
 _BARS = re.compile("[▁-█]+")
 
 
