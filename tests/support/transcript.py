@@ -159,6 +159,7 @@ def form(text: str) -> str:
     """What has to be the same for other models, too: words, rows and columns; of equal rows one."""
     text = _NOISE.sub("", text)
     masked = _BARS.sub("▁", _UNIT.sub("#", _NUMBER.sub("#", re.sub(r"[\w./-]+\.onnx", "MODEL", text))))
+    masked = re.sub(r"#(?:, #)+", "#", masked)  # a list of numbers has any length
     lines = [" ".join(re.sub("([━─])+", r"\1", line).split()) for line in masked.splitlines()]
     return " ".join(line for index, line in enumerate(lines) if index == 0 or line != lines[index - 1])
 
