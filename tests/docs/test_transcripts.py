@@ -27,7 +27,7 @@ def _command(output: str, varies: bool = True) -> Command:
         ("│ arena │ 6.89 MiB │\n│ peak │ 0 B │\n", "│ arena   │  12 KiB │\n│ peak    │ 1.5 GiB │\n"),
         ("┏━━━┳━━┓\n│ 10.4 MiB │ +0.0% │\n│ 4.6 MiB │ +30% │\n", "┏━┳━┓\n│ 3.4 MiB │ -1.5e-07% │\n"),
         (
-            "It holds.\nmemonger: note: The machine is noisy: load 6.1. Trust\nit not; --runs 200 says\nmore.\nPASSED\n",
+            "It holds.\nmemonger: note: The machine is noisy: load 6. Trust\nit not; --runs 2 says\nmore.\nPASSED\n",
             "It holds.\nPASSED\n",
         ),
         ("Wrote a.planned.onnx. It takes\n22.01 ms now.\n", "Wrote b/c.onnx. It takes 1 s\nnow.\n"),
