@@ -235,10 +235,15 @@ def save(model: ir.Model, record: Record, path: Path) -> None:
         PlanFileError: see `save_model`.
     """
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
-        planned = model.clone()
-        signed = dataclasses.replace(record, weight_digests=weight_digests(model))
-        planned.metadata_props[KEY] = _to_json(signed)
-        save_model(planned, path)
+        save_model(with_record(model, record), path)
+
+
+def with_record(model: ir.Model, record: Record) -> ir.Model:
+    """A copy of the model with its plan, and digests of its weights, in its metadata."""
+    planned = model.clone()
+    signed = dataclasses.replace(record, weight_digests=weight_digests(model))
+    planned.metadata_props[KEY] = _to_json(signed)
+    return planned
 
 
 __all__ = [
@@ -253,4 +258,5 @@ __all__ = [
     "save",
     "save_model",
     "weight_digests",
+    "with_record",
 ]

@@ -12,6 +12,8 @@ from memonger.cli.command import Command, Comparison, Group
 from memonger.cli.options import (
     AS_JSON,
     DIMS,
+    ENVIRONMENT,
+    HELP,
     LOWERING,
     MODE,
     MODEL,
@@ -21,20 +23,42 @@ from memonger.cli.options import (
     SOURCE,
     TARGETS,
     TRAINING,
+    Choice,
+    completes,
     options,
+    parse_batches,
     parse_sizes,
 )
 from memonger.devices import GRAPHS
 from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS
 
 
-@click.group(cls=Group, name="memonger")
+@click.group(
+    cls=Group,
+    name="memonger",
+    context_settings=HELP,
+    examples=(
+        "memonger plan model.onnx -o planned.onnx           # plan it, write the planned file",
+        "memonger run model.onnx --compare                  # beside stock onnxruntime",
+        "memonger pareto model.onnx --loss NAME             # in how little memory it trains",
+        "memonger COMMAND --help                            # more examples",
+    ),
+    epilog=ENVIRONMENT,
+)
 @click.version_option(__version__)
 def main() -> None:
     """Plans the memory of a neural network before it runs."""
 
 
-@main.command(name="plan")
+PLAN_EXAMPLES = (
+    "memonger plan model.onnx -o planned.onnx",
+    "memonger plan model.onnx --batch 8 --dim seq=128 --budget 500MiB -o planned.onnx",
+    "memonger plan model.onnx --train-mode --loss softmax_cross_entropy --optimizer sgd --budget 4GiB -o step.onnx",
+    "memonger plan model.onnx --device none -o portable.onnx",
+)
+
+
+@main.command(name="plan", examples=PLAN_EXAMPLES)
 @options(
     MODEL,
     MODE,
@@ -64,12 +88,19 @@ plan = click.version_option(__version__)(
         params=list(plan_command.params),
         callback=plan_command.callback,
         help=plan_command.help,
+        examples=[line.replace("memonger plan", "memonger-plan") for line in PLAN_EXAMPLES],
     )
 )
 """The program ``memonger-plan``, which does the same."""
 
 
-@main.command(name="pareto")
+@main.command(
+    name="pareto",
+    examples=(
+        "memonger pareto model.onnx --loss softmax_cross_entropy --batch 32",
+        "memonger pareto model.onnx --mode inference --points 4",
+    ),
+)
 @options(
     MODEL,
     MODE,
@@ -92,7 +123,13 @@ def pareto_command(**arguments: Any) -> None:
     planning.pareto(**arguments)
 
 
-@main.command(name="differentiate")
+@main.command(
+    name="differentiate",
+    examples=(
+        "memonger differentiate model.onnx --loss softmax_cross_entropy --optimizer adam --lr 1e-3 -o training.onnx",
+        "memonger differentiate model.onnx --wrt x -o forces.onnx",
+    ),
+)
 @options(
     MODEL,
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the training model here."),
@@ -108,7 +145,13 @@ def differentiate_command(**arguments: Any) -> None:
     planning.write_differentiated(**arguments)
 
 
-@main.command()
+@main.command(
+    examples=(
+        "memonger inspect model.onnx",
+        "memonger inspect model.onnx --layers --batch 8",
+        "memonger inspect planned.onnx --json",
+    )
+)
 @options(
     MODEL,
     click.option("--layers", is_flag=True,
@@ -127,7 +170,7 @@ def inspect(**arguments: Any) -> None:
     files.inspect(**arguments)
 
 
-@main.command(cls=Comparison)
+@main.command(cls=Comparison, examples=("memonger diff before.planned.onnx after.planned.onnx",))
 @options(
     click.argument("first", type=SOURCE),
     click.argument("second", type=SOURCE),
@@ -143,7 +186,7 @@ def diff(**arguments: Any) -> None:
     files.diff(**arguments)
 
 
-@main.command()
+@main.command(examples=("memonger verify planned.onnx",))
 @options(MODEL, AS_JSON)
 def verify(**arguments: Any) -> None:
     """Check the plan in MODEL with an independent checker.
@@ -155,21 +198,31 @@ def verify(**arguments: Any) -> None:
     files.verify(**arguments)
 
 
-@main.command(name="run")
+@main.command(
+    name="run",
+    examples=(
+        "memonger run model.onnx --compare",
+        "memonger run planned.onnx --inputs inputs.npz --outputs outputs.npz",
+        "memonger run planned.onnx --compare --against model.onnx --rtol 1e-4",
+    ),
+)
 @options(
     MODEL,
     MODE,
     *PLANNING,
     click.option("--outputs", type=OUTPUT, help="Write the outputs to this .npz."),
+    click.option("--pad", is_flag=True, help="Fill up --inputs of fewer rows than the plan's batch; cut the outputs."),
     click.option("--compare", is_flag=True, help="Compare outputs, latency and memory with stock onnxruntime."),
     click.option("--against", type=SOURCE, help="Model for the stock sessions; MODEL if left out."),
-    click.option("--cuda-graph", type=click.Choice(GRAPHS), default="auto", show_default=True,
+    click.option("--cuda-graph", type=Choice(GRAPHS), default="auto", show_default=True,
                  help="Capture runs on a CUDA device once and replay them; auto: where that is possible."),
     click.option("--atol", type=click.FloatRange(0), metavar="X",
                  help="Outputs pass if |planned - stock| <= X + rtol * |stock|; without both, bit for bit."),
     click.option("--rtol", type=click.FloatRange(0), metavar="X", help="See --atol."),
     click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
                  help="Timed runs of each session."),
+    click.option("--steps", type=click.IntRange(3, MOST_INSTANCES), default=10, show_default=True, metavar="N",
+                 help="Steps of a model that trains, those to warm up among them."),
     click.option("--warm-up", type=click.IntRange(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
                  help="Runs of each session before the timed ones."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
@@ -180,7 +233,8 @@ def verify(**arguments: Any) -> None:
 def run_command(**arguments: Any) -> None:
     """Run MODEL as planned; one without a plan is planned first.
 
-    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own,
+    A model with a loss is trained for some steps, on one batch. Inputs are random numbers unless --inputs names an
+    .npz. With --compare each session runs in a process of its own,
     and the exit status is 1 if the outputs aren't those of stock onnxruntime at the plan's own level.
     """
     from memonger.cli import run
@@ -188,7 +242,7 @@ def run_command(**arguments: Any) -> None:
     run.run(**arguments)
 
 
-@main.command()
+@main.command(examples=("memonger pack problem.csv --capacity 1048576 -o solution.csv",))
 @options(
     click.argument("problem", type=SOURCE),
     click.option("--capacity", type=click.IntRange(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
@@ -205,21 +259,33 @@ def pack(**arguments: Any) -> None:
     files.pack(**arguments)
 
 
-@main.command(name="export")
+@main.command(
+    name="export",
+    examples=(
+        "memonger export planned.onnx --target triton -o models/resnet",
+        "memonger export batch1.onnx batch8.onnx --target kserve --name resnet -o served",
+    ),
+)
 @options(
-    click.argument("planned", type=SOURCE, nargs=-1, required=True),
-    click.option("--target", required=True, metavar="NAME", help=f"One of {', '.join(TARGETS)}."),
+    click.argument("models", type=SOURCE, nargs=-1, required=True, metavar="MODEL..."),
+    click.option("--target", required=True, metavar="NAME", shell_complete=completes(*TARGETS),
+                 help=f"One of {', '.join(TARGETS)}."),
     click.option("--output", "-o", type=SOURCE, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
     click.option("--instances", type=click.IntRange(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Requests served at a time, each in memory of its own."),
     click.option("--force", is_flag=True, help="Replace an earlier export."),
+    click.option("--batches", callback=parse_batches, metavar="N,N,...",
+                 help="Batches to plan a MODEL without a plan for, as 1,4,16; left out: what suits the target."),
+    *PLANNING,
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    QUIET,
 )  # fmt: skip
 def export_command(**arguments: Any) -> None:
-    """Write what a serving stack loads from PLANNED files.
+    """Write what a serving stack loads from MODEL.
 
-    Several are plans of one model for different batches.
+    One without a plan is planned for inference, in the form the target needs; an open batch stays open, or gets a plan
+    for each of --batches. Several planned files are plans of one model for different batches.
     """
     from memonger.cli import export
 

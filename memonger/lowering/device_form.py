@@ -30,6 +30,7 @@ from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
+from memonger.words import option
 
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -122,7 +123,7 @@ def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Set
     except LoadError as error:
         raise PlanError(
             f"{model.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes need: "
-            f"{error} Plan it for a smaller batch, or at --level disable."
+            f"{error} Plan it for a smaller batch, or at {option('level', 'disable')}."
         ) from error
     return lowered, Calibration(None, None, calibrate.hosted(lowered, device, settings.cuda))
 

@@ -20,7 +20,7 @@ from memonger.model.emitter import collecting_later
 from memonger.model.load import Source, load
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
-from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
+from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
@@ -248,6 +248,8 @@ class _Job:
 
 def _prepare(source: Source | Model, options: Options) -> _Job:
     """Load, differentiate, lower, and make the graph."""
+    if isinstance(source, BasePlan):
+        raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
     tell, device = options.progress or _silent, _device(options.device)
     tell("load")
     own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
