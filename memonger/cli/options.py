@@ -26,7 +26,8 @@ def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str])
     return sizes
 
 
-def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Bytes from a text such as 4GiB."""
     try:
         return None if value is None else parse_size(value)
     except ValueError as error:
@@ -76,7 +77,7 @@ LOWERING = (
 
 PLANNING = (
     *LOWERING,
-    click.option("--budget", metavar="SIZE", callback=_budget,
+    click.option("--budget", metavar="SIZE", callback=memory_size,
                  help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
     click.option("--strategy", type=click.Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "

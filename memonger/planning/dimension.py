@@ -65,7 +65,9 @@ def _name(value: ir.Value, axis: int) -> str | None:
 
 
 def _nothing_to_vary(model: str, vary: str, inputs: Sequence[ir.Value], known: Sequence[str]) -> str:
-    listed = ", ".join(f"'{v.name}' is [{', '.join(map(_shown, v.shape or ()))}]" for v in inputs) or "there is no input"
+    listed = (
+        ", ".join(f"'{v.name}' is [{', '.join(map(_shown, v.shape or ()))}]" for v in inputs) or "there is no input"
+    )
     if not known:
         return (
             f"{model}: no dimension of its inputs is open, so none can vary ({listed}). Export it with a dynamic "

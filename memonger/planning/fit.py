@@ -16,8 +16,8 @@ from typing import Literal, Unpack
 
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.errors import BudgetError, LoadError, PlanError
-from memonger.model.emitter import collecting_later
 from memonger.model import training_roles
+from memonger.model.emitter import collecting_later
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan, parameter_bytes
@@ -28,10 +28,10 @@ from memonger.planning.family import Family
 from memonger.planning.names import Strategy
 from memonger.planning.options import Keywords, Options, combine, in_bytes, takes_options
 from memonger.planning.schedules import Schedules, total_bytes
-from memonger.remat import STRATEGIES
+from memonger.remat import STRATEGIES, Request
 from memonger.remat.every_schedule import least_arena
 from memonger.remat.orders import ORDERS
-from memonger.units import MOST_BATCH, format_size, in_full
+from memonger.units import MOST_BATCH, in_full
 
 Status = Literal["proven", "open", "refused"]
 
@@ -188,6 +188,35 @@ def fit(
         return _Fitting(source, in_bytes("memory", memory), vary, train_mode, chosen).answer(frontier)
 
 
+def lower(
+    source: Source | Model, dimension: Dimension, size: int, options: Options, train_mode: bool
+) -> "planner._Job":
+    """The model with this size of the dimension, lowered for the search.
+
+    Raises:
+        LoadError, PlanError, RuntimeUnavailableError: as `memonger.search_plan`.
+    """
+    batch, dims = dimension.at(size, options)
+    options = dataclasses.replace(options, batch=batch, dims=dims, progress=None)
+    if train_mode:
+        source = to_training_mode(source, batch=batch, dims=dims)
+        options = dataclasses.replace(options, batch=None, dims=None)
+    return planner._prepare(source, options)
+
+
+def lower_bound(request: Request, *, recomputes: bool, **effort: int) -> int:
+    """No plan has a smaller total: what is there at every step, the largest workspace, and the least arena.
+
+    Args:
+        request: The graph, what is there beside it, and what may share bytes.
+        recomputes: Whether nodes may run more than once.
+        effort: See `least_arena`.
+    """
+    graph = request.graph
+    arena = least_arena(graph, request.sharing, again=recomputes, **effort)
+    return request.base + max(graph.workspace, default=0) + arena
+
+
 @dataclass(slots=True)
 class _Attempt:
     """One size, planned from the model itself.
@@ -214,18 +243,15 @@ class _Fitting:
         self.source, self.memory, self.vary, self.train_mode = source, memory, vary, train_mode
         self.dimension = open_dimension(source, vary, options)
         strategy: Strategy = options.strategy or "budget"
-        self.options, self.strategy = dataclasses.replace(options, strategy=None, budget=None), strategy
+        device = str(planner._device(options.device))
+        self.options = dataclasses.replace(options, strategy=None, budget=None, device=device)
+        self.strategy = strategy
         self.begin, self.course = time.perf_counter(), _Course(options.progress)
         names = list(ORDERS) if options.order == "best" else [options.order]
         self.schedules = Schedules(memory, names)
         self.family: Family | None = None
         self.failed: set[int] = set()  # sizes for which a search on the family found nothing
         self.attempts: dict[int, _Attempt] = {}
-        self.mode = options.chosen_mode
-
-    @property
-    def recomputes(self) -> bool:
-        return self.strategy != "none"
 
     @property
     def searches(self) -> bool:
@@ -238,15 +264,9 @@ class _Fitting:
     def job(self, size: int) -> "planner._Job":
         """The model lowered at a size, with the memory as its budget."""
         with self.course.doing("lower", f"{self.vary} {size}: lowering"):
-            batch, dims = self.dimension.at(size, self.options)
-            options = dataclasses.replace(self.options, batch=batch, dims=dims, progress=None)
-            source = self.source
-            if self.train_mode:
-                source = to_training_mode(source, batch=batch, dims=dims)
-                options = dataclasses.replace(options, batch=None, dims=None)
-            job = planner._prepare(source, options)
+            job = lower(self.source, self.dimension, size, self.options, self.train_mode)
             return dataclasses.replace(
-                job, strategy=self.strategy, request=dataclasses.replace(job.request, budget=self.memory, progress=None)
+                job, strategy=self.strategy, request=dataclasses.replace(job.request, budget=self.memory)
             )
 
     # The answer
@@ -273,7 +293,7 @@ class _Fitting:
             seconds=time.perf_counter() - self.begin,
             source=self.source,
             strategy=self.strategy,
-            options=self.options,
+            options=dataclasses.replace(self.options, mode=first.job.mode if first.job else None),
             train_mode=self.train_mode,
         )
 
@@ -320,9 +340,9 @@ class _Fitting:
             return _largest(first, self._strategy_fits)
         self.schedules.add_plain(self.family.requests[-1])
         best = _largest(first, self._fits)
-        high = _largest(best, self._may_fit)
-        if high == best:
+        if self._bound(self.family.request(best + 1)) > self.memory:
             return best
+        high = _largest(best, self._may_fit)
         self.schedules.add_swept(self.family.request(high))
         best = _largest(best, self._fits, high)
         target = min(high, best + max(1, best // 4))
@@ -352,11 +372,8 @@ class _Fitting:
         request = self.family.request(size)
         return self._bound(request, effort=0) <= self.memory
 
-    def _bound(self, request: "planner.Request", **effort: int) -> int:
-        """No plan takes less: what is there at every step, the largest workspace, and the least arena."""
-        graph = request.graph
-        arena = least_arena(graph, request.sharing, again=self.recomputes, **effort)
-        return request.base + max(graph.workspace, default=0) + arena
+    def _bound(self, request: Request, **effort: int) -> int:
+        return lower_bound(request, recomputes=self.strategy != "none", **effort)
 
     # Sizes planned from the model itself
 
@@ -415,7 +432,7 @@ class _Fitting:
         assert least is not None
         return None, total_bytes(request, least)
 
-    def _by_strategy(self, request: "planner.Request") -> tuple[Solution | None, int]:
+    def _by_strategy(self, request: Request) -> tuple[Solution | None, int]:
         takes_budget = STRATEGIES[self.strategy].takes_budget
         asked = request if takes_budget else dataclasses.replace(request, budget=None)
         try:
@@ -524,4 +541,4 @@ class _Course:
         return rest
 
 
-__all__ = ["Beyond", "Dimension", "Fit", "Point", "fit", "format_size"]
+__all__ = ["Beyond", "Fit", "Point", "Status", "fit", "lower", "lower_bound"]

@@ -121,4 +121,3 @@ class Schedules:
             if over <= 0 or result.peak > budget:
                 return
             budget -= over
-

@@ -75,7 +75,8 @@ class _Steps:
                 root[target] = root[source]
         writes = [frozenset(v for v in each if root[v] == v) for each in graph.writes]
         reads = [
-            frozenset(root[v] for v in each if root[v] >= 0) - own for each, own in zip(graph.reads, writes, strict=True)
+            frozenset(root[v] for v in each if root[v] >= 0) - own
+            for each, own in zip(graph.reads, writes, strict=True)
         ]
         over: list[set[int]] = [set() for _ in graph.values]
         for pairs in graph.inplace if sharing.inplace else ():
