@@ -24,7 +24,7 @@ import models
 from benchmarks.machine import HERE, MIB, Table, pyplot, stamp
 from memonger.errors import PlanError
 from memonger.graph.costs import INTENSITY
-from memonger.graph.liveness import ALIGNMENT, needed_bytes
+from memonger.graph.liveness import ALIGNMENT
 from memonger.lowering.lowered import portable
 from memonger.model import training_roles
 from memonger.model.emitter import collecting_later
@@ -89,7 +89,7 @@ class Row:
             ``smallest``.
         nodes: Of the training step, without recomputation.
         base: Parameters, optimizer state and inputs.
-        required: Most live bytes at one step, and ``base``.
+        required: Arena and ``base``.
         overhead: Extra cost over the cost of one pass.
         again: Steps that run a node again.
         cpu: Seconds of the processor; ``seconds`` are the clock's. Loading and differentiating aren't in them.
@@ -119,7 +119,13 @@ def prepare(name: str, effort: int) -> Request:
     with collecting_later():
         built = models.build_ir(name, batch=network.batch, training=True, **network.settings)
         source = memonger.differentiate(built, loss="loss", optimizer=memonger.SGD(lr=0.1, momentum=0.9))
-        model = portable(source).model
+        return request_of(source, effort)
+
+
+def request_of(source: memonger.Model, effort: int) -> Request:
+    """What strategies are asked of a model, planned for no device."""
+    with collecting_later():
+        name, model = source.name, portable(source).model
         placed, known = place(source.ir, model, name), training_roles.read(model, name)
         return Request(
             graph=graph_of(model, known, None, None),
@@ -146,7 +152,7 @@ def plan_row(empty: Row, plan: Callable[[], Solution]) -> Row:
     made.verify()
     return replace(
         empty, peak=made.peak_bytes, arena=made.arena_bytes, bound=made.lower_bound_bytes,
-        required=empty.base + needed_bytes(made.graph, made.storage), overhead=made.overhead,
+        required=empty.base + found.total_bytes, overhead=made.overhead,
         again=len(made.recomputed), seconds=seconds, cpu=cpu,
     )  # fmt: skip
 
@@ -218,7 +224,7 @@ def table(rows: Sequence[Row]) -> str:
         "",
         "peak: live bytes of the arena at the worst step, and percent of it with nothing recomputed (none)",
         "÷bound: arena over the lower bound of its schedule",
-        "all: peak, parameters, optimizer state and inputs; percent as before",
+        "all: arena, parameters, optimizer state and inputs; percent as before",
         "overhead: extra cost in percent of one pass. Costs are estimates: bytes moved, or FLOPs at "
         f"{INTENSITY} a byte",
         "again: steps that run a node again. seconds, cpu: search and layout; loading and differentiating are below",

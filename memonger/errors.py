@@ -38,14 +38,14 @@ class BudgetError(PlanError):
 
     Attributes:
         budget: Bytes asked for.
-        smallest: The smallest budget for which a schedule was found: planning succeeds with it.
-        lower_bound: No schedule takes less.
+        smallest: The smallest budget for which a plan was found: planning succeeds with it.
+        lower_bound: No plan takes less.
     """
 
     def __init__(self, budget: int, smallest: int, lower_bound: int, hint: str = "") -> None:
         super().__init__(
-            f"no schedule within {in_full(budget)} was found: the smallest budget for which there is one is "
-            f"{in_full(smallest)}, as far as the search went (at least {in_full(lower_bound)} are needed).{hint}"
+            f"no plan within {in_full(budget)} was found. The smallest budget that was found to work is "
+            f"{in_full(smallest)}; none below {in_full(lower_bound)} can work.{hint}"
         )
         self.budget, self.smallest, self.lower_bound = budget, smallest, lower_bound
 

@@ -56,7 +56,7 @@ def pytest_runtest_logfinish() -> None:
 
 
 def _leave_alone_what_stays() -> None:
-    """After a full garbage collection: later ones needn't look through what survives one now (half the suite's time)."""
+    """After a full garbage collection: later ones needn't look through what survives now (half the suite's time)."""
     global _collections
     if gc.get_stats()[2]["collections"] > _collections:
         gc.collect()

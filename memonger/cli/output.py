@@ -1,6 +1,8 @@
 """What every command shares: a progress bar, notes and results on the terminal, and reading an .npz of inputs."""
 
 import json
+import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from memonger.errors import MemongerError
 from memonger.units import shown
 
 STAGES = 7
+LINE_SECONDS = 5.0
+FOUND = "search: found "
 
 
 class Screen(Console):
@@ -37,19 +41,62 @@ def print_line(text: str, *, err: bool = False) -> None:
 
 @contextmanager
 def progress_bar(quiet: bool, title: str) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error that advances at each new stage; nothing where standard error is no terminal."""
+    """What is being done, on standard error: a bar on a terminal, else a line every few seconds.
+
+    What a search has found of a frontier stays as a line of its own.
+    """
     console = Screen(stderr=True)
+    if quiet:
+        yield lambda stage: None
+    elif not console.is_terminal:
+        with _lines(title) as tell:
+            yield tell
+    else:
+        with _bar(title, console) as tell:
+            yield tell
+
+
+@contextmanager
+def _bar(title: str, console: Screen) -> Iterator[Callable[[str], None]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(shown(title), total=STAGES)
         seen = set[str]()
 
         def tell(stage: str) -> None:
             new = stage.partition(":")[0] not in seen
             seen.add(stage.partition(":")[0])
+            if stage.startswith(FOUND):
+                progress.console.print(f"{title}: {stage.removeprefix(FOUND)}")
             progress.update(task, description=shown(f"{title}: {stage}"), advance=int(new))
 
         yield tell
+
+
+@contextmanager
+def _lines(title: str) -> Iterator[Callable[[str], None]]:
+    """Says what is being done in a line, and every `LINE_SECONDS`; nothing of what takes less."""
+    begin, state, over = time.monotonic(), [""], threading.Event()
+
+    def say(stage: str) -> None:
+        print_line(f"{title}: {stage} ({time.monotonic() - begin:.0f} s)", err=True)
+
+    def speak() -> None:
+        while not over.wait(LINE_SECONDS):
+            say(state[0])
+
+    def tell(stage: str) -> None:
+        state[0] = stage
+        if stage.startswith(FOUND):
+            say(stage.removeprefix(FOUND))
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        speaker.join()
 
 
 def print_json(record: Any) -> None:

@@ -26,8 +26,6 @@ from memonger.report.summary import plan_record
 
 def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model, write what is asked for, and print the plan's figures."""
-    if output is not None and annotated is not None and output.resolve() == annotated.resolve():
-        raise click.UsageError("-o and --annotated name the same file.")
     made = search_plan(model, quiet, **flags)
     if output is not None:
         made.save(output)
@@ -72,11 +70,11 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     return made
 
 
-def pareto(model: Path, points: int, as_json: bool, quiet: bool, **flags: Any) -> None:
+def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model for several budgets and print a table of the plans."""
     source, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
-        plans = planner.pareto(source, points=points, options=options, progress=tell)
+        plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
     print_notes([note for each in plans for note in each.notes])
     records = [plan_record(each, str(model), None) for each in plans]
     if as_json:

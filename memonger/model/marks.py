@@ -115,18 +115,31 @@ def _matches(node: ir.Node, pattern: str) -> bool:
 
 
 def lost(before: ir.Model, after: ir.Model) -> tuple[str, ...]:
-    """What became of marks whose value differentiation took away, one sentence each.
+    """What became of marks whose value differentiation took away: at most one sentence.
 
     Args:
         before: The forward model.
         after: The training model.
     """
     there = {v.name for node in after.graph for v in node.outputs}
-    return tuple(
-        f"the mark on node '{node.name}' ({node.op_type}) is lost: nothing in the training model computes its value."
-        for node in before.graph
-        if _is_marked(node) and not any(v.name in there for v in node.outputs)
-    )
+    gone = [node for node in before.graph if _is_marked(node) and not any(v.name in there for v in node.outputs)]
+    return (f"{are_lost(gone)}: the training model computes no such value.",) if gone else ()
+
+
+def marks_on(nodes: Sequence[ir.Node]) -> str:
+    """The marks of nodes, of which the first is named, as the subject of a sentence."""
+    first = f"node '{nodes[0].name}' ({nodes[0].op_type})"
+    return f"the mark on {first}" if len(nodes) == 1 else f"the marks on {first} and {len(nodes) - 1} more"
+
+
+def are_lost(nodes: Sequence[ir.Node]) -> str:
+    """That the marks of nodes are lost, without the reason."""
+    return f"{marks_on(nodes)} {'is' if len(nodes) == 1 else 'are'} lost"
+
+
+def count_marked(model: ir.Model) -> int:
+    """How many nodes carry marks."""
+    return sum(_is_marked(node) for node in model.graph)
 
 
 def _is_marked(node: ir.Node) -> bool:

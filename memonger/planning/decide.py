@@ -1,17 +1,22 @@
 """From a request to the order of evaluation, what is recomputed and the layout of the arena, on integers alone."""
 
 import dataclasses
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
-from memonger.errors import PlanError
+from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule as rewrite
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, needed_bytes
 from memonger.layout import Layout, allocate, lower_bound
-from memonger.remat import STRATEGIES, Outcome, Request
+from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
+from memonger.remat.budget import BUDGET
 from memonger.remat.orders import ORDERS
+from memonger.units import format_size
 
 ATTEMPTS = 4
 """Searches for one budget: where the arena doesn't fit, the next search is given that much less."""
@@ -38,11 +43,15 @@ class Solution:
     arena_bytes: int
     outcome: Outcome
 
-    def over(self, request: Request) -> int:
-        """Bytes by which arena, largest workspace, parameters and inputs exceed the budget; 0 if they don't."""
-        if request.budget is None:
-            return 0
-        return max(0, request.base + self.arena_bytes + max(self.graph.workspace, default=0) - request.budget)
+    @property
+    def total_bytes(self) -> int:
+        """Arena and largest workspace."""
+        return self.arena_bytes + max(self.graph.workspace, default=0)
+
+    @property
+    def cost(self) -> float:
+        """Of all steps."""
+        return math.fsum(self.graph.costs)
 
 
 def decide(request: Request, strategy: str, order: str) -> Solution:
@@ -54,24 +63,131 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
         order: One of `ORDERS`, or ``best``.
 
     Raises:
-        PlanError: the strategy finds nothing that fits the budget.
+        BudgetError: nothing was found whose arena, workspace, parameters and inputs fit the budget together. Planning
+            succeeds with the budget that the error names.
+        PlanError: the strategy finds nothing at all.
     """
-    begin, names = time.monotonic(), _orders(order, len(request.graph.nodes))
+    names = _orders(order, len(request.graph.nodes))
     if strategy == "none":
         return _without(request, names)
+    if request.budget is not None:
+        return _Budgets(request, strategy, names).cheapest(request.budget)
     ordered, schedule = _least(request, names)
-    solution = _lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
-    if request.budget is None:
-        return solution
-    return _fit_arena(request, ordered, schedule, strategy, solution, begin)
+    return _lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
 
 
-def frontier(request: Request, points: int, order: str) -> list[Solution]:
-    """Solutions of which none is better than another in both peak and extra cost, by falling peak."""
-    ordered, schedule = _least(request, _orders(order, len(request.graph.nodes)))
-    outcomes = STRATEGIES["budget"].frontier
-    assert outcomes is not None
-    return [_lay_out(request, schedule, outcome) for outcome in outcomes(ordered, points)]
+def frontier(request: Request, points: int, order: str, budgets: Sequence[int] = ()) -> list[Solution]:
+    """Solutions of which none is better than another in both total and extra cost, by falling total.
+
+    Args:
+        request: The graph and the other settings; it has no budget of its own.
+        points: Number of budgets to try, evenly between the smallest total found and that without recomputation.
+        order: One of `ORDERS`, or ``best``.
+        budgets: These budgets instead. For one that nothing was found for, the smallest total found stands.
+    """
+    begin = time.monotonic()
+    searched = _Budgets(request, "budget", _orders(order, len(request.graph.nodes)))
+    plain, least = searched.plain, searched.least()
+    results, lowest, span = [plain, least], searched.total(least), searched.total(plain) - searched.total(least)
+    tried = sorted(budgets) or [lowest + span * point // points for point in range(points)]
+    for number, budget in enumerate(tried):
+        left = None if request.time_limit is None else begin + request.time_limit - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        with suppress(BudgetError):
+            part, point = None if left is None else left / (len(tried) - number), f"point {number + 1} of {len(tried)}"
+            results.append(searched.cheapest(budget, part, f"{point}, "))
+            if request.progress is not None:
+                request.progress(f"found {point}: {searched.described(results[-1])}")
+    return _undominated(results)
+
+
+def _undominated(solutions: Iterable[Solution]) -> list[Solution]:
+    """Those of which none is better than another in both total and cost, by falling total."""
+    best: list[Solution] = []
+    for solution in sorted(solutions, key=lambda each: (each.total_bytes, each.cost)):
+        if not best or solution.cost < best[-1].cost:
+            best.append(solution)
+    return best[::-1]
+
+
+class _Budgets:
+    """Solutions of one request for any number of budgets, which share all that doesn't depend on the budget.
+
+    Args:
+        request: What is planned.
+        strategy: A strategy that takes a budget.
+        names: Orders to try.
+    """
+
+    def __init__(self, request: Request, strategy: str, names: Sequence[str]) -> None:
+        self.request, self.strategy, self.names = request, strategy, names
+        self.plain = _without(request, names)
+
+    def total(self, solution: Solution) -> int:
+        """What has to fit a budget: arena, largest workspace, parameters and inputs."""
+        return self.request.base + solution.total_bytes
+
+    def described(self, solution: Solution) -> str:
+        """Total and extra cost in words."""
+        once = math.fsum(self.request.graph.costs)
+        return f"{format_size(self.total(solution))} in total, {solution.cost / once - 1 if once else 0:+.1%}"
+
+    def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
+        """The cheapest solution found within the budget.
+
+        The search holds the most live bytes and workspace of one step. Where the arena, which may have gaps, doesn't
+        fit then, it is told a budget smaller by what is missing.
+        """
+        if self.total(self.plain) <= budget:
+            return self.plain
+        limit = self.request.time_limit if time_limit is None else time_limit
+        target, begin = budget, time.monotonic()
+        for attempt in range(ATTEMPTS):
+            left = None if limit is None else max(0.0, begin + limit - time.monotonic())
+            outcome = self._within(target, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
+            if outcome is None:
+                break
+            solution = self._laid_out(outcome)
+            if self.total(solution) <= budget:
+                return solution
+            target -= self.total(solution) - budget
+        least = self.least()
+        if self.total(least) > budget:
+            raise BudgetError(budget, self.total(least), self._search.lower_bound)
+        return least
+
+    def least(self) -> Solution:
+        """The solution with the smallest total that is found whatever the budget."""
+        found = self._laid_out(
+            self._search.least(time_limit=self.request.time_limit, tell=self._telling("the smallest budget, "))
+        )
+        return min(self.plain, found, key=lambda each: (each.total_bytes, each.cost))
+
+    def _within(self, budget: int, time_limit: float | None, told: str) -> Outcome | None:
+        """What the strategy finds within a budget; None if that is nothing."""
+        tell = self._telling(told)
+        if self.strategy == BUDGET.name:
+            return self._search.within(budget, time_limit=time_limit, tell=tell)
+        ordered = dataclasses.replace(self._ordered[0], budget=budget, time_limit=time_limit, progress=tell)
+        with suppress(PlanError):
+            return STRATEGIES[self.strategy].run(ordered)
+        return None
+
+    def _telling(self, told: str) -> Callable[[str], None] | None:
+        tell = self.request.progress
+        return None if tell is None else lambda state: tell(told + state)
+
+    def _laid_out(self, outcome: Outcome) -> Solution:
+        return _lay_out(self.request, self._ordered[1], outcome)
+
+    @cached_property
+    def _ordered(self) -> tuple[Request, tuple[int, ...]]:
+        return _least(self.request, self.names)
+
+    @cached_property
+    def _search(self) -> BudgetSearch:
+        return BudgetSearch(self._ordered[0])
 
 
 def _orders(order: str, nodes: int) -> list[str]:
@@ -125,26 +241,6 @@ def _lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solu
     storage = assign_storage(graph, request.sharing, request.alignment)
     layout = allocate(storage.buffers)
     return Solution(schedule, graph, _offsets(storage, layout), layout.size, outcome)
-
-
-def _fit_arena(
-    request: Request, ordered: Request, order: tuple[int, ...], strategy: str, solution: Solution, begin: float
-) -> Solution:
-    """A solution whose arena fits the budget, searched with smaller budgets; the first one if none does."""
-    assert request.budget is not None
-    first, target = solution, request.budget
-    for _ in range(ATTEMPTS - 1):
-        over = solution.over(request)
-        if not over:
-            return solution
-        target -= over
-        left = None if request.time_limit is None else max(0.0, begin + request.time_limit - time.monotonic())
-        try:
-            outcome = STRATEGIES[strategy].run(dataclasses.replace(ordered, budget=target, time_limit=left))
-        except PlanError:
-            break
-        solution = _lay_out(request, order, outcome)
-    return first if solution.over(request) else solution
 
 
 def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:

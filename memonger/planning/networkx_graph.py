@@ -1,6 +1,7 @@
 """Plans for graphs without a model, given as a ``networkx.DiGraph``."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from memonger.errors import PlanError
@@ -80,10 +81,12 @@ def plan_graph(names: tuple[object, ...], request: Request, strategy: str | None
     return _finish(names, request, chosen, decide.decide(request, chosen, order), begin)
 
 
-def pareto_of_graph(names: tuple[object, ...], request: Request, points: int, order: str) -> tuple[GraphPlan, ...]:
+def pareto_of_graph(
+    names: tuple[object, ...], request: Request, points: int, order: str, budgets: Sequence[int] = ()
+) -> tuple[GraphPlan, ...]:
     """The frontier of what `from_networkx` gave; see `memonger.pareto`."""
-    begin = time.perf_counter()
-    return tuple(_finish(names, request, "budget", one, begin) for one in decide.frontier(request, points, order))
+    begin, solutions = time.perf_counter(), decide.frontier(request, points, order, budgets)
+    return tuple(_finish(names, request, "budget", one, begin) for one in solutions)
 
 
 def _finish(names: tuple[object, ...], request: Request, strategy: str, solution: Solution, begin: float) -> GraphPlan:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -23,6 +23,7 @@ from memonger.model.model import Model
 from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Solution
+from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import (
     ForGraph,
@@ -30,6 +31,7 @@ from memonger.planning.options import (
     FrontierOfModel,
     Keywords,
     Options,
+    bytes_of_budgets,
     check_graph_options,
     combine,
     takes_options,
@@ -37,7 +39,8 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import MOST_POINTS, format_size, shown
+from memonger.units import MOST_POINTS, shown
+from memonger.words import option
 
 if TYPE_CHECKING:
     import networkx
@@ -89,7 +92,12 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
 
 @overload
 def pareto(
-    source: Source | Model, *, points: int = 8, options: Options | None = None, **keywords: Unpack[FrontierOfModel]
+    source: Source | Model,
+    *,
+    points: int = 8,
+    budgets: Sequence[float | str] = (),
+    options: Options | None = None,
+    **keywords: Unpack[FrontierOfModel],
 ) -> tuple[Plan, ...]: ...
 
 
@@ -98,6 +106,7 @@ def pareto(
     source: "networkx.DiGraph[Any]",
     *,
     points: int = 8,
+    budgets: Sequence[float | str] = (),
     options: Options | None = None,
     **keywords: Unpack[FrontierOfGraph],
 ) -> tuple[GraphPlan, ...]: ...
@@ -105,13 +114,22 @@ def pareto(
 
 @takes_options("budget", "strategy", "mirror")
 def pareto(
-    source: Any, *, points: int = 8, options: Options | None = None, **keywords: Unpack[Keywords]
+    source: Any,
+    *,
+    points: int = 8,
+    budgets: Sequence[float | str] = (),
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
 ) -> tuple[Plan, ...] | tuple[GraphPlan, ...]:
-    """The frontier: plans of which none is better than another in both peak and extra cost, by falling peak.
+    """The frontier: plans of which none is better than another in both total and extra cost, by falling total.
+
+    The first recomputes nothing, the last takes the least memory that was found. The plan for a budget is the first
+    that fits it: of two budgets the smaller never has the larger total, nor the cheaper plan.
 
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
-        points: How many budgets are tried, between the peak with nothing recomputed and the smallest one found.
+        points: How many budgets are tried, between the total with nothing recomputed and the smallest one found.
+        budgets: The budgets to try instead, as `memonger.search_plan` takes one.
         options: A record of options to start from; keywords given beside it replace its fields.
         keywords: The fields of `Options` but ``budget``, ``strategy`` and ``mirror``.
 
@@ -121,25 +139,27 @@ def pareto(
     chosen = combine(options, keywords)
     if type(points) is not int or not 1 <= points <= MOST_POINTS:
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
+    sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
         raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
-        return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order)
+        return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order, sizes)
     job = dataclasses.replace(_prepare(source, chosen), strategy="budget")
     if job.is_uncalibrated:
         raise PlanError(
             f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
-            "whole frontier: plan it for a budget (--budget), or for no device (--device none)."
+            f"whole frontier: plan it for a budget ({option('budget', '4GiB')}), or for no device "
+            f"({option('device', 'none')})."
         )
     tell("search")
-    solutions = decide.frontier(job.request, points, chosen.order)
+    solutions = decide.frontier(job.request, points, chosen.order, sizes)
     tell("verify")
     return tuple(_finish(job.copy() if one is not solutions[-1] else job, one, begin) for one in solutions)
 
 
-@takes_options(device="none")
+@takes_options(device="none", mode="training")
 def make_mirror_plan(
     source: Source | Model, threshold: float, *, options: Options | None = None, **keywords: Unpack[Keywords]
 ) -> Model:
@@ -163,7 +183,7 @@ def make_mirror_plan(
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
 
-@takes_options(device="none", strategy="marks")
+@takes_options(device="none", mode="training", strategy="marks")
 def get_cost(source: Source | Model, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> int:
     """Peak of the training schedule in bytes, with what ``force_mirroring`` says recomputed: memonger's of that name.
 
@@ -226,15 +246,18 @@ class _Job:
 
 def _prepare(source: Source | Model, options: Options) -> _Job:
     """Load, differentiate, lower, and make the graph."""
-    tell, device, mode = options.progress or _silent, _device(options.device), options.chosen_mode
+    tell, device = options.progress or _silent, _device(options.device)
     tell("load")
     own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
     if options.trains and own.is_differentiated:
         raise PlanError(f"{own.name} is differentiated already: a loss or an optimizer can't be added to it.")
+    asked, (options, said) = options, settle(own, options)
+    mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
     if mode == "training" and not model.is_differentiated:
         tell("differentiate")
-        model = _differentiate(model, options)
+        model = _differentiate(model, asked)
+        said += _without_loss(model)
     tell("lower")
     lowered = _lower(model, device, options)
     calibration = lowered.calibration
@@ -257,7 +280,9 @@ def _prepare(source: Source | Model, options: Options) -> _Job:
         parts=recorded.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    notes = () if options.chosen_strategy == "none" else (*lost(selected.ir, model.ir), *recorded.moved)
+    notes = (*own.notes, *said)
+    if options.chosen_strategy != "none":
+        notes += (*lost(selected.ir, model.ir), *recorded.moved)
     return _Job(own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir))
 
 
@@ -268,7 +293,7 @@ def _solve(job: _Job) -> Solution:
         kept = sum(not recomputed for recomputed in job.request.forced.values())
         if not kept:
             raise
-        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', --keep)."
+        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
         raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
 
 
@@ -334,7 +359,7 @@ def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
         outcome=solution.outcome,
         source=job.source,
         origins=job.origins,
-        notes=tuple(map(shown, (*job.notes, *_unheeded(job, solution), *_overrun(request, solution)))),
+        notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
         peak_before_bytes=request.peak_bytes,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
@@ -374,19 +399,7 @@ def _unheeded(job: _Job, solution: Solution) -> tuple[str, ...]:
     why = f"strategy '{job.strategy}' decides by itself what is recomputed"
     if STRATEGIES[job.strategy].heeds_marks:
         why = "what writes next to nothing, or can't run again, isn't recomputed"
-    return (
-        f"marked to be recomputed, but kept: {names}; {why}. strategy='marks' (--strategy marks) obeys every mark.",
-    )
-
-
-def _overrun(request: Request, solution: Solution) -> tuple[str, ...]:
-    over = solution.over(request)
-    if not over:
-        return ()
-    return (
-        "live bytes, workspace, parameters and inputs fit the budget at every step, but the arena is "
-        f"{format_size(over)} larger than that leaves room for: no layout without gaps was found.",
-    )
+    return (f"marked to be recomputed, but kept: {names}; {why}. {option('strategy', 'marks')} obeys every mark.",)
 
 
 def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
@@ -406,8 +419,20 @@ def _differentiate(model: Model, options: Options) -> Model:
         return differentiate(model, loss=options.loss, optimizer=options.optimizer)
     except PlanError as error:
         if options.mode is None and not options.trains:
-            raise PlanError(f"{error} To plan the model for inference: mode='inference' (--mode inference).") from error
+            raise PlanError(f"{error} To plan the model for inference: {option('mode', 'inference')}.") from error
         raise
+
+
+def _without_loss(model: Model) -> tuple[str, ...]:
+    """A note on the gradients of the outputs, which are inputs of a training model without a loss."""
+    given = () if model.training is None else tuple(model.training.output_gradients.values())
+    if not given:
+        return ()
+    names = ", ".join(f"'{name}'" for name in given[:3]) + (" ..." if len(given) > 3 else "")
+    return (
+        f"no loss is given, so the gradients of the outputs became inputs ({names}): "
+        f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model.",
+    )
 
 
 def _lower(model: Model, device: Device, options: Options) -> Lowered:

@@ -1,7 +1,9 @@
 """The strategy ``budget``: the cheapest schedule the search finds within a budget; see `memonger.remat.portfolio`."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from memonger.errors import BudgetError
 from memonger.graph.liveness import assign_storage, needed_bytes
@@ -9,44 +11,96 @@ from memonger.graph.schedule import schedule_graph
 from memonger.remat import portfolio
 from memonger.remat.cheap import cheap_groups
 from memonger.remat.effort import Progress
-from memonger.remat.problem import Problem, peak
+from memonger.remat.problem import Result, peak
 from memonger.remat.segments import block, logarithmic, square_root
 from memonger.remat.staged import StagedProblem
 from memonger.remat.strategy import Outcome, Request, Strategy
 from memonger.remat.sweep import sweep
 
+Tell = Callable[[str], None]
+
+
+class BudgetSearch:
+    """Searches of one request for any number of budgets, which share what doesn't depend on the budget.
+
+    Args:
+        request: What is planned. Its own budget is not looked at.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._plain = tuple(range(len(request.graph.nodes)))
+        self._least: Result | None = None
+
+    def within(self, budget: int, *, time_limit: float | None = None, tell: Tell | None = None) -> Outcome | None:
+        """The cheapest schedule found within a budget; None if none was found.
+
+        Args:
+            budget: Bytes for everything, `Request.base` and workspace included.
+            time_limit: Seconds after which nothing is improved.
+            tell: Called with a few words on how far the search is.
+        """
+        if self.needed(self._plain) <= budget:  # the problem counts a little more, where small nodes were folded
+            return Outcome(self._plain)
+        result = self._search(budget, time_limit, tell)
+        if result.peak > budget:
+            # The reduced problem overestimates the bytes, so a schedule above the budget there may be within it here.
+            spare = peak(self._staged.problem, self._staged.problem.schedule) - self.needed(self._plain)
+            if result.peak > budget + spare:
+                return None
+            result = self._search(budget + spare, time_limit, tell)
+        outcome = Outcome(self._staged.reduced.expand(result.schedule))
+        return outcome if self.needed(outcome.schedule) <= budget else None
+
+    def least(self, *, time_limit: float | None = None, tell: Tell | None = None) -> Outcome:
+        """The schedule with the smallest peak found. It is the same whatever was searched before."""
+        if self._least is None:
+            self._search(0, time_limit, tell)
+        assert self._least is not None
+        return Outcome(self._staged.reduced.expand(self._least.schedule))
+
+    @cached_property
+    def lower_bound(self) -> int:
+        """No schedule takes less."""
+        return self._staged.problem.lower_bound
+
+    def needed(self, schedule: Sequence[int]) -> int:
+        """Bytes at the worst step of a schedule of the graph's nodes."""
+        request, graph = self.request, schedule_graph(self.request.graph, schedule)
+        return request.base + needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
+
+    @cached_property
+    def _staged(self) -> StagedProblem:
+        return StagedProblem(self.request)
+
+    @cached_property
+    def _initial(self) -> list[tuple[int, ...]]:
+        return initial_schedules(self._staged, self.request.time_limit)
+
+    def _search(self, budget: int, time_limit: float | None, tell: Tell | None) -> Result:
+        """The cheapest schedule of the reduced problem within the budget, or the one with the smallest peak found."""
+        problem = self._staged.problem
+        progress = None if tell is None else Report(tell, math.fsum(problem.costs))
+        result = portfolio.search_best(
+            problem, budget, effort=self.request.effort, time_limit=time_limit, progress=progress, initial=self._initial
+        )
+        if result.peak > budget:
+            self._least = result
+        return result
+
 
 def within_budget(request: Request) -> Outcome:
-    """The cheapest schedule found within the budget.
+    """The cheapest schedule found within the budget of the request.
 
     Raises:
         BudgetError: no schedule within the budget was found.
     """
-    budget, plain = request.required_budget(), tuple(range(len(request.graph.nodes)))
-    if _needed(request, plain) <= budget:  # the problem counts a little more, where small nodes were folded
-        return Outcome(plain)
-    staged = StagedProblem(request)
-    initial, progress = initial_schedules(staged, request.time_limit), _progress(request, staged.problem)
-
-    def searched(allowed: int) -> tuple[int, ...]:
-        result = portfolio.search(
-            staged.problem,
-            allowed,
-            effort=request.effort,
-            time_limit=request.time_limit,
-            progress=progress,
-            initial=initial,
-        )
-        return staged.reduced.expand(result.schedule)
-
-    try:
-        return Outcome(searched(budget))
-    except BudgetError as error:
-        # The reduced problem overestimates the bytes, so a schedule above the budget there may be within it here.
-        spare = peak(staged.problem, staged.problem.schedule) - _needed(request, plain)
-        if error.smallest > budget + spare or _needed(request, schedule := searched(budget + spare)) > budget:
-            raise
-        return Outcome(schedule)
+    budget, search = request.required_budget(), BudgetSearch(request)
+    outcome = search.within(budget, time_limit=request.time_limit, tell=request.progress)
+    if outcome is None:
+        least = search.least(time_limit=request.time_limit, tell=request.progress)
+        raise BudgetError(budget, search.needed(least.schedule), search.lower_bound)
+    return outcome
 
 
 def initial_schedules(staged: StagedProblem, time_limit: float | None = None) -> list[tuple[int, ...]]:
@@ -63,39 +117,34 @@ def initial_schedules(staged: StagedProblem, time_limit: float | None = None) ->
     return [*segmented, swept.schedule, cheap_groups(staged.reduced)]
 
 
-def frontier(request: Request, points: int) -> list[Outcome]:
-    """Schedules of which none is better than another in both peak and cost, by falling peak."""
-    staged = StagedProblem(request)
-    results = portfolio.pareto(
-        staged.problem,
-        points=points,
-        effort=request.effort,
-        time_limit=request.time_limit,
-        initial=initial_schedules(staged, request.time_limit),
-    )
-    return [Outcome(staged.reduced.expand(result.schedule)) for result in results]
+class Report:
+    """Says in words how far a search is: the part done, the best schedule so far, and the time left.
 
+    Args:
+        tell: Called with the words.
+        once: Cost of one pass.
+    """
 
-def _needed(request: Request, schedule: Sequence[int]) -> int:
-    """Bytes at the worst step of a schedule of the graph's nodes."""
-    graph = schedule_graph(request.graph, schedule)
-    return request.base + needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
+    def __init__(self, tell: Tell, once: float) -> None:
+        self.tell, self.once, self.begin = tell, once, time.monotonic()
+        self.done = 0.0
+        self.best = (math.inf, math.inf)
 
+    def __call__(self, progress: Progress) -> None:
+        self.done = max(self.done, progress.done)
+        if not progress.lowering:
+            self.best = min(self.best, (progress.excess, progress.cost))
+        excess, cost = self.best
+        found = "nothing within the budget yet" if excess else f"best {cost / (self.once or 1) - 1:+.2%}"
+        self.tell(f"{self.done:.0%}, {found}{self._left()}")
 
-def _progress(request: Request, problem: Problem) -> Callable[[Progress], None] | None:
-    """What reports the progress of the search in words, if the request asks for it."""
-    if request.progress is None:
-        return None
-    tell, once = request.progress, math.fsum(problem.costs)
-
-    def report(progress: Progress) -> None:
-        state = f"{progress.cost / once - 1:+.2%}" if once and not progress.excess else "not within the budget yet"
-        tell(f"{progress.spent:.0%}, {state}")
-
-    return report
+    def _left(self) -> str:
+        seconds = time.monotonic() - self.begin
+        if seconds < 1 or self.done < 0.05:
+            return ""
+        return f", about {seconds * (1 - self.done) / self.done:.0f} s left"
 
 
 BUDGET = Strategy(
-    "budget", "The cheapest recomputation that a search finds within the budget.", within_budget,
-    takes_budget=True, frontier=frontier,
-)  # fmt: skip
+    "budget", "The cheapest recomputation that a search finds within the budget.", within_budget, takes_budget=True
+)

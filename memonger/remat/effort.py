@@ -13,24 +13,30 @@ _NODES_OF_DOUBLE_EFFORT = 2_500
 """In a problem of so many nodes a change takes about twice as long as in a small one, and so counts twice."""
 
 
+_TICK = 1.0
+"""Seconds after which progress is reported again though nothing better was found."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a search is.
 
     Attributes:
-        spent: Fraction of the effort or of the time limit that is spent, whichever is larger.
-        excess: Bytes above the budget, summed over the steps, of a schedule just found.
+        done: Fraction of the whole search that is done, with all the parts that will be needed as far as is known.
+        excess: Bytes above the budget, summed over the steps, of the last schedule reported.
         cost: Of that schedule.
+        lowering: Whether the search looks for the smallest budget: ``excess`` is above what it tries just now.
     """
 
-    spent: float
+    done: float
     excess: int
     cost: float
+    lowering: bool = False
 
 
 @dataclass(slots=True)
 class Effort:
-    """What a search may spend, and what it has spent on timelines it no longer uses.
+    """What a part of a search may spend, and what it has spent on timelines it no longer uses.
 
     Attributes:
         limit: Changes of a schedule that may be tried, weighted by the number of nodes.
@@ -38,6 +44,11 @@ class Effort:
         report: Called with the progress.
         begin: When the search began, on the monotonic clock.
         used: Changes tried on timelines that were charged.
+        share: This part's effort in that of the first part.
+        before: Sum of the shares of the parts before it.
+        whole: Sum of the shares of all parts.
+        lowering: Whether this part looks for the smallest budget.
+        last: What was reported last, and when.
     """
 
     limit: float
@@ -45,6 +56,11 @@ class Effort:
     report: Callable[[Progress], None] | None = None
     begin: float = field(default_factory=time.monotonic)
     used: int = 0
+    share: float = 1.0
+    before: float = 0.0
+    whole: float = 1.0
+    lowering: bool = False
+    last: tuple[int, float, float] | None = None
 
     def spent(self, timeline: Timeline) -> float:
         """Fraction of the effort or time spent, with a timeline in use that was not charged yet."""
@@ -70,15 +86,25 @@ class Effort:
 
         def done() -> float:
             spent = self.spent(timeline)
+            if self.last is not None and time.monotonic() > self.last[2] + _TICK:
+                self.tell(timeline, *self.last[:2])
             return 1.0 if spent >= stop else (spent - begin) / share
 
         return done
 
-    def renewed(self, fraction: float) -> "Effort":
-        """This fraction of the whole effort anew, with the time limit still counted from the same beginning."""
-        return Effort(self.limit * fraction, self.time_limit, self.report, self.begin)
+    def part(self, share: float, before: float, *, lowering: bool = False) -> "Effort":
+        """A later part's effort, a share of this one's; the time limit is still counted from the same beginning."""
+        return Effort(
+            self.limit * share, self.time_limit, self.report, self.begin, share=share, before=before,
+            whole=self.whole, lowering=lowering,
+        )  # fmt: skip
 
     def tell(self, timeline: Timeline, excess: int, cost: float) -> None:
         """Report a schedule just found."""
-        if self.report is not None:
-            self.report(Progress(min(1.0, self.spent(timeline)), excess, cost))
+        if self.report is None:
+            return
+        if not excess and not self.before:
+            self.whole = self.share  # no other part is needed
+        self.last = excess, cost, time.monotonic()
+        done = (self.before + self.share * min(1.0, self.spent(timeline))) / self.whole
+        self.report(Progress(done, excess, cost, self.lowering))

@@ -1,6 +1,6 @@
 """The marks of a model on the nodes of what it was lowered to, and a schedule as marks on the user's model."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -8,7 +8,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
-from memonger.model.marks import FORCE, PART, STAGE, _is_marked
+from memonger.model.marks import FORCE, PART, STAGE, _is_marked, are_lost, marks_on
 from memonger.remat.on_demand import forward_pass
 
 
@@ -20,7 +20,7 @@ class Marks:
         stages: Node → the name of its stage; a node marked "True" is a stage of its own.
         forced: Node → whether it is recomputed.
         parts: Those of ``forced`` that are parts of a marked node that was expanded.
-        moved: For each mark whose value the lowering removed, a sentence on where the mark went.
+        moved: What became of marks whose value the lowering removed: at most two sentences.
     """
 
     stages: Mapping[int, str] = field(default_factory=dict)
@@ -46,7 +46,8 @@ def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
     stages: dict[int, str] = {}
     forced: dict[int, bool] = {}
     parts: set[int] = set()
-    moved: list[str] = []
+    gone: list[ir.Node] = []
+    moved: dict[ir.Node, str] = {}
     for node in source.graph:
         if not _is_marked(node):
             continue
@@ -58,16 +59,26 @@ def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
                 continue
             parts.update(number[str(v.name)] for v in node.outputs if str(v.name) in number)
         target = _surviving(node, number)
-        if not here:
-            where = "is lost" if target is None else f"moved to '{target}'"
-            moved.append(f"the mark on node '{node.name}' ({node.op_type}) {where}: lowering took its value away.")
         if target is None:
+            gone.append(node)
             continue
+        if not here:
+            moved[node] = target
         if stage not in ("", "False"):
             stages[number[target]] = stage
         if decided is not None:
             forced[number[target]] = decided
-    return Marks(stages, forced, frozenset(parts), tuple(moved))
+    return Marks(stages, forced, frozenset(parts), tuple(_became_of(gone, moved)))
+
+
+def _became_of(gone: Sequence[ir.Node], moved: Mapping[ir.Node, str]) -> Iterator[str]:
+    why = "the model that will run computes no such value"
+    if gone:
+        yield f"{are_lost(gone)}: {why}."
+    if moved:
+        first = next(iter(moved.values()))
+        target = f"'{first}'" if len(moved) == 1 else f"the next values that are computed, '{first}' first"
+        yield f"{marks_on(list(moved))} moved to {target}: {why}."
 
 
 def _decision(node: ir.Node, text: str, name: str) -> bool:

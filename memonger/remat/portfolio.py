@@ -1,12 +1,10 @@
-"""The cheapest schedule within a budget, the smallest budget with a schedule, and the frontier between the two.
+"""The cheapest schedule within a budget, and the smallest budget with a schedule.
 
 `Search` is a portfolio: greedy schedules from several starting points (`memonger.remat.greedy`), then a
 large-neighbourhood search with simulated annealing from the best of them (`memonger.remat.neighbourhood`). Effort is
 counted in changes tried, not in seconds, so that a result does not depend on the speed of the machine.
 """
 
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -54,14 +52,33 @@ def search(
     """
     if budget < 0:
         raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
+    best = search_best(
+        problem, budget, effort=effort, time_limit=time_limit, progress=progress, seed=seed, initial=initial
+    )
+    if best.peak > budget:
+        raise BudgetError(budget, best.peak, problem.lower_bound)
+    return best
+
+
+def search_best(
+    problem: Problem,
+    budget: int,
+    *,
+    effort: int = EFFORT,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 1,
+    initial: Schedules = (),
+) -> Result:
+    """As `search`; where no schedule within the budget was found, the one with the smallest peak found.
+
+    That one is the same for every budget, and `smallest_budget` finds it as well.
+    """
     once = Result.of(problem, problem.schedule)
     if once.peak <= budget:
         return once
     searching = Search(problem, Effort(effort, time_limit, progress), seed, initial)
-    best = searching.cheapest(budget) if budget >= problem.lower_bound else searching.smallest(budget)
-    if best.peak > budget:
-        raise BudgetError(budget, best.peak, problem.lower_bound)
-    return best
+    return searching.cheapest(budget) if budget >= problem.lower_bound else searching.smallest(budget)
 
 
 def smallest_budget(
@@ -78,45 +95,6 @@ def smallest_budget(
     For the arguments see `search`.
     """
     return Search(problem, Effort(effort, time_limit, progress), seed, initial).smallest()
-
-
-def pareto(
-    problem: Problem,
-    *,
-    points: int = 8,
-    effort: int = EFFORT,
-    time_limit: float | None = None,
-    seed: int = 1,
-    initial: Schedules = (),
-) -> tuple[Result, ...]:
-    """Schedules of which none is better than another in both peak and cost, by falling peak.
-
-    Args:
-        problem: What to schedule.
-        points: How many budgets are tried, evenly between the smallest one found and the peak without recomputation.
-        effort: Of each search.
-        time_limit: Seconds for all of them: each search has an equal part of what the ones before it left.
-        seed: Of the random numbers.
-        initial: See `search`.
-    """
-    begin = time.monotonic()
-
-    def searching(to_come: int) -> Search:
-        left = None if time_limit is None else (begin + time_limit - time.monotonic()) / to_come
-        return Search(problem, Effort(effort, left), seed, initial)
-
-    once, least = Result.of(problem, problem.schedule), searching(points + 1).smallest()
-    results = [once, least]
-    for point in range(points):
-        if time_limit is not None and time.monotonic() >= begin + time_limit:
-            break
-        budget = least.peak + math.floor((once.peak - least.peak) * point / points)
-        results.append(searching(points - point).cheapest(budget))
-    frontier: list[Result] = []
-    for result in sorted(results, key=_peak_then_cost):
-        if not frontier or result.cost < frontier[-1].cost:
-            frontier.append(result)
-    return tuple(frontier[::-1])
 
 
 class Point(NamedTuple):
@@ -153,6 +131,7 @@ class Search:
 
     def cheapest(self, budget: int) -> Result:
         """The cheapest schedule found within the budget, or the one with the smallest peak if none was found."""
+        self.effort.whole = 2 + self.tuning.again
         starts = self._greedy_starts(budget)
         annealing = self._annealing(order_matters=len(starts) > 1)
         best_start = min([starts[0], *self._greedy_from_initial(budget)])
@@ -162,10 +141,10 @@ class Search:
         if not best.excess:
             return self._refined(budget, best)
         # As `smallest_budget` does, so that every budget which that names as feasible is feasible here too.
-        least = replace(self, effort=self.effort.renewed(1.0)).smallest(budget)
+        least = replace(self, effort=self.effort.part(1.0, before=1.0, lowering=True)).smallest(budget)
         if least.peak > budget:
             return least
-        again = replace(self, effort=self.effort.renewed(self.tuning.again))
+        again = replace(self, effort=self.effort.part(self.tuning.again, before=2.0))
         start = Point(0, least.cost, least.schedule)
         return again._refined(budget, again._explore(budget, [start], self.tuning.explore_again, self._annealing()))
 

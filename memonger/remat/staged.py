@@ -45,8 +45,16 @@ class StagedProblem:
     @cached_property
     def stage_sets(self) -> Mapping[str, Sequence[Stage]]:
         """Candidates for checkpoints: the marked stages, or where none is marked two sets of the graph's structure."""
-        if self._marks:
-            return {"marks": marked(self._marks)}
+        return {"marks": marked(self._marks)} if self.is_marked else self.structure
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the user has marked stages."""
+        return bool(self._marks)
+
+    @cached_property
+    def structure(self) -> Mapping[str, Sequence[Stage]]:
+        """Candidates that follow from the graph's structure alone."""
         return {"dominators": structural(self.problem), "narrow cuts": narrow(self.problem)}
 
 

@@ -106,6 +106,7 @@ class Outcome:
         candidates: What a sweep tried.
         bound: The exact strategy's lower bound on the overhead, as a fraction of the cost of one pass.
         proven: Whether the exact strategy proved the schedule optimal. None for the other strategies.
+        notes: What the user should know, one sentence each.
     """
 
     schedule: tuple[int, ...]
@@ -113,6 +114,7 @@ class Outcome:
     candidates: tuple[Candidate, ...] = ()
     bound: float | None = None
     proven: bool | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,6 @@ class Strategy:
         heeds_marks: Whether it recomputes the nodes that are marked to be recomputed. The other strategies decide by
             themselves. All of them keep what is marked to be kept.
         needs_model: Whether it needs operators or marks, which a graph of bytes and costs does not have.
-        frontier: Outcomes of which none is better than another in both peak and cost, by falling peak, from so many
-            budgets. None: the strategy has no frontier.
     """
 
     name: str
@@ -137,4 +137,3 @@ class Strategy:
     takes_budget: bool = False
     heeds_marks: bool = False
     needs_model: bool = False
-    frontier: Callable[[Request, int], list[Outcome]] | None = None

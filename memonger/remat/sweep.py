@@ -5,7 +5,8 @@ After ``search_plan`` of MXNet's memonger: three guesses, then a grid.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +19,16 @@ from memonger.remat.on_demand import recompute_on_demand
 from memonger.remat.problem import Problem
 from memonger.remat.staged import StagedProblem
 from memonger.remat.strategy import Candidate, Outcome, Request, Strategy
+from memonger.units import format_size
 
 _GUESSES = 3
+
+_NOTHING = 0.9
+"""Marked stages that leave more than this part of the peak are not used where the graph's structure gives others."""
+
+_MUCH = 0.5
+"""Stages are much better than others where they leave less than this part of their peak."""
+
 Indices = NDArray[np.int64]
 
 
@@ -180,11 +189,48 @@ class _Rows:
 
 def _run(request: Request) -> Outcome:
     staged = StagedProblem(request)
+    best = _swept(request, staged, staged.stage_sets)
+    candidates, notes, plain = best.candidates, tuple[str, ...](), best.candidates[0].peak - request.base
+    if staged.is_marked and _peak(request, best) > _MUCH * plain:
+        other = _swept(request, staged, staged.structure)
+        candidates += other.candidates[1:]
+        if _peak(request, other) < _MUCH * _peak(request, best):
+            used = _peak(request, best) > _NOTHING * plain
+            notes = (_no_cuts(request, staged, best, other, used),)
+            best = other if used else best
+    below = tuple(replace(one, peak=one.peak - request.base) for one in candidates)
+    return Outcome(staged.reduced.expand(best.schedule), best.mirror.segments, below, notes=notes)
+
+
+def _swept(request: Request, staged: StagedProblem, stage_sets: Mapping[str, Sequence[Stage]]) -> Sweep:
     tell = request.progress
     report = None if tell is None else lambda done: tell(f"{done:.0%} of the sweep")
-    best = sweep(staged.problem, staged.stage_sets, request.trials, staged.forced, report, request.time_limit)
-    candidates = tuple(replace(one, peak=one.peak - request.base) for one in best.candidates)
-    return Outcome(staged.reduced.expand(best.schedule), best.mirror.segments, candidates)
+    return sweep(staged.problem, stage_sets, request.trials, staged.forced, report, request.time_limit)
+
+
+def _peak(request: Request, swept: Sweep) -> int:
+    """Live bytes of the arena at the worst step of the best schedule."""
+    return min(candidate.peak for candidate in swept.candidates) - request.base
+
+
+def _no_cuts(request: Request, staged: StagedProblem, marked: Sweep, other: Sweep, used: bool) -> str:
+    """What is to be said where the graph's structure gives much better stages than the marks."""
+    graph = request.graph
+    best = min(other.candidates, key=lambda each: (each.peak, each.overhead))
+    ends = {stage.nodes[-1] for stage in staged.structure[best.source]}.intersection(other.mirror.kept)
+    kept = [staged.reduced.members[group][-1] for group in sorted(ends)]
+    here, there = (_commonest(graph.ops[node] for node in nodes) for nodes in (request.stages, kept))
+    least, instead = (format_size(_peak(request, each)) for each in (marked, other))
+    return (
+        f"the {len(request.stages)} nodes marked mirror_stage ({here}) are no good cuts of the graph: with them the "
+        f"peak is {least}. {len(kept)} other stages ({there}; the first ends at '{graph.nodes[kept[0]]}') "
+        + (f"give {instead} and are used: mark those." if used else f"would give {instead}: mark those, or none.")
+    )
+
+
+def _commonest(operators: Iterable[str]) -> str:
+    first, *others = Counter(operators).most_common()
+    return f"most are {first[0]}" if others else first[0]
 
 
 SWEEP = Strategy(

@@ -68,7 +68,7 @@ def test_a_budget_is_held_and_the_schedule_is_valid() -> None:
     _check(graph, plain)
     budget = plain.peak_bytes * 6 // 10
     plan = memonger.search_plan(graph, budget=budget, effort=20_000)
-    assert plan.peak_bytes <= budget
+    assert plan.arena_bytes <= budget
     assert plan.overhead > 0
     _check(graph, plan)
 
@@ -95,7 +95,7 @@ def test_random_graphs_get_valid_plans(graph: "nx.DiGraph[Any]", part: float) ->
     except BudgetError as error:
         assert error.budget == budget < error.smallest  # noqa: PT017
         plan, budget = memonger.search_plan(graph, budget=error.smallest, effort=2000), error.smallest
-    assert plan.peak_bytes <= budget
+    assert plan.arena_bytes <= budget
     _check(graph, plan)
 
 
@@ -155,12 +155,12 @@ def test_json_says_what_was_asked_for_and_decided() -> None:
     assert record["schedule"] == [step["node"] for step in record["steps"]]
 
 
-def test_the_frontier_falls_in_peak_and_rises_in_cost() -> None:
+def test_the_frontier_falls_in_total_and_rises_in_cost() -> None:
     graph = _chain()
     plans = memonger.pareto(graph, points=4, effort=5000)
-    peaks, overheads = [plan.peak_bytes for plan in plans], [plan.overhead for plan in plans]
+    totals, overheads = [plan.arena_bytes for plan in plans], [plan.overhead for plan in plans]
     assert len(plans) > 2
-    assert peaks == sorted(set(peaks), reverse=True)
+    assert totals == sorted(set(totals), reverse=True)
     assert overheads == sorted(set(overheads))
     assert overheads[0] == 0
     for plan in plans:
@@ -235,7 +235,7 @@ def test_a_budget_nothing_holds_names_one_that_works() -> None:
     assert caught.value.lower_bound == 300  # a backward step reads two values and writes one
     assert f"{caught.value.smallest} bytes" in str(caught.value)
     plan = memonger.search_plan(graph, budget=caught.value.smallest, effort=20_000)
-    assert plan.peak_bytes <= caught.value.smallest
+    assert plan.arena_bytes <= caught.value.smallest
 
 
 def test_the_same_graph_gives_the_same_plan_in_another_process() -> None:

@@ -1,5 +1,6 @@
 """Marks on a model's nodes: obeyed to the letter, followed through lowering, written back as a decision."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import onnx_ir as ir
 import pytest
 
 import memonger
+import models
 from memonger.errors import PlanError
 from memonger.model.marks import FORCE, STAGE
 from memonger.remat.marks import place
+from memonger.units import format_size
 from tests.support.planning_models import LOSS, ROWS, WIDTH, again, chain, marked, network, plan
 
 
@@ -83,7 +86,7 @@ def test_a_stage_called_false_is_none() -> None:
 @pytest.mark.parametrize("strategy", ["sweep", "sqrt", "block", "log", "cheap", "budget"])
 def test_what_is_to_be_kept_is_kept_by_every_strategy(strategy: str) -> None:
     plain = plan(chain(), strategy="none")
-    budget = {"budget": plain.required_bytes - plain.peak_bytes // 4, "effort": 5000} if strategy == "budget" else {}
+    budget = {"budget": plain.total_bytes - plain.peak_bytes // 4, "effort": 5000} if strategy == "budget" else {}
     free = again(plan(chain(), strategy=strategy, **budget))
     if strategy in ("sqrt", "block"):
         free = again(plan(marked(chain(), STAGE, {"relu6": "True"}), strategy=strategy))
@@ -129,7 +132,7 @@ def test_strategies_that_decide_by_themselves_take_no_mirror(options: dict[str, 
 def test_a_mark_that_is_not_obeyed_is_told() -> None:
     model = _forced(relu2="True", relu3="True")
     plain = plan(chain(), strategy="none")
-    told = plan(model, budget=plain.required_bytes)
+    told = plan(model, budget=plain.total_bytes)
     assert not told.recomputed
     assert any("'relu2' and 1 more" in note and "strategy 'budget' decides" in note for note in told.notes)
     assert plan(model, strategy="sweep").notes == ()
@@ -243,6 +246,30 @@ def test_statistics_are_updated_once_however_their_layer_is_marked(name: str) ->
     assert not any(found.graph.updates[step] for step in found.recomputed)
 
 
+# Marks that are no cuts
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [("LayerNormalization", r"and are used: mark those\.$"), ("Gelu", r"mark those, or none\.$")],
+)
+def test_marks_that_gain_little_are_compared_with_the_structure_of_the_graph(operator: str, words: str) -> None:
+    bare = models.build_ir("vit", batch=8, training=True)
+    for node in bare.graph:
+        node.metadata_props.pop(STAGE, None)
+    model = bare.clone()
+    nodes = [node for node in model.graph if node.op_type == operator]
+    for node in nodes:
+        node.metadata_props[STAGE] = "True"
+    free, found = plan(bare, loss="loss"), plan(model, loss="loss")
+    (note,) = found.notes
+    assert note.startswith(f"the {len(nodes)} nodes marked mirror_stage ({operator}) are no good cuts of the graph")
+    assert re.search(words, note)
+    assert format_size(free.peak_bytes) in note
+    used = "are used" in note
+    assert found.peak_bytes == free.peak_bytes if used else free.peak_bytes < found.peak_bytes < found.peak_before_bytes
+
+
 # Marks whose value is gone
 
 
@@ -264,7 +291,9 @@ def test_a_mark_moves_downstream_where_a_runtime_takes_its_value_away() -> None:
     found = place(memonger.load(model).ir, lowered, "m")
     number = [n.name for n in lowered.graph].index("relu3")
     assert found.stages == {number: "True"}
-    assert found.moved == ("the mark on node 'fc3' (MatMul) moved to 'r3': lowering took its value away.",)
+    assert found.moved == (
+        "the mark on node 'fc3' (MatMul) moved to 'r3': the model that will run computes no such value.",
+    )
 
 
 # The decision written back

@@ -7,7 +7,7 @@ import pytest
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.remat import STRATEGIES, Outcome, Request, Strategy
-from memonger.remat.problem import Problem, check
+from memonger.remat.problem import check
 from tests.support.recompute_problems import chain
 
 LAYERS = 12
@@ -78,14 +78,3 @@ def test_a_strategy_that_needs_a_model_does_nothing_for_a_graph_without_one(stra
     if strategy.needs_model:
         bare = Request(graph("node"), alignment=1)
         assert strategy.run(bare).schedule == tuple(range(2 * LAYERS))
-
-
-@every
-def test_the_frontier_falls(strategy: Strategy) -> None:
-    if strategy.frontier is None:
-        return
-    problem: Problem = chain(LAYERS)
-    outcomes = strategy.frontier(replace(request_for(strategy), budget=None), 3)
-    costs = [sum(problem.costs[node] for node in outcome.schedule) for outcome in outcomes]
-    assert len(outcomes) > 1
-    assert costs == sorted(costs)
