@@ -41,7 +41,8 @@ def fit(
     if certificate is not None:
         found.save_certificate(certificate, written)
     if as_json:
-        print_json(fit_record(found, str(model), written and str(written), certificate and str(certificate)))
+        names = [None if path is None else str(path) for path in (written, certificate)]
+        print_json(fit_record(found, str(model), *names))
     else:
         _print(found, model, written, certificate)
     if not found.fits:

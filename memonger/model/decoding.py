@@ -68,8 +68,8 @@ class DecodingError(ValueError):
 def decode(kind: type[T], content: object, *, ignore_unknown: bool = False) -> T:
     """A dataclass from what `json.loads` gives.
 
-    Fields are strings, integers (also `AtLeast` and `OneOf`), booleans, finite numbers (``float``), ``tuple[X, ...]``, ``frozenset[X]``,
-    ``Mapping[str, X]``, dataclasses, or ``X | None``. A field with a default may be missing.
+    Fields are strings, integers (also `AtLeast` and `OneOf`), booleans, finite numbers (``float``), ``tuple[X, ...]``,
+    ``frozenset[X]``, ``Mapping[str, X]``, dataclasses, or ``X | None``. A field with a default may be missing.
 
     Args:
         kind: The dataclass.

@@ -1,17 +1,17 @@
 """An answer of `memonger.fit` as a file, and its check from the model and the planned file alone.
 
-A certificate is untrusted input: nothing it says is believed. The plan is followed by the independent checker, made again
-from the model's own nodes, and counted; the bound of one size more is derived again.
+A certificate is untrusted input: nothing it says is believed. The plan is followed by the independent checker, made
+again from the model's own nodes, and counted; the bound of one size more is derived again.
 """
 
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.updates import Optimizer
@@ -23,10 +23,12 @@ from memonger.graph.liveness import Sharing
 from memonger.model.decoding import AtLeast, DecodingError, OneOf, decode
 from memonger.plan import Plan
 from memonger.plan_file import graph_digest, weight_digests
+from memonger.planning.at_size import lower, lower_bound
 from memonger.planning.dimension import open_dimension
-from memonger.planning.fit import Fit, lower, lower_bound
 from memonger.planning.options import Options
+from memonger.planning.search_plan import Job
 from memonger.units import MOST_BATCH, MOST_THREADS, in_full
+from memonger.words import option
 
 KIND = "memonger.fit/1"
 
@@ -69,85 +71,101 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What is said of the smallest size that wasn't found to fit; see `memonger.planning.fit.Beyond`."""
+class Beyond:
+    """What is known of the smallest size that wasn't found to fit.
 
-    size: Annotated[int, AtLeast(1, MOST_BATCH + 1)]
-    status: Annotated[str, OneOf(("proven", "open", "refused"))]
+    Attributes:
+        size: The size.
+        status: ``proven``: it doesn't fit, whatever the schedule. ``open``: no plan that fits was found. ``refused``:
+            the model can't have this size, or this machine can't measure it, whatever the memory.
+        total_bytes: The smallest total of a plan that was found; None if refused.
+        lower_bound_bytes: No plan of this size takes less; None if refused.
+        reason: Why it is refused, in words.
+    """
+
+    size: Annotated[int, AtLeast(1, MOST_BATCH)]
+    status: Annotated[Literal["proven", "open", "refused"], OneOf(("proven", "open", "refused"))]
     total_bytes: Size | None = None
     lower_bound_bytes: Size | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """An answer of `memonger.fit`. Paths are relative to the certificate's folder; digests are SHA-256.
+class Answer:
+    """An answer of `memonger.fit` without its plan.
 
     Attributes:
-        certificate: What this is.
-        model: The model's file.
-        model_digest: Of its bytes.
-        planned: The planned file; None if nothing fits.
-        planned_digest: Of its bytes.
         memory: Bytes for everything.
         vary: The dimension.
         size: The largest size found to fit; 0 if none was.
-        recomputes: Whether the bounds are for plans in which nodes may run again.
+        recomputes: Whether the bounds are for plans in which nodes may run again, too.
         total_bytes: The plan's total.
         beyond: What is said of one size more.
         recipe: The options.
     """
 
-    certificate: Annotated[str, OneOf((KIND,))]
-    model: str
-    model_digest: str
-    planned: str | None
-    planned_digest: str | None
     memory: Size
     vary: str
     size: Annotated[int, AtLeast(0, MOST_BATCH)]
     recomputes: bool
     total_bytes: Size | None
-    beyond: Claim | None
+    beyond: Beyond | None
     recipe: Recipe
 
 
-def write(fit: Fit, path: Path, planned: Path | None) -> None:
-    """Write the certificate of an answer; see `Fit.save_certificate`."""
-    if not isinstance(fit.source, str | Path):
-        raise PlanError("a certificate names the model's file: give memonger.fit a path.")
-    if (planned is None) == fit.fits:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate(Answer):
+    """An answer, and the files it is about. Paths are relative to the certificate's folder; digests are SHA-256.
+
+    Attributes:
+        certificate: What this file is.
+        model: The model's file.
+        model_digest: Of its bytes.
+        planned: The planned file; None if nothing fits.
+        planned_digest: Of its bytes.
+    """
+
+    certificate: Annotated[str, OneOf((KIND,))] = KIND
+    model: str
+    model_digest: str
+    planned: str | None
+    planned_digest: str | None
+
+
+def write(path: Path, answer: Answer, model: Path, planned: Path | None) -> None:
+    """Write the certificate of an answer.
+
+    Raises:
+        PlanError: there is a plan and no planned file, or the other way round.
+        PlanFileError: the planned file is another plan.
+        OSError: it can't be written.
+    """
+    if (planned is None) != (answer.total_bytes is None):
         raise PlanError("a certificate names the planned file: save Fit.plan, and give its path.")
-    if planned is not None and Plan.load(planned, check_weights=False).total_bytes != fit.total_bytes:
+    if planned is not None and Plan.load(planned, check_weights=False).total_bytes != answer.total_bytes:
         raise PlanFileError(f"{planned} is another plan than the one that was found.")
+    fields = {each.name: getattr(answer, each.name) for each in dataclasses.fields(answer)}
     certificate = Certificate(
-        certificate=KIND,
-        model=_relative(Path(fit.source), path),
-        model_digest=_digest(Path(fit.source)),
+        **fields,
+        model=_relative(model, path),
+        model_digest=_digest(model),
         planned=None if planned is None else _relative(planned, path),
         planned_digest=None if planned is None else _digest(planned),
-        memory=fit.memory,
-        vary=fit.vary,
-        size=fit.size,
-        recomputes=fit.strategy != "none",
-        total_bytes=fit.total_bytes,
-        beyond=None if fit.beyond is None else _claim(fit),
-        recipe=_recipe(fit.options, fit.train_mode),
     )
     text = json.dumps(dataclasses.asdict(certificate), indent=1) + "\n"
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _claim(fit: Fit) -> Claim:
-    assert fit.beyond is not None
-    beyond = fit.beyond
-    return Claim(beyond.size, beyond.status, beyond.total_bytes, beyond.lower_bound_bytes)
+def recipe(options: Options, train_mode: bool) -> Recipe:
+    """The options as a certificate holds them.
 
-
-def _recipe(options: Options, train_mode: bool) -> Recipe:
+    Raises:
+        PlanError: one of them can't be written down.
+    """
     if options.loss is not None and not isinstance(options.loss, str):
         raise PlanError("a certificate holds a loss by its name: give loss='softmax_cross_entropy', not an object.")
     if options.inputs is not None:
-        raise PlanError("a certificate holds no arrays: leave inputs (--inputs) out.")
+        raise PlanError(f"a certificate holds no arrays: leave {option('inputs')} out.")
     return Recipe(
         mode=options.chosen_mode,
         device=str(options.device),
@@ -178,7 +196,7 @@ def _optimizer_record(optimizer: Optimizer) -> OptimizerRecord:
     return OptimizerRecord(name, settings, patterns)
 
 
-def _optimizer(record: OptimizerRecord) -> Optimizer:
+def _optimizer_of(record: OptimizerRecord) -> Optimizer:
     kind = _OPTIMIZERS[record.name]
     default = kind()
     values: dict[str, Any] = {"no_decay": record.no_decay}
@@ -241,7 +259,7 @@ def verify(path: Path) -> Certificate:
     options = _options(certificate.recipe)
     dimension = open_dimension(model, certificate.vary, options)
 
-    def at(size: int) -> Any:
+    def at(size: int) -> Job:
         return lower(model, dimension, size, options, certificate.recipe.train_mode)
 
     if (certificate.planned is None) != (certificate.size == 0):
@@ -270,7 +288,7 @@ def _options(recipe: Recipe) -> Options:
         batch=recipe.batch,
         dims=recipe.dims,
         loss=recipe.loss,
-        optimizer=None if recipe.optimizer is None else _optimizer(recipe.optimizer),
+        optimizer=None if recipe.optimizer is None else _optimizer_of(recipe.optimizer),
         level=recipe.level,  # type: ignore[arg-type]
         threads=recipe.threads,
         sharing=Sharing(recipe.inplace, recipe.views, recipe.reuse),
@@ -278,7 +296,7 @@ def _options(recipe: Recipe) -> Options:
     )
 
 
-def _check_plan(certificate: Certificate, plan: Plan, job: Any, planned: Path) -> None:
+def _check_plan(certificate: Certificate, plan: Plan, job: Job, planned: Path) -> None:
     """That a plan, which the checker found correct, is one of the model at the size, and within the memory."""
     if plan.total_bytes != certificate.total_bytes:
         raise VerificationError(
@@ -305,7 +323,7 @@ def _check_plan(certificate: Certificate, plan: Plan, job: Any, planned: Path) -
         raise VerificationError(f"{planned} computes nodes again, which the certificate rules out.")
 
 
-def _check_beyond(path: Path, certificate: Certificate, claim: Claim, at: Any) -> None:
+def _check_beyond(path: Path, certificate: Certificate, claim: Beyond, at: Callable[[int], Job]) -> None:
     """That one size more doesn't fit, where that is claimed; and the bound, where it is given."""
     if certificate.size and claim.size != certificate.size + 1:
         raise VerificationError(f"{path}: it says of size {claim.size} what it should say of {certificate.size + 1}.")

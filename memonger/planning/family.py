@@ -1,7 +1,7 @@
 """One model at all sizes of a dimension, from a few sizes at which it was lowered.
 
-What a value takes is a polynomial in the size: of degree 1 in a batch, 2 in the length of a sequence. Three sizes give it
-exactly. What was measured (workspace, times) grows in proportion as far as anyone knows.
+What a value takes is a polynomial in the size: of degree 1 in a batch, 2 in the length of a sequence. Three sizes give
+it exactly. What was measured (workspace, times) grows in proportion as far as anyone knows.
 """
 
 import dataclasses

@@ -1,17 +1,16 @@
 """Schedules of one structure of graph, each tried at every size: what was found at one size is valid at another."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memonger.graph.liveness import assign_storage, needed_bytes
 from memonger.graph.schedule import schedule_graph
-from memonger.layout import allocate
-from memonger.planning import decide
-from memonger.planning.decide import Solution
+from memonger.planning.decide import Solution, decide, lay_out, order_for_least
 from memonger.remat import Outcome, Request
 from memonger.remat.budget import initial_schedules
-from memonger.remat.effort import Effort
+from memonger.remat.effort import Effort, Progress
 from memonger.remat.orders import ORDERS
 from memonger.remat.portfolio import Search
 from memonger.remat.problem import Result
@@ -25,22 +24,18 @@ _TARGETS = 3
 
 def total_bytes(request: Request, solution: Solution) -> int:
     """Arena, workspace, parameters and inputs: `Plan.total_bytes` of the plan that the solution gives."""
-    return request.base + solution.arena_bytes + max(solution.graph.workspace, default=0)
+    return request.base + solution.total_bytes
 
 
-def lay_out(request: Request, schedule: Schedule) -> Solution:
-    """The solution for a schedule of the request's graph."""
-    graph = schedule_graph(request.graph, schedule)
-    storage = assign_storage(graph, request.sharing, request.alignment)
-    layout = allocate(storage.buffers)
-    offsets = {value: layout.offsets[number] for value, number in enumerate(storage.of_value) if number >= 0}
-    return Solution(schedule, graph, offsets, layout.size, Outcome(schedule))
-
-
-def least_total(request: Request, schedule: Schedule) -> int:
-    """Bytes that a schedule needs at its worst step: its layout takes as many, or more for gaps."""
+def needed(request: Request, schedule: Schedule) -> int:
+    """Bytes at the worst step of a schedule: its total is as large, or larger."""
     graph = schedule_graph(request.graph, schedule)
     return request.base + needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
+
+
+def laid_out(request: Request, schedule: Schedule) -> Solution:
+    """The solution for a schedule of the request's own graph."""
+    return lay_out(request, tuple(range(len(request.graph.nodes))), Outcome(schedule))
 
 
 @dataclass(slots=True)
@@ -50,12 +45,14 @@ class Schedules:
     Attributes:
         memory: Bytes for everything.
         orders: Names of the evaluation orders to try.
-        found: Schedules of the graph, the one that needs least last.
-        reduced: The same schedules of the reduced problem, by what identifies that.
+        effort: Of each search; see `memonger.remat.portfolio`.
+        found: Schedules of the graph.
+        reduced: Those from a search, as schedules of the reduced problem, by what identifies that.
     """
 
     memory: int
     orders: Sequence[str]
+    effort: int
     found: list[Schedule] = field(default_factory=list)
     reduced: dict[object, list[Schedule]] = field(default_factory=dict)
 
@@ -71,53 +68,57 @@ class Schedules:
         """Remember what the sweep takes for the best of its thresholds, if there is a backward pass."""
         if not all(request.graph.forward):
             request = dataclasses.replace(request, budget=None, progress=None)
-            self.add([decide.decide(request, "sweep", self.orders[0]).schedule])
+            self.add([decide(request, "sweep", self.orders[0]).schedule])
 
     def fitting(self, request: Request) -> Solution | None:
         """The cheapest of the schedules that fits the memory; None if none does."""
         costs = request.graph.costs
         for schedule in sorted(self.found, key=lambda each: sum(costs[node] for node in each)):
-            if least_total(request, schedule) <= self.memory:
-                solution = lay_out(request, schedule)
+            if needed(request, schedule) <= self.memory:
+                solution = laid_out(request, schedule)
                 if total_bytes(request, solution) <= self.memory:
                     return solution
         return None
 
-    def smallest(self, request: Request) -> Solution | None:
+    def smallest(self, request: Request) -> Solution:
         """The solution with the smallest total of all schedules."""
+        need = {schedule: needed(request, schedule) for schedule in self.found}
         best: Solution | None = None
-        for schedule in sorted(self.found, key=lambda each: least_total(request, each)):
-            if best is None or least_total(request, schedule) < total_bytes(request, best):
-                solution = lay_out(request, schedule)
-                if best is None or solution.arena_bytes < best.arena_bytes:
+        for schedule in sorted(need, key=need.__getitem__):
+            if best is None or need[schedule] < total_bytes(request, best):
+                solution = laid_out(request, schedule)
+                if best is None or solution.total_bytes < best.total_bytes:
                     best = solution
+        assert best is not None
         return best
 
-    def search(self, request: Request, effort: int) -> None:
+    def search(self, request: Request, tell: Callable[[Progress], None]) -> None:
         """Look for a schedule that fits, or else one that needs less than all others; what is found is remembered."""
-        self._searched(request, effort, lambda searching, budget: searching.smallest(budget))
+        self._search(request, tell, Search.smallest)
 
-    def cheaper(self, request: Request, solution: Solution, effort: int) -> Solution:
-        """A solution that fits at less cost, if one is found; else the one given."""
-        if sum(solution.graph.costs) <= sum(request.graph.costs):
+    def cheaper(self, request: Request, solution: Solution, tell: Callable[[Progress], None]) -> Solution:
+        """A solution that fits at less cost than the one given, if one is found; else that."""
+        if solution.cost <= math.fsum(request.graph.costs):
             return solution
-        self._searched(request, effort, lambda searching, budget: searching.cheapest(budget))
+        self._search(request, tell, Search.cheapest)
         return self.fitting(request) or solution
 
-    def _searched(self, request: Request, effort: int, search: Callable[[Search, int], Result]) -> None:
-        ordered, order = decide._least(request, self.orders)
+    def _search(
+        self, request: Request, tell: Callable[[Progress], None], search: Callable[[Search, int], Result]
+    ) -> None:
+        ordered, order = order_for_least(request, self.orders)
         staged = StagedProblem(ordered)
         known = self.reduced.setdefault((order, staged.reduced.members), [])
-        initial = [*known, *initial_schedules(staged, request.time_limit)]
+        initial = [*initial_schedules(staged, request.time_limit), *known]
         budget = self.memory
         for _ in range(_TARGETS):
-            searching = Search(staged.problem, Effort(effort, request.time_limit), initial=initial)
-            result = search(searching, budget)
+            effort = Effort(self.effort, request.time_limit, tell)
+            result = search(Search(staged.problem, effort, initial=initial), budget)
             known.append(result.schedule)
             initial.append(result.schedule)
             schedule = tuple(order[node] for node in staged.reduced.expand(result.schedule))
             self.add([schedule])
-            over = total_bytes(request, lay_out(request, schedule)) - self.memory
+            over = total_bytes(request, laid_out(request, schedule)) - self.memory
             if over <= 0 or result.peak > budget:
                 return
             budget -= over

@@ -73,11 +73,11 @@ def _beyond(fit: Fit) -> str:
     least = format_size(beyond.lower_bound_bytes)
     if beyond.status == "proven":
         over = in_full(beyond.lower_bound_bytes - fit.memory)
-        return f"{what} doesn't, proven: {_every(fit.strategy != 'none')} takes at least {least}, {over} too much."
+        return f"{what} doesn't, proven: {_every(fit.recomputes)} takes at least {least}, {over} too much."
     assert beyond.total_bytes is not None
     return (
         f"{what} is open: the smallest plan found takes {format_size(beyond.total_bytes)}, "
-        f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit.strategy != 'none')} takes at least {least}."
+        f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit.recomputes)} takes at least {least}."
     )
 
 
@@ -123,7 +123,8 @@ def certificate_line(certificate: Certificate) -> str:
     memory, beyond = in_full(certificate.memory), certificate.beyond
     said = f"nothing fits {memory}"
     if certificate.total_bytes is not None:
-        said = f"{certificate.vary} {certificate.size} fits {memory}: the plan is correct and takes {certificate.total_bytes}"
+        said = f"{certificate.vary} {certificate.size} fits {memory}"
+        said += f": the plan is correct and takes {certificate.total_bytes}"
     if beyond is None:
         return f"{said}."
     more = {
