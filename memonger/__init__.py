@@ -41,8 +41,8 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "Fit", "GiB", "GraphPlan", "KiB",
     "Layout", "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan",
     "PlanError", "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing",
-    "SoftmaxCrossEntropy", "TrainingSession", "VerificationError", "differentiate", "fit", "from_torch", "get_cost", "load",
-    "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode",
+    "SoftmaxCrossEntropy", "TrainingSession", "VerificationError", "differentiate", "fit", "from_torch", "get_cost",
+    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode",
 ]  # fmt: skip
 
 _LAZY = {

@@ -22,11 +22,15 @@ class Course:
     @contextmanager
     def doing(self, kind: str, what: str) -> Iterator[Callable[[Progress], None]]:
         """Tell what begins now, and learn from how long it takes. Gives what a search tells its progress."""
-        begin = time.perf_counter()
+        begin = since = time.perf_counter()
+        done = 0.0
         self._tell(what, self._left())
 
         def tell(progress: Progress) -> None:
-            spent = time.perf_counter() - begin
+            nonlocal since, done
+            if progress.done < done:  # another search began
+                since = time.perf_counter()
+            spent, done = time.perf_counter() - since, progress.done
             whole = spent / progress.done if progress.done > 0.05 else 0.0
             self._tell(f"{what}, {progress.done:.0%}", max(0.0, whole - spent) + self._left(1))
 

@@ -1,7 +1,7 @@
 """One model at all sizes of a dimension, from a few sizes at which it was lowered.
 
 What a value takes is a polynomial in the size: of degree 1 in a batch, 2 in the length of a sequence. Three sizes give
-it exactly. What was measured (workspace, times) grows in proportion as far as anyone knows.
+it exactly. Workspace, which was measured, is taken to grow as it did last, and times in proportion.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ class Family:
         graph = dataclasses.replace(
             last.graph,
             sizes=tuple(all_sizes),
-            workspace=tuple(math.ceil(taken * ratio) for taken in last.graph.workspace),
+            workspace=self._line([graph.workspace for graph in graphs[-2:]], size),
             costs=tuple(cost * ratio for cost in last.graph.costs),
         )
         (base,) = self._polynomial([(each.base,) for each in self.requests], size)
@@ -103,3 +103,9 @@ class Family:
         first, second, third = (a * (common // b) for a, b in zip(above, below, strict=True))
         rows = zip(*columns, strict=True)
         return tuple(max(0, (first * a + second * b + third * c) // common) for a, b, c in rows)
+
+    def _line(self, columns: Sequence[Sequence[int]], size: int) -> tuple[int, ...]:
+        """What each row of two values, of the two largest sizes, is at a size if it grows evenly; never less than 0."""
+        before, last = self.sizes[-2:]
+        rows = zip(*columns, strict=True)
+        return tuple(max(0, math.ceil(b + (b - a) * (size - last) / (last - before))) for a, b in rows)

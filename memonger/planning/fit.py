@@ -164,7 +164,6 @@ def _answer(sizing: Sizing, frontier: int) -> Fit:
     points = _frontier(sizing, frontier) if frontier else ()
     best = sizing.best
     plan = None if best is None else sizing.plan(best)
-    mode = plan.mode if plan else sizing.mode
     return Fit(
         memory=sizing.memory,
         vary=sizing.vary,
@@ -177,7 +176,7 @@ def _answer(sizing: Sizing, frontier: int) -> Fit:
         seconds=time.perf_counter() - sizing.begin,
         source=sizing.source,
         strategy=sizing.strategy,
-        options=dataclasses.replace(sizing.options, mode=mode),
+        options=dataclasses.replace(sizing.options, mode=sizing.mode),
         train_mode=sizing.train_mode,
     )
 

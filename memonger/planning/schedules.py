@@ -15,10 +15,11 @@ from memonger.remat.orders import ORDERS
 from memonger.remat.portfolio import Search
 from memonger.remat.problem import Result
 from memonger.remat.staged import StagedProblem
+from memonger.units import MOST_BATCH
 
 Schedule = tuple[int, ...]
 
-_TARGETS = 3
+_TARGETS = 2
 """Searches for one budget: where the arena has gaps, the next one is for less."""
 
 
@@ -47,6 +48,7 @@ class Schedules:
         orders: Names of the evaluation orders to try.
         effort: Of each search; see `memonger.remat.portfolio`.
         found: Schedules of the graph.
+        untried: Those whose largest size isn't known yet.
         reduced: Those from a search, as schedules of the reduced problem, by what identifies that.
     """
 
@@ -54,11 +56,34 @@ class Schedules:
     orders: Sequence[str]
     effort: int
     found: list[Schedule] = field(default_factory=list)
+    untried: list[Schedule] = field(default_factory=list)
     reduced: dict[object, list[Schedule]] = field(default_factory=dict)
 
     def add(self, schedules: Iterable[Schedule]) -> None:
         """Remember schedules."""
-        self.found.extend(each for each in dict.fromkeys(schedules) if each not in self.found)
+        fresh = [each for each in dict.fromkeys(schedules) if each not in self.found]
+        self.found.extend(fresh)
+        self.untried.extend(fresh)
+
+    def reach(self, best: int, at: Callable[[int], Request], high: int = MOST_BATCH) -> int:
+        """The largest size with which a schedule added since the last call fits; ``best`` if it is no larger.
+
+        Args:
+            best: The largest size so far.
+            at: The request of each size.
+            high: No size above this one can fit.
+        """
+        for schedule in self.untried:
+            best = largest(best, lambda size, tried=schedule: self._fits(at(size), tried) is not None, high)
+        self.untried.clear()
+        return best
+
+    def _fits(self, request: Request, schedule: Schedule) -> Solution | None:
+        """The solution for a schedule, if it fits."""
+        if needed(request, schedule) > self.memory:
+            return None
+        solution = laid_out(request, schedule)
+        return solution if total_bytes(request, solution) <= self.memory else None
 
     def add_plain(self, request: Request) -> None:
         """Remember the evaluation orders, in which nothing is recomputed."""
@@ -73,12 +98,8 @@ class Schedules:
     def fitting(self, request: Request) -> Solution | None:
         """The cheapest of the schedules that fits the memory; None if none does."""
         costs = request.graph.costs
-        for schedule in sorted(self.found, key=lambda each: sum(costs[node] for node in each)):
-            if needed(request, schedule) <= self.memory:
-                solution = laid_out(request, schedule)
-                if total_bytes(request, solution) <= self.memory:
-                    return solution
-        return None
+        cheapest_first = sorted(self.found, key=lambda each: sum(costs[node] for node in each))
+        return next(filter(None, (self._fits(request, schedule) for schedule in cheapest_first)), None)
 
     def smallest(self, request: Request) -> Solution:
         """The solution with the smallest total of all schedules."""
@@ -122,3 +143,15 @@ class Schedules:
             if over <= 0 or result.peak > budget:
                 return
             budget -= over
+
+
+def largest(low: int, fits: Callable[[int], bool], high: int = MOST_BATCH) -> int:
+    """The largest size from ``low``, which fits, to ``high``, as if all below one that fits did."""
+    step = 1
+    while low + step <= high and fits(low + step):
+        low, step = low + step, step * 2
+    high = min(high, low + step - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,13 +1,12 @@
 """The search for the largest size of a dimension with which a model fits a memory.
 
 The model is lowered at a few small sizes, and between and beyond them its sizes in bytes are interpolated
-(`memonger.planning.family`). Schedules are searched and tried there (`memonger.planning.schedules`). What is answered was
-planned from the model itself, lowered at that size and at one more.
+(`memonger.planning.family`). Schedules are searched and tried there (`memonger.planning.schedules`). What is answered
+was planned from the model itself, lowered at that size and at one more.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from memonger.planning.dimension import open_dimension
 from memonger.planning.family import Family
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import Options
-from memonger.planning.schedules import Schedules, total_bytes
+from memonger.planning.schedules import Schedules, largest, total_bytes
 from memonger.planning.search_plan import Job, device_of, finish, rehearsed
 from memonger.remat import STRATEGIES, Request
 from memonger.remat.every_schedule import EFFORT
@@ -38,7 +37,7 @@ _FIRST = 4096
 _SAMPLED = 64
 """Sizes up to this one are lowered to find a family."""
 
-_SEARCHES = 4
+_SEARCHES = 6
 """Searches on the family, each at a larger size than the one before."""
 
 _USUAL = {"lower": 6, "search": 4}
@@ -96,6 +95,8 @@ class Sizing:
         self.orders: list[str] = []
         self.schedules: Schedules | None = None
         self.family: Family | None = None
+        self.samples: dict[int, Request] = {}
+        self.followed = False
         self.failed: set[int] = set()  # sizes for which a search on the family found nothing
         self.attempts: dict[int, Attempt] = {}
 
@@ -108,9 +109,8 @@ class Sizing:
         """Look for the largest size that fits."""
         first = self._first()
         if first.fits:
-            assert first.job is not None
-            self._find_family(first.size, first.job.request)
-            self._settle(first.size, self._estimate(first.size))
+            self._find_family(first.size)
+            self._settle(first.size)
 
     @property
     def best(self) -> Attempt | None:
@@ -147,6 +147,7 @@ class Sizing:
         self._check_weights(job)
         self.mode, self.smallest = job.mode, (size, job.request)
         self.orders = orders_of(self.options.order, len(job.request.graph.nodes))
+        self.samples[size] = job.request
         self.attempts[size] = self._planned(size, job)
         return self.attempts[size]
 
@@ -160,49 +161,50 @@ class Sizing:
                 f"{in_full(self.memory)}: it fits at no {self.vary}."
             )
 
-    def _find_family(self, first: int, request: Request) -> None:
+    def _find_family(self, first: int) -> None:
         """Lower at growing sizes until three in a row have one structure."""
-        requests, size = {first: request}, first * 2
+        size = first * 2
         while size <= max(_SAMPLED, 4 * first) and self.family is None and self._too_large_to_measure(size) is None:
             try:
-                requests[size] = self.lower(size).request
+                self._sample(size, self.lower(size).request)
             except (LoadError, PlanError):
                 return
-            self.family, size = Family.of(requests), size * 2
-        if self.family is not None:
-            self.schedules = Schedules(self.memory, self.orders, self.options.effort)
-            self.schedules.add_plain(self.family.requests[-1])
+            size *= 2
 
-    def _estimate(self, first: int) -> int:
-        """The largest size that fits as far as the family tells, from ``first``, which does."""
-        if self.family is None:
-            return first + 1
+    def _sample(self, size: int, request: Request) -> None:
+        """Learn from a size at which the model was lowered; the family follows the largest sizes."""
+        self.samples[size] = request
+        family = Family.of(self.samples)
+        if family is None:
+            return
+        if self.family is None or family.structure != self.family.structure:
+            self.schedules = Schedules(self.memory, self.orders, self.options.effort)
+            self.schedules.add_plain(request)
+        self.family = family
+
+    def _estimate(self, low: int, high: int = MOST_BATCH) -> int:
+        """The largest size up to ``high`` that fits as far as the family tells, from ``low``, which does."""
+        if self.family is None or self.schedules is None:
+            return low
         if not self.searches:
-            return largest(first, self._strategy_fits)
-        best = largest(first, self._fits)
-        if self._bound(self.family.request(best + 1)) > self.memory:
+            return largest(low, self._strategy_fits, high)
+        at, reach = self.family.request, self.schedules.reach
+        best = reach(low, at, high)
+        if best == high or self._bound(at(best + 1)) > self.memory:
             return best
-        high = largest(best, self._may_fit)
-        assert self.schedules is not None
-        self.schedules.add_swept(self.family.request(high))
-        best = largest(best, self._fits, high)
-        target = min(high, best + max(1, best // 4))
+        high = largest(best, self._may_fit, high)
+        self.schedules.add_swept(at(high))
+        best, target = reach(best, at, high), high
         for _ in range(_SEARCHES):
-            if best >= high:
+            if best == high or best + 1 in self.failed:
                 break
             with self.course.doing("search", f"{self.vary} {target}: searching, {best} fits") as tell:
-                self.schedules.search(self.family.request(target), tell)
-            found = largest(best, self._fits, high)
+                self.schedules.search(at(target), tell)
+            found = reach(best, at, high)
             if found == best and target == best + 1:
                 self.failed.add(target)
-                break
-            best, target = found, found + 1
+            best, target = found, min(high, found + max(1, found // 16) if found > best else found + 1)
         return best
-
-    def _fits(self, size: int) -> bool:
-        assert self.family is not None
-        assert self.schedules is not None
-        return self.schedules.fitting(self.family.request(size)) is not None
 
     def _strategy_fits(self, size: int) -> bool:
         assert self.family is not None
@@ -217,24 +219,30 @@ class Sizing:
 
     # Sizes planned from the model itself
 
-    def _settle(self, low: int, guess: int) -> None:
-        """Plan at the guess and around it until a size fits and one more doesn't."""
-        high, step, size = MOST_BATCH + 1, 1, guess
+    def _settle(self, low: int) -> None:
+        """Plan at the size that the family tells, and around it, until a size fits and one more doesn't."""
+        high, step = MOST_BATCH + 1, 1
+        size = max(low + 1, self._estimate(low))
         while high - low > 1:
-            size = min(max(size, low + 1), high - 1)
             attempt = self.attempt(size)
-            if not attempt.fits:
-                size, high = self._below(attempt, low, high), size
+            low, high = (size, high) if attempt.fits else (low, size)
+            guess = self._again(low, high - 1)
+            if guess is not None:
+                size = max(low + 1, guess)
             elif high > MOST_BATCH:
-                low, size, step = size, size + step, step * 2
+                size, step = low + step, step * 2
             else:
-                low, size = size, (size + high) // 2
+                size = (low + high) // 2
 
-    def _below(self, failed: Attempt, low: int, high: int) -> int:
-        """The size to try after one that failed: of the first by how far it was above the memory; else halfway."""
-        if high <= MOST_BATCH or failed.total is None:
-            return (low + failed.size) // 2
-        return failed.size * self.memory // failed.total
+    def _again(self, low: int, high: int) -> int | None:
+        """What the family tells of sizes from ``low`` to ``high``, now that more is known of it; None if nothing."""
+        if self.family is None or self.schedules is None or not self.searches:
+            return None
+        last = max(self.samples)
+        if not self.family.has(self.samples[last].graph):
+            return None
+        self.schedules.untried.extend(self.schedules.found)
+        return self.schedules.reach(low, self.family.request, high)
 
     def attempt(self, size: int) -> Attempt:
         """One size planned from the model itself. Only the largest that fits keeps its lowered model."""
@@ -250,10 +258,24 @@ class Sizing:
         reason = self._too_large_to_measure(size)
         if reason is None:
             try:
-                return self._planned(size, self.lower(size))
+                job = self.lower(size)
+                self._sample(size, job.request)
+                self._follow(size, job.request)
+                return self._planned(size, job)
             except (LoadError, PlanError) as error:
                 reason = str(error)
         return Attempt(size, beyond=Beyond(size, "refused", reason=reason))
+
+    def _follow(self, size: int, request: Request) -> None:
+        """Where a size has another structure than the family's, look for the family of that, once."""
+        if self.followed or self.family is None or self.family.has(request.graph):
+            return
+        self.followed = True
+        for near in (size // 2, size * 3 // 4):
+            if near > 0 and near not in self.samples:
+                self._sample(near, self.lower(near).request)
+        if self.family.has(request.graph) and self.best is not None:
+            self._estimate(self.best.size)
 
     def _planned(self, size: int, job: Job) -> Attempt:
         bound = self._bound(job.request)
@@ -334,18 +356,6 @@ class Sizing:
                 attempt.solution = schedules.cheaper(attempt.job.request, attempt.solution, tell)
                 attempt.total = total_bytes(attempt.job.request, attempt.solution)
         return attempt.solution
-
-
-def largest(low: int, fits: Callable[[int], bool], high: int = MOST_BATCH) -> int:
-    """The largest size from ``low``, which fits, to ``high``, as if all below one that fits did."""
-    step = max(1, low)
-    while low + step <= high and fits(low + step):
-        low, step = low + step, step * 2
-    high = min(high, low + step - 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def _available() -> int | None:
