@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+settings.register_profile("memonger", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("memonger")
 
 from tests.support.bad_input import Place
 
