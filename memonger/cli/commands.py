@@ -202,7 +202,7 @@ def differentiate_command(**arguments: Any) -> None:
 def inspect(**arguments: Any) -> None:
     """Show what a MODEL holds, and its plan if it has one.
 
-    Sizes without a number are shown by name; --batch and --dim give them one for --layers.
+    Open sizes are shown by name; for --layers, --batch and --dim give them one.
     """
     from memonger.cli import files
 

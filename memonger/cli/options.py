@@ -165,7 +165,7 @@ _OPTIONS = {
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
     "Run": ("compare", "against", "atol", "rtol", "runs", "warm_up", "seed"),
-    "Output": ("output", "target", "annotated", "outputs", "force", "details", "layers", "as_json", "quiet"),
+    "Output": ("output", "target", "annotated", "outputs", "force", "details", "layers", "timed", "as_json", "quiet"),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")
 """The headings under which ``--help`` lists options; the last is for those that no other lists."""

@@ -119,10 +119,10 @@ def test_what_is_completed_is_what_there_is() -> None:
 
 
 def test_defaults_come_from_the_environment(model: Path) -> None:
-    shown = _invoke("plan", model, "--quiet", MEMONGER_DEVICE="none", MEMONGER_MODE="inference")
+    shown = _invoke("plan", model, "--quiet", "--details", MEMONGER_DEVICE="none", MEMONGER_MODE="inference")
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert "inference, portable" in shown.stdout
-    assert "training, portable" in _invoke("plan", model, "--mode", "training", MEMONGER_DEVICE="none").stdout
+    assert "training, portable" in _invoke("plan", model, "--mode", "training", MEMONGER_DEVICE="none", MEMONGER_DETAILS="1").stdout
     shown = _invoke("plan", model, MEMONGER_DEVICE="none", MEMONGER_KEEP="relu1 relu2", MEMONGER_DIM="x[0]=64")
     assert shown.exit_code == 0
     shown = _invoke("plan", model, MEMONGER_OUTPUT="written.onnx", MEMONGER_DEVICE="none")
@@ -143,7 +143,8 @@ def test_what_is_wrong_in_the_environment_is_named(model: Path) -> None:
 def test_any_encoding_will_do(model: Path, charset: str) -> None:
     name = "n\N{LATIN SMALL LETTER E WITH ACUTE}t\N{SNOWMAN}.onnx"
     Path(name).write_bytes(model.read_bytes())
-    shown = _invoke("plan", name, "--device", "none", "--mode", "inference", "-o", "o.onnx", charset=charset)
+    arguments = (name, "--device", "none", "--mode", "inference", "--details", "-o", "o.onnx")
+    shown = _invoke("plan", *arguments, charset=charset)
     assert (shown.exit_code, shown.stderr) == (0, "")
     text = shown.stdout_bytes.decode(charset)
     curve = re.search(r"^\[(.*)\]$", text, re.MULTILINE)
