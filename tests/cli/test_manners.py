@@ -122,7 +122,10 @@ def test_defaults_come_from_the_environment(model: Path) -> None:
     shown = _invoke("plan", model, "--quiet", "--details", MEMONGER_DEVICE="none", MEMONGER_MODE="inference")
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert "inference, portable" in shown.stdout
-    assert "training, portable" in _invoke("plan", model, "--mode", "training", MEMONGER_DEVICE="none", MEMONGER_DETAILS="1").stdout
+    assert (
+        "training, portable"
+        in _invoke("plan", model, "--mode", "training", MEMONGER_DEVICE="none", MEMONGER_DETAILS="1").stdout
+    )
     shown = _invoke("plan", model, MEMONGER_DEVICE="none", MEMONGER_KEEP="relu1 relu2", MEMONGER_DIM="x[0]=64")
     assert shown.exit_code == 0
     shown = _invoke("plan", model, MEMONGER_OUTPUT="written.onnx", MEMONGER_DEVICE="none")
