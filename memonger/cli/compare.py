@@ -194,7 +194,13 @@ def compare(
     noisy, stock_at = noise_line(sections, before), f"stock onnxruntime's at the plan's own level ({level})"
     record["noise"] = {**asdict(before), "warning": noisy or None}
     told = verdict(gaps["stock"], settings.tolerance, stock_at, first_difference.explain(plan, where))
-    lines = (*gradients_of(plan, outputs["planned"]), _prediction(plan, measured["planned"]), graphs, told)
+    lines = (
+        *gradients_of(plan, outputs["planned"]),
+        _prediction(plan, measured["planned"]),
+        graphs,
+        turns_line(sections),
+        told,
+    )
     rows = (own_row(measured["planned"]), *stock_rows(sections))
     return Result(
         shown_of(plan, outputs["planned"]), record, rows, tuple(filter(None, lines)), gaps["stock"].passed,
@@ -337,6 +343,12 @@ def verdict_record(gap: Difference, settings: Settings, where: FirstDifference |
         "passed": gap.passed, "atol": settings.tolerance.atol, "rtol": settings.tolerance.rtol,
         "first_difference": None if where is None else asdict(where),
     }  # fmt: skip
+
+
+def turns_line(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far the ratio of times at the plan's own level can be trusted."""
+    low, high = sections["stock"]["latency_ratio_range"]
+    return f"From turn to turn the ratio of times at the same level was {low:.3f} to {high:.3f}."
 
 
 def noise_line(sections: Mapping[str, Mapping[str, Any]], before: noise.Load) -> str:

@@ -187,6 +187,7 @@ def _compared(
     what = "losses, outputs and the state after the last step"
     lines = (
         *alone.lines,
+        comparing.turns_line(sections),
         comparing.verdict(gaps["stock"], settings.tolerance, stock_at, told, what),
     )
     rows = (comparing.own_row(ours.measured), *comparing.stock_rows(sections))
