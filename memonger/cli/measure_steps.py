@@ -27,8 +27,7 @@ from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.binding import without_defaults
-from memonger.runtime.trainer import TYPES
-from memonger.training_session import TrainingSession
+from memonger.runtime.trainer import TYPES, Trainer
 
 STATE = "state: "
 """Begins the names of what persists in the file of outputs."""
@@ -177,7 +176,7 @@ def once_each(model: ir.Model) -> ir.Model:
 def _stepper(job: Job, check_order: bool) -> Stepper:
     if not job.planned:
         return StockTrainer(job)
-    return TrainingSession(
+    return Trainer(
         job.model, device=job.device, intra_op_threads=job.threads, check_order=check_order, cuda_graph=job.cuda_graph
     )
 
