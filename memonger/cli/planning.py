@@ -77,7 +77,7 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
 
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     """The plan of a model for the flags of the command line; notes on it are printed."""
-    source, options = _source_and_options(model, flags)
+    source, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         made = planner.search_plan(source, options=options, progress=tell)
     print_notes(made.notes)
@@ -86,7 +86,7 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
 
 def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model for several budgets and print a table of the plans."""
-    source, options = _source_and_options(model, flags)
+    source, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
     print_notes([note for each in plans for note in each.notes])
@@ -130,7 +130,7 @@ def refuse_planning_options(model: Path, *others: str) -> None:
             raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")
 
 
-def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
+def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
     train_mode = flags.pop("train_mode", False)
     dims = {key: flags.pop(key) for key in ("batch", "dims")} if train_mode else {}
