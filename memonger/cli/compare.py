@@ -16,10 +16,13 @@ from memonger.cli.settings import Result, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.errors import MemongerError
 from memonger.files import write_whole
+from memonger.graph.schedule import is_copy, original
 from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
+from memonger.model.save import save_model
 from memonger.model.values import dense
 from memonger.plan import Plan
+from memonger.plan_file import KEY
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
 from memonger.runtime.padding import Padding, cut
@@ -229,10 +232,40 @@ def symbolic_sizes(model: Path, feeds: feeding.Feeds) -> dict[str, int]:
     return sizes
 
 
+def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
+    """What stock onnxruntime runs beside a plan where nothing is said: the model itself if it has no plan.
+
+    Of a planned file, and of a model that was differentiated to be planned, it is the planned model with every node
+    once and in no order: what is recomputed is the plan's own doing.
+    """
+    given = load_as_is(model).ir
+    names = {value.name for value in given.graph.inputs}
+    if KEY not in given.metadata_props and all(value.name in names for value in plan.model.graph.inputs):
+        return model
+    if not plan.recomputed:
+        return planned
+    path = folder / "every_node_once.onnx"
+    save_model(once_each(load_as_is(planned).ir), path)
+    return path
+
+
+def once_each(model: ir.Model) -> ir.Model:
+    """The model of a planned file with every node once, in place: who reads a recomputed value reads the first one."""
+    graph = model.graph
+    values = {value.name: value for node in graph for value in node.outputs}
+    copies = [node for node in graph if is_copy(str(node.name)) and original(str(node.outputs[0].name)) in values]
+    for node in copies:
+        for value in node.outputs:
+            if value.name:
+                value.replace_all_uses_with(values[original(value.name)])
+    graph.remove(copies, safe=True)
+    return model
+
+
 def level_of(plan: Plan, stock: Path) -> str:
     """The level at which stock onnxruntime runs the same kernels: a planned file is lowered already."""
     loaded = load_as_is(stock).ir
-    if plan.stamp is None or any(key.startswith("memonger") for key in loaded.metadata_props):
+    if plan.stamp is None or KEY in loaded.metadata_props:
         return LEVELS["disable"]
     return LEVELS[plan.stamp.level]
 

@@ -86,11 +86,12 @@ def find(
     Returns: the first that differs; None where none of the values that both have does.
     """
     theirs = load_as_is(stock).ir
-    words = f"{stock} run by stock onnxruntime, nothing optimized"
+    is_own = KEY in theirs.metadata_props
+    words = OWN if is_own else f"{stock.name} run by stock onnxruntime, nothing optimized"
     if plan.stamp is None:
         return _first(plan, theirs, feeds, device, threads, tolerance.takes, words)
     found = _first(plan, plan.model, feeds, device, threads, tolerance.takes, OWN)
-    if found is not None or KEY in theirs.metadata_props:
+    if found is not None or is_own:
         return found
     allowed = _rounding if tolerance.is_exact else tolerance.takes
     return _first(plan, theirs, feeds, device, threads, allowed, words)

@@ -37,8 +37,8 @@ def run(
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
-            stock = (against or model) if compare else None
             plan = Plan.load(planned)
+            stock = (against or comparing.stock_model(model, planned, plan, folder)) if compare else None
             if training.is_trained(plan):
                 result = training.train(plan, planned, stock, feeds, settings, steps, folder, tell)
             elif stock is not None:
