@@ -81,9 +81,7 @@ class Session:
         plans = [verified(one, check_weights) for one in given]
         check_family(plans)
         self.device = device_of(plans[0], device)
-        self._name = plans[0].name
-        batches = [str(one.batch) for one in plans if one.batch is not None]
-        self._batches = f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
+        self._name, self._batches = plans[0].name, _batches(plans)
         for one in plans:
             check_stamp(one, self.device)
         if threads == "arena" and not self.device.is_host:
@@ -225,6 +223,12 @@ class Session:
         memory = input_memory(self._programs, self.device)
         pairs = zip(self._programs, self._engines, strict=True)
         return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
+
+
+def _batches(plans: Sequence[Plan]) -> str:
+    """The batches planned for, in words."""
+    batches = [str(one.batch) for one in plans if one.batch is not None]
+    return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
 
 
 def _padding(plans: Sequence[Plan], groups: Sequence[Group]) -> Padding:

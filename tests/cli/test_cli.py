@@ -271,7 +271,7 @@ def test_run_with_given_inputs(planned: Path, source: str) -> None:
     assert np.array_equal(np.load("outputs.npz")["y"], stock)
 
 
-@pytest.mark.parametrize("source", [("planned.onnx",), ("model.onnx", "--batch", "4")])
+@pytest.mark.parametrize("source", [("planned.onnx",), ("model.onnx", "--mode", "inference", "--batch", "4")])
 def test_run_with_fewer_rows_than_planned(planned: Path, source: tuple[str, ...]) -> None:
     x = normal(7, 3, 32)
     np.savez("inputs.npz", x=x)
