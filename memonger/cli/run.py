@@ -76,4 +76,7 @@ def _refuse_planning_options(model: Path) -> None:
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if given and parameter.name in ONLY_PLANNING:
-            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")
+            flag = parameter.opts[0]
+            raise click.UsageError(
+                f"{model} has a plan already, which {flag} can't change: give the model that it was made from."
+            )
