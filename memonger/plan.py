@@ -222,6 +222,11 @@ class Plan(BasePlan, Header):
         return self.arena_bytes + (self.workspace_bytes or 0) + self.parameter_bytes + self.input_bytes
 
     @property
+    def unplanned_bytes(self) -> int:
+        """What the model would take with memory of its own for every value: parameters, all values, inputs."""
+        return self.parameter_bytes + self.activation_bytes + self.input_bytes
+
+    @property
     def required_bytes(self) -> int:
         """`total_bytes`, under its older name."""
         return self.total_bytes

@@ -83,6 +83,8 @@ class Command(_Escaping):
         kwargs: Those of a ``click.Command``.
     """
 
+    failure = 1
+
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", HELP)
         super().__init__(*args, **kwargs)
@@ -113,13 +115,19 @@ class Command(_Escaping):
                 _check_targets(ctx)
                 return super().invoke(ctx)
         except MemongerError as error:
-            _fail(str(error))
+            _fail(str(error), self.failure)
         except MemoryError:
-            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.")
+            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.", self.failure)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of the output has closed it; click ends quietly
-            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.")
+            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.", self.failure)
+
+
+class Comparison(Command):
+    """A command whose status 1 says that two things differ, as ``diff``'s does: errors have status 2."""
+
+    failure = 2
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
@@ -164,9 +172,9 @@ class _Notes(logging.Handler):
         click.echo(shown(f"memonger: note: {record.getMessage()}"), err=True)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int) -> NoReturn:
     click.echo(shown(f"memonger: {message}"), err=True)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def _check_targets(ctx: click.Context) -> None:

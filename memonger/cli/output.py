@@ -14,6 +14,7 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from memonger.errors import MemongerError
@@ -21,6 +22,7 @@ from memonger.units import shown
 
 STAGES = 7
 LINE_SECONDS = 5.0
+WIDEST = 1000  # columns
 FOUND = "search: found "
 
 
@@ -50,6 +52,20 @@ def _in_letters_of(encoding: str | None, text: str) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.translate(_PLAIN)
     return text
+
+
+def print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Each on a line of its own, wrapped between words."""
+    for line in lines:
+        console.print(line)
+
+
+def print_wide(console: Console, table: Table) -> None:
+    """A table of many columns: where there is no terminal, as wide as it takes."""
+    if not console.is_terminal:
+        wide = console.options.update(max_width=WIDEST)
+        console.width = max(console.width, console.measure(table, options=wide).maximum)
+    console.print(table)
 
 
 @contextmanager

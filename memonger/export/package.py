@@ -164,7 +164,7 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
         notes.append(
             "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
         )
-    return Package(tuple(measured), _name_of(plans[0]) if name is None else name, instances, tuple(notes))
+    return Package(tuple(measured), name_of(plans[0]) if name is None else name, instances, tuple(notes))
 
 
 def binding_notes(package: Package) -> tuple[str, ...]:
@@ -199,9 +199,13 @@ def _with_workspace(plan: Plan) -> Plan:
     return dataclasses.replace(plan, workspace=workspace, graph=graph_of(plan.model, plan.training, None, workspace))
 
 
-def _name_of(plan: Plan | str | Path) -> str:
+def name_of(plan: object) -> str:
+    """What a server calls a model that isn't given a name: as its file, or as the model calls itself."""
     if isinstance(plan, Plan):
         return str(plan.model.graph.name or "model")
+    if not isinstance(plan, str | Path):
+        graph = getattr(plan, "graph", None)
+        return str(getattr(graph, "name", "") or "model")
     return Path(plan).name.removesuffix(".onnx").removesuffix(".planned") or "model"
 
 

@@ -22,6 +22,7 @@ from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
+from memonger.model.modules import carry_modules
 from memonger.model.names import name_nodes
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
@@ -149,6 +150,7 @@ def _reload(path: Path, original: Model) -> ir.Model:
     lowered.metadata_props.update(original.ir.metadata_props)
     lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
     name_nodes(lowered)
+    carry_modules(original.ir, lowered)
     return lowered
 
 

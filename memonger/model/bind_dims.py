@@ -53,6 +53,11 @@ def _is_size(given: object) -> bool:
     return not isinstance(given, bool) and isinstance(given, numbers.Integral) and int(given) >= 0
 
 
+def has_open_batch(model: ir.Model, dims: Mapping[str, int]) -> bool:
+    """Whether the batch of a model has no size yet, with these sizes of dimensions."""
+    return bool(_open_batch([value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)], dims))
+
+
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 
 

@@ -115,12 +115,6 @@ def test_a_training_plan_is_refused(tmp_path: Path, target: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
-    onnx.save(branched(), tmp_path / "model.onnx")
-    with pytest.raises(PlanFileError, match="has no plan in it"):
-        export(tmp_path / "model.onnx", "ray", tmp_path / "out")
-
-
 @pytest.mark.parametrize("name", ["a/b", "..", "a..b", ".hidden", "", " ", "a b", "a\nb", "x" * 201, "ä"])
 @pytest.mark.parametrize("target", ["triton", "triton-python"])
 def test_names_triton_refuses_are_refused(tmp_path: Path, target: str, name: str) -> None:
