@@ -168,16 +168,19 @@ COMMANDS = {
 """The commands by what they are for, as ``memonger --help`` lists them."""
 
 _OPTIONS = {
-    "Model": ("batch", "dims", "vary", "mode", "inputs", "name", "instances"),
+    "Model": ("batch", "dims", "vary", "batches", "mode", "inputs", "name", "instances"),
     "Memory": (
-        "budget", "memory", "budgets", "points", "strategy", "mirror", "keep", "order", "trials", "time_limit",
-        "no_inplace", "no_views", "no_reuse", "capacity",
+        "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "order", "trials",
+        "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
-    "Run": ("compare", "against", "atol", "rtol", "runs", "warm_up", "seed"),
-    "Output": ("output", "target", "annotated", "outputs", "force", "details", "layers", "as_json", "quiet"),
+    "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed"),
+    "Output": (
+        "output", "target", "annotated", "outputs", "certificate", "force", "details", "layers", "timed", "as_json",
+        "quiet",
+    ),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")
 """The headings under which ``--help`` lists options; the last is for those that no other lists."""
