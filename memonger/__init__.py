@@ -76,7 +76,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if home is None or name not in __all__:
-        raise AttributeError(f"module 'memonger' has no attribute {name!r}")
+        from memonger.words import did_you_mean
+
+        raise AttributeError(f"module 'memonger' has no attribute {name!r}.{did_you_mean(name, __all__)}")
     globals()[name] = getattr(import_module(home), inner)
     return globals()[name]
 

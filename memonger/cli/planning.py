@@ -127,7 +127,10 @@ def refuse_planning_options(model: Path, *others: str) -> None:
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if given and parameter.name in (*ONLY_PLANNING, *others):
-            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")
+            flag = parameter.opts[0]
+            raise click.UsageError(
+                f"{model} has a plan already, which {flag} can't change: give the model that it was made from."
+            )
 
 
 def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:

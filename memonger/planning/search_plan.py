@@ -141,7 +141,8 @@ def pareto(
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
     sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
-        raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
+        own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
+        raise PlanError(f"{own}: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
@@ -254,7 +255,9 @@ def prepare(source: Source | Model, options: Options) -> Job:
     tell("load")
     own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
     if options.trains and own.is_differentiated:
-        raise PlanError(f"{own.name} is differentiated already: a loss or an optimizer can't be added to it.")
+        raise PlanError(
+            f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
+        )
     asked, (options, said) = options, settle(own, options)
     mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
