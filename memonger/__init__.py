@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memonger.model.load import load
     from memonger.model.model import Model
     from memonger.plan import GraphPlan, Plan
+    from memonger.planning.fit import Fit, fit
     from memonger.planning.options import Options
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
     from memonger.runtime.session import Session
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "GiB", "GraphPlan", "KiB", "Layout",
-    "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan",
-    "pack", "pareto", "search_plan", "to_training_mode",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "Fit", "GiB", "GraphPlan", "KiB",
+    "Layout", "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan",
+    "PlanError", "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing",
+    "SoftmaxCrossEntropy", "TrainingSession", "VerificationError", "differentiate", "fit", "from_torch", "get_cost",
+    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode",
 ]  # fmt: skip
 
 _LAZY = {
@@ -55,6 +56,7 @@ _LAZY = {
     "memonger.model.load": ("load",),
     "memonger.model.model": ("Model",),
     "memonger.plan": ("GraphPlan", "Plan"),
+    "memonger.planning.fit": ("Fit", "fit"),
     "memonger.planning.options": ("Options",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
     "memonger.runtime.session": ("Session",),

@@ -3,7 +3,7 @@
 The command line is the one place that prints: results to standard output, progress and errors to standard error.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -21,10 +21,12 @@ from memonger.cli.options import (
     SOURCE,
     TARGETS,
     TRAINING,
+    memory_size,
     options,
     parse_sizes,
 )
 from memonger.devices import GRAPHS
+from memonger.planning.names import Strategy
 from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS
 
 
@@ -91,6 +93,36 @@ def pareto_command(**arguments: Any) -> None:
     planning.pareto(**arguments)
 
 
+@main.command(name="fit")
+@options(
+    MODEL,
+    MODE,
+    click.option("--memory", metavar="SIZE", callback=memory_size, default="8GiB", show_default=True,
+                 help="Bytes for everything: arena, workspace, weights, optimizer state and inputs."),
+    click.option("--vary", default="batch", metavar="NAME", show_default=True,
+                 help="The dimension to make as large as possible: batch, or by name or place: seq, x[1]."),
+    click.option("--frontier", type=click.IntRange(0, MOST_POINTS), default=0, metavar="N", show_default=True,
+                 help="Also plan N sizes up to the largest, with their extra cost and samples a second."),
+    click.option("-o", "--output", type=OUTPUT, help="Write the planned model of the largest size here."),
+    click.option("--certificate", type=OUTPUT, metavar="FILE.json",
+                 help="Write what `memonger verify` checks the answer with."),
+    click.option("--strategy", type=click.Choice(get_args(Strategy)),
+                 help="What decides what is recomputed; left out: what the memory needs."),
+    *LOWERING,
+    *TRAINING,
+    AS_JSON,
+    QUIET,
+)  # fmt: skip
+def fit_command(**arguments: Any) -> None:
+    """Find the largest batch of MODEL that fits a memory.
+
+    Or the largest size of another dimension. One size more is proven not to fit, or it is said by how far that is open.
+    """
+    from memonger.cli import fit
+
+    fit.fit(**arguments)
+
+
 @main.command(name="differentiate")
 @options(
     MODEL,
@@ -121,7 +153,7 @@ def inspect(**arguments: Any) -> None:
 def verify(**arguments: Any) -> None:
     """Check the plan in MODEL with an independent checker.
 
-    The exit status is 0 if the plan is correct.
+    MODEL may be a certificate of `memonger fit`, too. The exit status is 0 if the plan is correct.
     """
     from memonger.cli import files
 

@@ -10,7 +10,9 @@ from memonger.layout.minimalloc_csv import read_problem, write_solution
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY
+from memonger.planning import certificate
 from memonger.report import text
+from memonger.report.fit import certificate_line, certificate_record
 from memonger.report.summary import plan_record
 
 
@@ -36,7 +38,14 @@ def inspect(model: Path, as_json: bool) -> None:
 
 
 def verify(model: Path, as_json: bool) -> None:
-    """Check the plan in a file."""
+    """Check the plan in a file, or a certificate of `memonger fit`."""
+    if certificate.is_certificate(model):
+        checked = certificate.verify(model)
+        if as_json:
+            print_json(certificate_record(checked, str(model)))
+        else:
+            print_line(f"{model}: {certificate_line(checked)}")
+        return
     planned = Plan.load(model)
     record = {
         "model": str(model), "verified": True, "values": len(planned.offsets), "steps": len(planned.graph.nodes),

@@ -26,7 +26,8 @@ def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str])
     return sizes
 
 
-def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Bytes from a text such as 4GiB."""
     try:
         return None if value is None else parse_size(value)
     except ValueError as error:
@@ -35,7 +36,7 @@ def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 
 def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[int, ...]:
     """Sizes such as 4GiB in bytes."""
-    return tuple(size for value in values if (size := _budget(ctx, parameter, value)) is not None)
+    return tuple(size for value in values if (size := memory_size(ctx, parameter, value)) is not None)
 
 
 class Target(click.Path):
@@ -95,7 +96,7 @@ LOWERING = (
 
 PLANNING = (
     *LOWERING,
-    click.option("--budget", metavar="SIZE", callback=_budget,
+    click.option("--budget", metavar="SIZE", callback=memory_size,
                  help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
     click.option("--strategy", type=click.Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "

@@ -63,7 +63,7 @@ def _print_plan(made: Plan, record: dict[str, Any]) -> None:
 
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     """The plan of a model for the flags of the command line; notes on it are printed."""
-    source, options = _source_and_options(model, flags)
+    source, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         made = planner.search_plan(source, options=options, progress=tell)
     print_notes(made.notes)
@@ -72,7 +72,7 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
 
 def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model for several budgets and print a table of the plans."""
-    source, options = _source_and_options(model, flags)
+    source, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
     print_notes([note for each in plans for note in each.notes])
@@ -96,7 +96,7 @@ def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     print_line(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
 
 
-def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
+def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
     train_mode, optimizer, inputs = flags.pop("train_mode", False), _optimizer(flags), read_inputs(flags.pop("inputs"))
     sharing = Sharing(

@@ -130,7 +130,7 @@ class Options:
     @property
     def budget_bytes(self) -> int | None:
         """The budget in bytes."""
-        return None if self.budget is None else _bytes(self.budget)
+        return None if self.budget is None else in_bytes("budget", self.budget)
 
     @property
     def chosen_mode(self) -> Mode:
@@ -206,7 +206,7 @@ def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
     if isinstance(budgets, str) or not isinstance(budgets, Sequence) or len(budgets) > MOST_POINTS:
         raise PlanError(f"budgets must be a list of at most {MOST_POINTS} sizes, as ['1GiB', '2GiB'], not "
                         f"{reprlib.repr(budgets)}.")  # fmt: skip
-    return [_bytes(budget) for budget in budgets]
+    return [in_bytes("budget", budget) for budget in budgets]
 
 
 def combine(options: Options | None, keywords: Mapping[str, Any]) -> Options:
@@ -312,20 +312,25 @@ def _check_name(option: str, value: object, names: Sequence[str]) -> None:
         raise PlanError(f"{option} must be {listed}, not {value!r}.")
 
 
-def _bytes(budget: float | str) -> int:
-    if isinstance(budget, str):
+def in_bytes(option: str, size: float | str) -> int:
+    """Bytes from a number of them, of a fraction the whole part, or from a text such as ``4GiB``.
+
+    Raises:
+        PlanError: it is neither, or out of range. The message names the option.
+    """
+    if isinstance(size, str):
         try:
-            return _bytes(parse_size(budget))
+            return in_bytes(option, parse_size(size))
         except ValueError as error:
-            raise PlanError(f"budget: {error}") from error
-    if not _is_number(budget) or not math.isfinite(budget):
+            raise PlanError(f"{option}: {error}") from error
+    if not _is_number(size) or not math.isfinite(size):
         raise PlanError(
-            f"budget must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {budget!r}."
+            f"{option} must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {size!r}."
         )
-    if not 0 <= budget <= MOST_BUDGET:
-        end = "at least 0" if budget < 0 else f"at most {MOST_BUDGET}"
-        raise PlanError(f"budget must be {end} bytes, not {reprlib.repr(budget)}.")
-    return math.floor(budget)
+    if not 0 <= size <= MOST_BUDGET:
+        end = "at least 0" if size < 0 else f"at most {MOST_BUDGET}"
+        raise PlanError(f"{option} must be {end} bytes, not {reprlib.repr(size)}.")
+    return math.floor(size)
 
 
 def _is_number(value: object) -> bool:
