@@ -3,9 +3,20 @@
 import re
 from fractions import Fraction
 
-KiB = 1024
-MiB = 1024 * KiB
-GiB = 1024 * MiB
+
+class Unit(int):
+    """Bytes of a unit, which makes sizes when it is multiplied or called: ``GiB * 4``, ``GiB(1.5)``."""
+
+    __slots__ = ()
+
+    def __call__(self, amount: float) -> int:
+        """So many of it in bytes; of a fraction the whole part."""
+        return int(Fraction(amount) * self)
+
+
+KiB = Unit(1024)
+MiB = Unit(1024 * KiB)
+GiB = Unit(1024 * MiB)
 
 MOST_THREADS = 1024
 """A larger number is refused: onnxruntime would begin to start as many threads, and neither fail nor end."""
