@@ -69,10 +69,13 @@ class Background(Generic[T]):
                         "the thread that reads ahead isn't there: an epoch can't go on in a forked process."
                     ) from None
                 continue
-            if error is not None:
+            if error is None:
+                assert item is not None
+                return item
+            try:
                 raise error
-            assert item is not None
-            return item
+            finally:
+                del error  # else this frame and its traceback keep each other, and all that the frames above hold
 
     def close(self) -> None:
         """End the thread, and drop what it made."""

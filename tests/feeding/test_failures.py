@@ -4,6 +4,7 @@ import _thread
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,6 +89,25 @@ def test_a_bad_sample_is_named_and_the_next_epoch_goes_on(bad: Any, message: str
 def _feeding() -> list[threading.Thread]:
     """Threads of feeders."""
     return [thread for thread in threading.enumerate() if thread.name == "memonger feeder"]
+
+
+def test_an_error_that_was_handled_keeps_no_memory() -> None:
+    feeder = memonger.Feeder(config(), at("s5", _raises), names())
+    gc.disable()
+    try:
+        held = [_first_batch_before_the_error(feeder)() for _ in range(3)]
+    finally:
+        gc.enable()
+    assert held == [None] * 3
+
+
+def _first_batch_before_the_error(feeder: memonger.Feeder) -> Callable[[], object]:
+    try:
+        for batch in feeder.epoch():
+            first = weakref.ref(batch["x"])
+    except memonger.FeedError:
+        return first
+    raise AssertionError
 
 
 def test_a_slow_reader_is_waited_for_and_one_that_never_comes_back_is_not() -> None:
