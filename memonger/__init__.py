@@ -19,10 +19,12 @@ from memonger.errors import (
 from memonger.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
+    from memonger import export as export
     from memonger.autodiff.differentiate import differentiate
     from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
     from memonger.autodiff.training_mode import to_training_mode
+    from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from memonger.model.load import load
     from memonger.model.model import Model
     from memonger.plan import GraphPlan, Plan
+    from memonger.planning.fit import Fit, fit
     from memonger.planning.options import Options
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
     from memonger.runtime.session import Session
@@ -40,10 +43,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "FeedError", "Feeder",
-    "FeederConfig", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError",
+    "FeederConfig", "Fit", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError",
     "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError",
     "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "VerificationError",
-    "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan", "pack", "pareto", "search_plan",
+    "differentiate", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack", "pareto", "search_plan",
     "to_training_mode",
 ]  # fmt: skip
 
@@ -59,6 +62,7 @@ _LAZY = {
     "memonger.model.load": ("load",),
     "memonger.model.model": ("Model",),
     "memonger.plan": ("GraphPlan", "Plan"),
+    "memonger.planning.fit": ("Fit", "fit"),
     "memonger.planning.options": ("Options",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
     "memonger.runtime.session": ("Session",),
@@ -66,10 +70,15 @@ _LAZY = {
 }
 """Imported at first use: these modules need onnx-ir, which imports sympy and onnx and takes about half a second."""
 
+_MODULES = {"backend": "memonger.export.onnx_backend", "export": "memonger.export"}
+"""Modules that are there as ``memonger.<name>`` without an import of their own."""
+
 
 def __getattr__(name: str) -> Any:
     inner = "allocate" if name == "pack" else name
     home = next((module for module, names in _LAZY.items() if inner in names), None)
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if home is None or name not in __all__:
         raise AttributeError(f"module 'memonger' has no attribute {name!r}")
     globals()[name] = getattr(import_module(home), inner)
@@ -77,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memonger.cli import first_difference, noise
+from memonger.cli import first_difference, gradients, noise
 from memonger.cli.differences import Difference, Tolerance, difference
 from memonger.cli.first_difference import FirstDifference
 from memonger.cli.measure import Job, Measured, MeasuredSession, latency, take_turns
@@ -22,6 +22,8 @@ from memonger.model.values import dense
 from memonger.plan import Plan
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
+from memonger.runtime.padding import Padding, cut
+from memonger.runtime.program import program_of
 from memonger.runtime.session import Session
 from memonger.units import format_size
 
@@ -41,6 +43,7 @@ class Settings:
         threads: Threads within a node; 0 is the default.
         device: Where to run; None: the plan's own.
         cuda_graph: See `memonger.Session`.
+        pad: Whether inputs with fewer rows than planned are filled up.
     """
 
     runs: int = 30
@@ -50,6 +53,7 @@ class Settings:
     threads: int = 0
     device: str | None = None
     cuda_graph: str = "auto"
+    pad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Result:
         rows: For a table, where there was a comparison.
         lines: To be printed below, one sentence or more each.
         passed: False where a comparison found a difference that isn't allowed.
+        saved: What ``--outputs`` writes, where that is more than ``outputs``.
+        notes: Warnings.
     """
 
     outputs: Mapping[str, Any]
@@ -69,18 +75,19 @@ class Result:
     rows: tuple[Mapping[str, Any], ...] = ()
     lines: tuple[str, ...] = ()
     passed: bool = True
+    saved: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
 
-def run_alone(planned: Path, feeds: feeding.Feeds | None, settings: Settings) -> Result:
+def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Result:
     """Run a planned model, and time it in this process for no longer than `LONGEST` seconds."""
-    plan = Plan.load(planned)
     given = inputs_for(plan, feeds, settings)
     session = _session(plan, settings)
     outputs = session.run(given)
     seconds = _timed(lambda: session.run(given, copy=not session.device.is_host), settings)
     times = latency(seconds)
     record = {
-        "model": str(planned), "device": str(session.device), "arena_bytes": plan.arena_bytes,
+        "device": str(session.device), "arena_bytes": plan.arena_bytes,
         "workspace_bytes": plan.workspace_bytes, "predicted_bytes": plan.predicted_bytes, "runs": len(seconds),
         "warm_up": settings.warm_up, "latency_seconds": times.median, "latency_p95_seconds": times.p95,
         "outputs": {name: _described(v) for name, v in outputs.items()},
@@ -91,7 +98,18 @@ def run_alone(planned: Path, feeds: feeding.Feeds | None, settings: Settings) ->
         f"{len(seconds)} runs: median {format_seconds(times.median)}, p95 {format_seconds(times.p95)}. "
         f"A run takes {_parts(plan)}, as planned; --compare measures it beside stock onnxruntime."
     )
-    return Result(outputs, record, lines=(timed, *filter(None, [_graph_verdict(session)])))
+    lines = (*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)]))
+    return Result(shown_of(plan, outputs), record, lines=lines, saved=outputs)
+
+
+def shown_of(plan: Plan, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The outputs that a table is about: of a differentiated model the forward model's own."""
+    return outputs if plan.training is None else {name: outputs[name] for name in plan.training.outputs}
+
+
+def gradients_of(plan: Plan, outputs: Mapping[str, Any]) -> list[str]:
+    """What there is to say of the gradients among outputs."""
+    return [] if plan.training is None else gradients.lines(gradients.summary(plan.training, outputs), plan.training)
 
 
 def _timed(run: Callable[[], object], settings: Settings) -> list[float]:
@@ -113,7 +131,10 @@ def inputs_for(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> f
 
 
 def _session(plan: Plan, settings: Settings) -> Session:
-    return Session(plan, device=settings.device, intra_op_threads=settings.threads, cuda_graph=settings.cuda_graph)
+    return Session(
+        plan, device=settings.device, intra_op_threads=settings.threads, cuda_graph=settings.cuda_graph,
+        pad=settings.pad,
+    )  # fmt: skip
 
 
 def _graph_verdict(session: Session) -> str:
@@ -129,6 +150,7 @@ def _described(value: Any) -> Any:
 
 
 def compare(
+    plan: Plan,
     planned: Path,
     stock: Path,
     feeds: feeding.Feeds | None,
@@ -139,18 +161,20 @@ def compare(
     """Run a planned model, and a model on stock onnxruntime at the plan's own level and with default options.
 
     Args:
-        planned: A planned model.
+        plan: A plan.
+        planned: Its file.
         stock: The model stock onnxruntime runs; the planned file itself is run as a plain ONNX file.
         feeds: Inputs; random numbers if None.
         settings: See `Settings`.
         folder: For what the processes exchange.
         tell: Called with each stage's name.
     """
-    before, plan = noise.load(), Plan.load(planned)
+    before = noise.load()
     given = inputs_for(plan, feeds, settings)
     check_numbers(plan, given)
     checked = _session(plan, settings)
     checked.run(given)  # checks the executed order
+    given, count = filled(plan, given, settings)
     graphs, device = _graph_verdict(checked), checked.device
     del checked
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
@@ -158,21 +182,33 @@ def compare(
     jobs = _jobs(plan, {"planned": planned, "stock": stock}, str(device), settings, folder)
     jobs["stock"] = replace(jobs["stock"], level=level, dims=symbolic_sizes(stock, given))
     measured = measure_in_turns(jobs, folder, settings, tell)
-    outputs = {name: _read(folder / f"{name}.npz") for name in jobs}
+    outputs = {name: cut(read_arrays(folder / f"{name}.npz"), count) for name in jobs}
     gaps = {name: difference(outputs["planned"], outputs[name], settings.tolerance) for name in ("stock", "default")}
     sections = {name: section(measured["planned"], measured[name], gap) for name, gap in gaps.items()}
     where = None
     if not gaps["stock"].passed:
         tell("finding the first node that differs")
         where = first_difference.find(plan, stock, given, device, settings.threads, settings.tolerance)
-    record = _record(plan, planned, level, measured["planned"], sections)
+    record = _record(plan, level, measured["planned"], sections)
     record.update(runs=settings.runs, warm_up=settings.warm_up, **verdict_record(gaps["stock"], settings, where))
     noisy, stock_at = noise_line(sections, before), f"stock onnxruntime's at the plan's own level ({level})"
     record["noise"] = {**asdict(before), "warning": noisy or None}
     told = verdict(gaps["stock"], settings.tolerance, stock_at, first_difference.explain(plan, where))
-    lines = (_prediction(plan, measured["planned"]), graphs, noisy, told)
+    lines = (*gradients_of(plan, outputs["planned"]), _prediction(plan, measured["planned"]), graphs, told)
     rows = (own_row(measured["planned"]), *stock_rows(sections))
-    return Result(outputs["planned"], record, rows, tuple(filter(None, lines)), gaps["stock"].passed)
+    return Result(
+        shown_of(plan, outputs["planned"]), record, rows, tuple(filter(None, lines)), gaps["stock"].passed,
+        saved=outputs["planned"], notes=(noisy,) if noisy else (),
+    )  # fmt: skip
+
+
+def filled(plan: Plan, feeds: feeding.Feeds, settings: Settings) -> tuple[feeding.Feeds, int | None]:
+    """The inputs filled up to the plan's batch where that is asked for, and how many rows were given if it was done."""
+    if not settings.pad:
+        return feeds, None
+    padding = Padding([program_of(plan)], [plan.batch])
+    smaller = padding.find(feeds)
+    return (feeds, None) if smaller is None else (padding.filled(0, feeds), smaller.rows)
 
 
 def check_numbers(plan: Plan, feeds: feeding.Feeds) -> None:
@@ -249,7 +285,8 @@ def level_of(plan: Plan, stock: Path) -> str:
     return LEVELS[plan.stamp.level]
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz that a measuring process wrote, by name."""
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
@@ -284,11 +321,9 @@ def stock_rows(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]
     return [{"session": titles[name], **section} for name, section in sections.items()]
 
 
-def _record(
-    plan: Plan, planned: Path, level: str, ours: Measured, sections: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def _record(plan: Plan, level: str, ours: Measured, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        **sections["stock"], "model": str(planned), "device": plan.device, "level": level,
+        **sections["stock"], "device": plan.device, "level": level,
         "arena_bytes": plan.arena_bytes, "workspace_bytes": plan.workspace_bytes,
         "predicted_bytes": plan.predicted_bytes, "peak_bytes": ours.peak_bytes,
         "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,
@@ -310,13 +345,13 @@ def noise_line(sections: Mapping[str, Mapping[str, Any]], before: noise.Load) ->
     return noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], before)
 
 
-def verdict(gap: Difference, tolerance: Tolerance, stock: str, where: str) -> str:
-    """PASSED or FAILED, by what measure, and ``where``; ``stock`` says what it was compared with."""
+def verdict(gap: Difference, tolerance: Tolerance, stock: str, where: str, what: str = "outputs") -> str:
+    """PASSED or FAILED, by what measure, and ``where``; ``what`` was compared with ``stock``."""
     if gap.bitwise_equal:
-        return f"PASSED: outputs are identical, bit for bit, to {stock}."
+        return f"PASSED: {what} are identical, bit for bit, to {stock}."
     apart = gap.why or f"the largest difference is {gap.max_abs_diff:.2g}, {gap.max_rel_diff:.2g} of stock's number"
     if gap.passed:
-        return f"PASSED: outputs are within {tolerance} of {stock}; {apart}."
+        return f"PASSED: {what} are within {tolerance} of {stock}; {apart}."
     names = ", ".join(f"'{name}'" for name in gap.names[:3]) + (" and others" if len(gap.names) > 3 else "")
     verb = "is" if len(gap.names) == 1 else "are"
     beyond = f"{verb} not identical, bit for bit, to" if tolerance.is_exact else f"{verb} further than {tolerance} from"

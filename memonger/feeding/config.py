@@ -1,20 +1,22 @@
 """How many samples fit in memory, and which batch to use."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from memonger.errors import FeedError
 from memonger.feeding.samples import Tensor, quoted, tensors_of
-from memonger.units import MOST_BATCH, MOST_BUDGET, format_size, in_full, parse_size
+from memonger.units import MOST_BATCH, format_size, in_bytes, in_full
 
 ORDER_BYTES = 9
 """Of each identity: its place in the order of an epoch, and whether its samples are kept."""
 
 HELD_BATCHES = 2
 """The one that the caller has, and the one that is being made; those read ahead come on top."""
+
+_BATCH = 32
+"""The batch where nobody has said one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class FeederConfig:
         gpu_limit: Bytes that the model may take where it runs: its plan's total, or without a plan at least the batch.
         outputs: Which of ``samples`` the network is to give (labels, targets); the others are its inputs.
         one_read_count: How many samples one read of an identity gives: variants, windows, rows of a file.
-        preferred_batch: The batch to use where it fits.
+        preferred_batch: The batch to use where it fits; None: 32, or with a model the largest with which that fits.
         read_ahead: Batches that are made in the background before they are asked for, where they fit; 0: none, and no
             thread.
         cache: Whether samples stay in memory, as many as fit, so that they are read only once.
@@ -75,7 +77,7 @@ class FeederConfig:
     gpu_limit: float | str | None = None
     outputs: Sequence[str] = ()
     one_read_count: int = 1
-    preferred_batch: int = 32
+    preferred_batch: int | None = None
     read_ahead: int = 2
     cache: bool = True
     tensors: tuple[Tensor, ...] = field(init=False, repr=False)
@@ -87,8 +89,8 @@ class FeederConfig:
             if option == "cpu_limit" or self.gpu_limit is not None:
                 set_field(self, option, _in_bytes(option, getattr(self, option)))
         set_field(self, "outputs", (self.outputs,) if isinstance(self.outputs, str) else tuple(self.outputs))
-        for option, least in (("one_read_count", 1), ("preferred_batch", 1), ("read_ahead", 0), ("sample_count", 1)):
-            if option != "sample_count" or self.sample_count is not None:
+        for option, least in (("one_read_count", 1), ("read_ahead", 0), ("preferred_batch", 1), ("sample_count", 1)):
+            if least == 0 or option == "one_read_count" or getattr(self, option) is not None:
                 check_whole(option, getattr(self, option), least)
         unknown = [name for name in self.outputs if name not in self.samples]
         if unknown:
@@ -142,7 +144,7 @@ class FeederConfig:
         order = ORDER_BYTES * reads
         held = HELD_BATCHES + 1 if whole_batches else HELD_BATCHES
         fixed = order if whole_batches else order + sample
-        batch = min(self.preferred_batch, (limit - fixed) // (held * sample), self.sample_count or MOST_BATCH)
+        batch = min(self.preferred_batch or _BATCH, (limit - fixed) // (held * sample), self.sample_count or MOST_BATCH)
         if batch < 1:
             raise FeedError(
                 f"cpu_limit is {in_full(limit)}, and feeding takes at least {in_full(fixed + held * sample)}: "
@@ -185,7 +187,7 @@ class FeederConfig:
 
         limit = memory if memory is not None else self.gpu_limit
         batch, is_fixed = batch_of(model, self.tensors, None if limit is None else _in_bytes("memory", limit), options)
-        wanted = batch if is_fixed else min(batch, self.preferred_batch)
+        wanted = batch if is_fixed else min(batch, self.preferred_batch or batch)
         config = dataclasses.replace(self, preferred_batch=wanted)
         if is_fixed and config.batch != batch:
             raise FeedError(
@@ -196,7 +198,7 @@ class FeederConfig:
 
     def __str__(self) -> str:
         room, limit = self.room(), format_size(int(self.cpu_limit))
-        wanted = "" if room.batch == self.preferred_batch else f" ({self.preferred_batch} preferred)"
+        wanted = "" if self.preferred_batch in (None, room.batch) else f" ({self.preferred_batch} preferred)"
         count, stay = "samples", ""
         if self.sample_count is not None:
             count = f"of {self.sample_count} samples"
@@ -209,17 +211,11 @@ class FeederConfig:
         )
 
 
-def _in_bytes(option: str, size: Any) -> int:
-    if isinstance(size, str):
-        try:
-            return parse_size(size)
-        except ValueError as error:
-            raise FeedError(f"{option}: {error}") from error
-    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= MOST_BUDGET:
-        raise FeedError(
-            f"{option} must be a number of bytes (memonger.GiB * 2) or a text such as '2GiB', not {size!r}."
-        )
-    return math.floor(size)
+def _in_bytes(option: str, size: object) -> int:
+    try:
+        return in_bytes(option, size)
+    except ValueError as error:
+        raise FeedError(str(error)) from error
 
 
 def check_whole(option: str, value: Any, least: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memonger.errors import LayoutError
+from memonger.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,17 @@ class Buffer:
     alignment: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Layout:
     """An offset for every buffer, in the order the buffers were given, and the arena's size, all in bytes."""
 
     offsets: tuple[int, ...]
     size: int
+
+    def __repr__(self) -> str:
+        """As ``<Layout: 120 buffers in 1.20 MiB>``."""
+        count = len(self.offsets)
+        return f"<Layout: {count} buffer{'' if count == 1 else 's'} in {format_size(self.size)}>"
 
 
 Allocator = Callable[[Sequence[Buffer]], Layout]

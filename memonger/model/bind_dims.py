@@ -9,7 +9,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError
 from memonger.model.model import Model
 from memonger.model.values import tensor_shape
-from memonger.words import FILE, SIZE, N, option
+from memonger.words import FILE, SIZE, N, did_you_mean, option
 
 Dim = int | ir.SymbolicDim
 
@@ -46,6 +46,11 @@ def bind(
     for value, shape in zip(tensors, bound, strict=True):
         value.shape = shape
     return dataclasses.replace(model, batch=batch, notes=notes)
+
+
+def has_open_batch(model: ir.Model, dims: Mapping[str, int]) -> bool:
+    """Whether the batch of a model has no size yet, with these sizes of dimensions."""
+    return bool(_open_batch([value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)], dims))
 
 
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
@@ -108,6 +113,7 @@ def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int])
     raise LoadError(
         f"{name} has no dimension named {', '.join(map(repr, unknown))}; "
         + (f"it has {', '.join(map(repr, known))}." if known else "all of its dimensions are fixed.")
+        + did_you_mean(unknown[0], known)
     )
 
 

@@ -5,6 +5,8 @@ Tensors stay where they are: external data is memory-mapped and never read here.
 
 import dataclasses
 import logging
+import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,11 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
 from memonger.model import bind_dims, checks, onnx_process
-from memonger.model.checks import external_tensors as external_tensors
 from memonger.model.checks import root_cause
 from memonger.model.marks import inline
 from memonger.model.model import Model
 from memonger.model.shape_inference import infer
+from memonger.model.tensors import external_tensors
 from memonger.model.values import dense, static_shape, tensor_shape
 
 logger = logging.getLogger(__name__)
@@ -131,7 +133,23 @@ def _copy(source: Source) -> Model:
             return _from_proto(source, "<onnx.ModelProto>", None)
         case bytes():
             return dataclasses.replace(_from_proto(_parse(source, "<bytes>"), "<bytes>", None), foreign=True)
+    if not isinstance(source, str | os.PathLike):
+        raise LoadError(_no_source(source))
     return _from_file(Path(source))
+
+
+def _no_source(given: object) -> str:
+    """What to say of what is no model in any form."""
+    kind = given if isinstance(given, type) else type(given)
+    if any(f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module" for base in kind.__mro__):
+        return (
+            f"{kind.__name__} is a PyTorch module: memonger.from_torch(module, example) makes a model of it, as in "
+            "memonger.search_plan(memonger.from_torch(module, torch.zeros(1, 3, 224, 224)))."
+        )
+    return (
+        "a model is given as a path, as bytes, or as an onnx.ModelProto, onnx_ir.Model or memonger.Model, not as "
+        f"{reprlib.repr(given)}."
+    )
 
 
 def _from_file(path: Path) -> Model:

@@ -14,6 +14,7 @@ from memonger.errors import SessionError
 from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
+from memonger.words import FILE, option
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
@@ -67,7 +68,8 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
             continue
         if value.shape is None or value.dtype is None:
             raise SessionError(
-                f"input '{value.name}' is {value.kind}: no random value can be made, give one (--inputs)."
+                f"input '{value.name}' is {value.kind}: no random value can be made, give one "
+                f"({option('inputs', FILE)})."
             )
         try:
             feeds[value.name] = _random_array(rng, value.dtype, value.shape)
@@ -335,7 +337,7 @@ def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:
     if value.shape is not None and shape != value.shape:
         raise SessionError(
             f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}. Plan the "
-            "model for that shape as well (--batch, --dim)."
+            f"model for that shape as well ({option('batch')}, {option('dims')})."
         )
 
 

@@ -1,8 +1,8 @@
 """What fits, by hand and at random."""
 
-from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,7 +84,7 @@ def test_types_by_their_names(dtype: Any) -> None:
     ("options", "message"),
     [
         ({"cpu_limit": "2 apples"}, "cpu_limit: '2 apples' is no size"),
-        ({"cpu_limit": -1}, "cpu_limit must be a number of bytes"),
+        ({"cpu_limit": -1}, "cpu_limit must be at least 0 bytes"),
         ({"cpu_limit": None}, "cpu_limit must be a number of bytes"),
         ({"cpu_limit": True}, "cpu_limit must be a number of bytes"),
         ({"samples": {}}, "samples must give the shape and type"),
@@ -119,19 +119,25 @@ def test_a_plan_decides_the_batch() -> None:
     with pytest.raises(memonger.FeedError, match="the plan has no input 'labels'; its inputs are 'x'"):
         config("1MiB", samples=CLASSIFIER).for_model(plan)
     with pytest.raises(
-        memonger.FeedError, match=r"'x' of a sample is float64\[12\], and the plan takes float32\[16, 12\]"
+        memonger.FeedError, match=r"'x' of a sample is float64\[12\], and the plan takes batches of float32\[16, 12\]"
     ):
         config("1MiB", samples={"x": ((training_models.FEATURES,), "float64")}).for_model(plan)
 
 
-def test_what_was_fitted_decides_the_batch() -> None:
-    fitted = SimpleNamespace(model="m.onnx", memory=1000, size=24, plan=object(), beyond=None)
-    assert config("1MiB").for_model(fitted).batch == 24
-    assert config("1MiB", preferred_batch=8).for_model(fitted).batch == 8
-    fitted = SimpleNamespace(model="m.onnx", memory=1000, size=0, plan=None, beyond=SimpleNamespace(total_bytes=2000))
-    with pytest.raises(
-        memonger.FeedError, match=r"m\.onnx fits no batch into 1000 bytes: a batch of one takes 1\.95 KiB"
-    ):
-        config("1MiB").for_model(fitted)
+def test_the_largest_batch_that_fits_is_found() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]> wide (float[N,3] x) => (float[N,4] y)
+        <float[3,4] w = {1,1,1,1,1,1,1,1,1,1,1,1}> { y = MatMul(x, w) }"""
+    )
+    samples = {"x": ((3,), "float32")}
+    options = {"mode": "inference", "device": "none"}
+    made = config("1MiB", samples=samples, gpu_limit=2000)
+    fitted = memonger.fit(model, 2000, **options)
+    assert made.for_model(model, **options).batch == made.for_model(fitted).batch == fitted.size
+    assert config("1MiB", samples=samples, preferred_batch=2).for_model(fitted).batch == 2
     with pytest.raises(memonger.FeedError, match="say how much the model may take"):
-        config("1MiB").for_model("model.onnx")
+        config("1MiB", samples=samples).for_model(model, **options)
+    with pytest.raises(
+        memonger.FeedError, match=r"no batch of the model fits 70 bytes; the smallest that was found takes \d+ by"
+    ):
+        made.for_model(model, memory=70, **options)
