@@ -109,4 +109,5 @@ def in_bytes(option: str, size: Any) -> int:
     if not 0 <= size <= MOST_BUDGET:
         end = "at least 0" if size < 0 else f"at most {MOST_BUDGET}"
         raise ValueError(f"{option} must be {end} bytes, not {reprlib.repr(size)}.")
-    return int(math.floor(size))
+    whole: int = math.floor(size)
+    return whole

@@ -14,7 +14,7 @@ from memonger.feeding.background import Background, Inline, locked
 from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, check_whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
-from memonger.feeding.samples import Tensor, quoted
+from memonger.feeding.samples import Tensor, filling, quoted
 from memonger.feeding.sources import FromLoader, FromReader, Made, Maker, Source
 from memonger.units import MOST_BATCH
 
@@ -68,7 +68,7 @@ class Feeder:
         seed: What the order derives from, with the epoch's number.
         last_batch: What becomes of the samples left over at the end: a smaller batch (``keep``), none (``drop``), or
             one filled up (``pad``).
-        padding: What fills it up, by tensor, such as ``{"labels": -100}``. Others repeat the batch's samples.
+        padding: What fills it up, by tensor, such as ``{"labels": -100}``. Others repeat the last sample.
         tensors: ``numpy``, or ``torch``: tensors over the same memory.
         read_together: Call the reader with a list of up to so many identities; it gives the samples of all, in order.
         timeout: Seconds that the reader may take for a sample; then the wait ends with an error.
@@ -180,7 +180,9 @@ class Feeder:
         if unknown or (padding and last_batch != "pad"):
             problem = f"names {quoted(unknown)}" if unknown else "is for last_batch='pad'"
             raise FeedError(f"padding {problem}; a sample has {quoted(list(self.config.samples))}.")
-        return Maker(self._lender, self.room.batch, last_batch, dict(padding or {}), self._note)
+        tensors = {tensor.name: tensor for tensor in self.config.tensors}
+        fillings = {name: filling(value, tensors[name]) for name, value in (padding or {}).items()}
+        return Maker(self._lender, self.room.batch, last_batch, fillings, self._note)
 
     @property
     def batch(self) -> int:

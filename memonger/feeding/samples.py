@@ -117,12 +117,33 @@ def by_name(given: Any, tensors: Sequence[Tensor], where: str) -> Mapping[str, A
 
 
 def _array(value: Any, tensor: Tensor, where: str) -> np.ndarray:
-    if isinstance(value, bool | int) or (isinstance(value, float) and tensor.dtype.kind not in "biu"):
-        return np.asarray(value, tensor.dtype)
-    array = np.asarray(value)
+    array = _number(value, tensor)
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise FeedError(
             f"{where}: '{tensor.name}' is {array.dtype}{list(array.shape)}, and the configuration says {tensor}."
+        )
+    return array
+
+
+def _number(value: Any, tensor: Tensor) -> np.ndarray:
+    """An array of anything; Python's own numbers get the tensor's type where it can hold them."""
+    fits = isinstance(value, bool | int) or (isinstance(value, float) and tensor.dtype.kind not in "biu")
+    return np.asarray(value, tensor.dtype) if fits else np.asarray(value)
+
+
+def filling(value: Any, tensor: Tensor) -> np.ndarray:
+    """What fills up a tensor of a batch: a number, or an array as in a sample.
+
+    Raises:
+        FeedError: it is of another type or shape.
+    """
+    try:
+        array = _number(value, tensor)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FeedError(f"padding of '{tensor.name}' must be {tensor} or a number: {error}.") from error
+    if array.dtype != tensor.dtype or array.shape not in ((), tensor.shape):
+        raise FeedError(
+            f"padding of '{tensor.name}' must be {tensor} or a number, not {array.dtype}{list(array.shape)}."
         )
     return array
 

@@ -58,13 +58,11 @@ class Maker:
     Args:
         batch: Samples of a batch.
         last: ``keep``, ``drop`` or ``pad`` a batch of fewer.
-        padding: What fills up a padded batch, by tensor; of others its own samples are repeated.
+        padding: What fills up a padded batch, by tensor; of others its last sample is repeated.
         noted: Called whenever more memory is held than before.
     """
 
-    def __init__(
-        self, lender: Lender, batch: int, last: str, padding: dict[str, Any], noted: Callable[[], None]
-    ) -> None:
+    def __init__(self, lender: Lender, batch: int, last: str, padding: Arrays, noted: Callable[[], None]) -> None:
         self._lender, self.batch, self._last, self._padding, self.noted = lender, batch, last, padding, noted
 
     def rows(self, size: int) -> int:
@@ -92,9 +90,7 @@ class Maker:
     def _pad(self, arrays: Arrays, size: int) -> None:
         for name, array in arrays.items():
             if len(array) > size:
-                array[size:] = (
-                    self._padding[name] if name in self._padding else array[np.arange(len(array) - size) % size]
-                )
+                array[size:] = self._padding.get(name, array[size - 1])
 
 
 class FromReader:

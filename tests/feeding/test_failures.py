@@ -63,6 +63,7 @@ def _sample(**changes: Any) -> Callable[[str], Any]:
         (lambda _: iter([(1, 2, 3)]), "sample 's5': 3 tensors were given, and a sample has 2"),
         (_sample(x=np.zeros((3, 1), np.float32)), r"sample 's5': 'x' is float32\[3, 1\], .* says float32\[3\]"),
         (_sample(x=np.zeros(3)), r"sample 's5': 'x' is float64\[3\], and the configuration says float32\[3\]"),
+        (_sample(x=1.0), r"sample 's5': 'x' is float32\[\], and the configuration says float32\[3\]"),
         (_sample(labels=1.5), r"sample 's5': 'labels' is float64\[\]"),
         (_sample(labels=2**70), "sample 's5' can't be read: OverflowError"),
         (_sample(labels=None), "sample 's5': 'labels' is missing; a sample has 'x', 'labels'"),
@@ -249,6 +250,14 @@ def test_a_bad_batch_of_a_loader_is_named(batch: Any, message: str) -> None:
         ({"last_batch": "skip"}, "last_batch must be 'keep', 'drop' or 'pad', not 'skip'"),
         ({"padding": {"labels": 0}}, "padding is for last_batch='pad'"),
         ({"last_batch": "pad", "padding": {"y": 0}}, "padding names 'y'; a sample has 'x', 'labels'"),
+        (
+            {"last_batch": "pad", "padding": {"labels": 0.5}},
+            r"padding of 'labels' must be int64\[\] or a number, not float64",
+        ),
+        (
+            {"last_batch": "pad", "padding": {"x": [1, 2]}},
+            r"padding of 'x' must be float32\[3\] or a number, not int64\[2\]",
+        ),
         ({"tensors": "jax"}, "tensors must be 'numpy' or 'torch', not 'jax'"),
         ({"timeout": 0}, "timeout must be a number of seconds above 0"),
         ({"read_together": 0}, "read_together must be a whole number"),

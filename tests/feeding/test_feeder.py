@@ -113,7 +113,7 @@ def test_reads_may_give_several_samples_and_take_several_identities() -> None:
     [
         ("keep", None, [[0, 1, 2, 3], [4, 5]]),
         ("drop", None, [[0, 1, 2, 3]]),
-        ("pad", None, [[0, 1, 2, 3], [4, 5, 4, 5]]),
+        ("pad", None, [[0, 1, 2, 3], [4, 5, 5, 5]]),
         ("pad", {"labels": -100}, [[0, 1, 2, 3], [4, 5, -100, -100]]),
     ],
 )
