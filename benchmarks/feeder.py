@@ -3,8 +3,8 @@
 python -m benchmarks.feeder [-o benchmarks/feeder.txt]
 
 Each line is a process of its own. *said*: `Room.total_bytes`, before anything is read. *held*: the most by the feeder's
-own account. *process*: the most that the process's own memory grew, by the operating system's account. *grown*: by how
-much more it had grown after the last epoch than after the tenth part of them. *threads*: those that are left. *errors*:
+own account. *process*: the most that the process's own memory grew, by the operating system's account. *grown*: how
+much more there was beside what the feeder held, after the last epoch, than after the tenth part of them. *threads*: those that are left. *errors*:
 epochs that ended with one, each of which named the sample that failed.
 """
 
@@ -130,7 +130,7 @@ def work(name: str) -> None:
         for number in range(case.epochs):
             counts.append(_fed(feeder, number, left))
             if number + 1 in (max(1, case.epochs // 10), case.epochs):
-                grown.append(process_memory.settle())
+                grown.append(process_memory.settle() - feeder.held_bytes)
 
     taken = process_memory.peak_over(before, feed)
     seen, errors = map(sum, zip(*counts, strict=True))

@@ -194,7 +194,7 @@ class FeederConfig:
                 f"the plan is for batches of {batch}, and the limits and samples allow {config.batch}: raise cpu_limit "
                 f"({in_full(int(self.cpu_limit))}), or plan for that batch."
             )
-        return config
+        return dataclasses.replace(config, preferred_batch=config.batch)
 
     def __str__(self) -> str:
         room, limit = self.room(), format_size(int(self.cpu_limit))
