@@ -4,8 +4,8 @@ python -m benchmarks.feeder [-o benchmarks/feeder.txt]
 
 Each line is a process of its own. *said*: `Room.total_bytes`, before anything is read. *held*: the most by the feeder's
 own account. *process*: the most that the process's own memory grew, by the operating system's account. *grown*: how
-much more there was beside what the feeder held, after the last epoch, than after the tenth part of them. *threads*: those that are left. *errors*:
-epochs that ended with one, each of which named the sample that failed.
+much more there was beside what is held after the last epoch than after the tenth part of them. *threads*: those that
+are left. *errors*: epochs that ended with one, each of which named the sample that failed.
 """
 
 import tempfile

@@ -66,6 +66,7 @@ class FeederConfig:
         read_ahead: Batches that are made in the background before they are asked for, where they fit; 0: none, and no
             thread.
         cache: Whether samples stay in memory, as many as fit, so that they are read only once.
+        tensors: What ``samples`` describes, as records.
 
     Raises:
         FeedError: an option has a value it can't take; not even one sample fits in a limit.
@@ -85,6 +86,7 @@ class FeederConfig:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "tensors", tensors_of(self.samples))
+        set_field(self, "samples", dict(self.samples))
         for option in ("cpu_limit", "gpu_limit"):
             if option == "cpu_limit" or self.gpu_limit is not None:
                 set_field(self, option, _in_bytes(option, getattr(self, option)))

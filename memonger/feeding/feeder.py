@@ -301,10 +301,10 @@ class Feeder:
             return math.inf
         if (under_way := self._source.reading.under_way) is None:
             return self._timeout
-        where, identity, begin = under_way
-        took = time.monotonic() - begin
+        took = time.monotonic() - under_way.begin
         if took > self._timeout:
-            raise FeedError(f"{where} has been read for {took:.1f} s, and timeout is {self._timeout} s.", identity)
+            problem = f"{under_way} has been read for {took:.1f} s, and timeout is {self._timeout} s."
+            raise FeedError(problem, under_way.identity)
         return self._timeout - took
 
     def _delivered(self, made: Made) -> Batch:

@@ -1,6 +1,5 @@
 """Memory of batches and of samples that stay: how much of it there is, and whose it is."""
 
-import math
 import mmap
 import weakref
 from collections import deque
@@ -34,7 +33,7 @@ def _array(tensor: Tensor, rows: int) -> np.ndarray:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, MemoryError, ValueError) as error:
         raise FeedError(f"{in_full(size)} for '{tensor.name}' can't be allocated: {error}. Lower cpu_limit.") from error
-    return np.frombuffer(pages, tensor.dtype, count=math.prod(shape)).reshape(shape)
+    return np.ndarray(shape, tensor.dtype, buffer=pages)  # views of it hold this array
 
 
 class StoppedError(Exception):

@@ -1,6 +1,7 @@
 """What a sample consists of, and what a reader gave checked against it."""
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,23 +77,22 @@ def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def checked(given: Any, tensors: Sequence[Tensor], where: str) -> Arrays:
+def checked(given: Any, tensors: Sequence[Tensor]) -> Arrays:
     """A sample as the reader gave it, as arrays by name, without a copy.
 
     Args:
         given: Arrays (of numpy, of torch on the CPU, or Python numbers) by name; a tuple of them in the order of
             ``tensors``; of a single tensor, the array itself.
         tensors: What has to be there.
-        where: Which sample it is, for messages.
 
     Raises:
         FeedError: names are missing or unknown; a shape or type is another.
     """
-    named = by_name(given, tensors, where)
-    return {tensor.name: _array(named[tensor.name], tensor, where) for tensor in tensors}
+    named = by_name(given, tensors)
+    return {tensor.name: _array(named[tensor.name], tensor) for tensor in tensors}
 
 
-def by_name(given: Any, tensors: Sequence[Tensor], where: str) -> Mapping[str, Any]:
+def by_name(given: Any, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
     """What was given for each tensor.
 
     Raises:
@@ -101,27 +101,23 @@ def by_name(given: Any, tensors: Sequence[Tensor], where: str) -> Mapping[str, A
     names = [tensor.name for tensor in tensors]
     if isinstance(given, tuple | list):
         if len(given) != len(names):
-            raise FeedError(
-                f"{where}: {len(given)} tensors were given, and a sample has {len(names)}: {quoted(names)}."
-            )
+            raise FeedError(f"{len(given)} tensors were given, and a sample has {len(names)}: {quoted(names)}.")
         return dict(zip(names, given, strict=True))
     if not isinstance(given, Mapping):
         if len(names) == 1:
             return {names[0]: given}
-        raise FeedError(f"{where}: a {type(given).__name__} was given instead of arrays by name: {quoted(names)}.")
+        raise FeedError(f"{reprlib.repr(given)} was given instead of arrays by name: {quoted(names)}.")
     missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
     if missing or unknown:
         problem = f"{quoted(missing)} is missing" if missing else f"{quoted(unknown)} is none of its tensors"
-        raise FeedError(f"{where}: {problem}; a sample has {quoted(names)}.")
+        raise FeedError(f"{problem}; a sample has {quoted(names)}.")
     return given
 
 
-def _array(value: Any, tensor: Tensor, where: str) -> np.ndarray:
+def _array(value: Any, tensor: Tensor) -> np.ndarray:
     array = _number(value, tensor)
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
-        raise FeedError(
-            f"{where}: '{tensor.name}' is {array.dtype}{list(array.shape)}, and the configuration says {tensor}."
-        )
+        raise FeedError(f"'{tensor.name}' is {array.dtype}{list(array.shape)}, and the configuration says {tensor}.")
     return array
 
 

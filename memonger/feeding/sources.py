@@ -12,7 +12,7 @@ import numpy as np
 from memonger.errors import FeedError
 from memonger.feeding.config import FeederConfig, Room
 from memonger.feeding.memory import Cache, Lender, Loan, Stop
-from memonger.feeding.reading import Reading
+from memonger.feeding.reading import Reading, Watch
 from memonger.feeding.samples import Arrays, by_name, checked
 
 
@@ -173,7 +173,7 @@ class FromReader:
         try:
             for begin in range(0, len(order), together):
                 positions = order[begin : begin + together].tolist()
-                missing = [position for position in positions if not self._cache.has(position)]
+                missing = dict.fromkeys(position for position in positions if not self._cache.has(position))
                 with contextlib.closing(self.reading.read([self._identities[each] for each in missing])) as read:
                     for position in positions:
                         fresh = read if position in missing else None
@@ -217,7 +217,7 @@ class FromLoader:
         for owner in (self._loader, *(getattr(self._loader, name, None) for name in ("sampler", "batch_sampler"))):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
-        with self.reading.watched("the loader", None):
+        with Watch(self.reading, 0, "the loader's batch"):
             loaded = iter(self._loader)
         number = 0
         while (given := self._next(loaded, number)) is not None:
@@ -237,17 +237,16 @@ class FromLoader:
         """There is nothing to forget."""
 
     def _next(self, loaded: Iterator[Any], number: int) -> Arrays | None:
-        where = f"batch {number} of the loader"
-        with self.reading.watched(where, number):
+        with Watch(self.reading, number, "the loader's batch"):
             given = next(loaded, None)
             if given is None:
                 return None
-            named = by_name(given, self._tensors, where)
+            named = by_name(given, self._tensors)
             size = len(named[self._tensors[0].name])
             if not 0 < size <= self._most:
-                raise FeedError(f"{where} has {size} samples, and the configuration allows up to {self._most}.")
+                raise FeedError(f"it has {size} samples, and the configuration allows up to {self._most}.")
             batched = [dataclasses.replace(tensor, shape=(size, *tensor.shape)) for tensor in self._tensors]
-            arrays = checked(named, batched, where)
+            arrays = checked(named, batched)
         self.held_bytes = sum(array.nbytes for array in arrays.values())
         self._maker.noted()
         return arrays

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ def _sample(**changes: Any) -> Callable[[str], Any]:
         (_raises, r"sample 's5' can't be read: OSError: no such <file>\\x1b"),
         (_nothing, "sample 's5': the reader gave 0 samples, and one_read_count is 1"),
         (_twice, "sample 's5': the reader gave more samples than one_read_count, 1"),
-        (lambda _: None, "sample 's5': the reader gave a NoneType; it has to yield samples"),
-        (lambda _: iter([3]), "sample 's5': a int was given instead of arrays by name: 'x', 'labels'"),
+        (lambda _: None, "sample 's5': the reader returned None; it has to yield samples"),
+        (lambda _: iter([3]), "sample 's5': 3 was given instead of arrays by name: 'x', 'labels'"),
         (lambda _: iter([(1, 2, 3)]), "sample 's5': 3 tensors were given, and a sample has 2"),
         (_sample(x=np.zeros((3, 1), np.float32)), r"sample 's5': 'x' is float32\[3, 1\], .* says float32\[3\]"),
         (_sample(x=np.zeros(3)), r"sample 's5': 'x' is float64\[3\], and the configuration says float32\[3\]"),
@@ -79,8 +80,7 @@ def test_a_bad_sample_is_named_and_the_next_epoch_goes_on(bad: Any, message: str
             seen.extend(identity for batch in feeder.epoch(number) for identity in batch.identities)
         assert seen == names(4)
         assert raised.value.identity == "s5"
-        if bad is _raises:
-            assert isinstance(raised.value.__cause__, OSError)
+        assert isinstance(raised.value.__cause__, OSError) or bad is not _raises
     is_bad = False
     assert [batch["labels"].tolist() for batch in feeder.epoch(9)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert feeder.peak_bytes <= feeder.room.total_bytes
@@ -90,6 +90,13 @@ def test_a_bad_sample_is_named_and_the_next_epoch_goes_on(bad: Any, message: str
 def _feeding() -> list[threading.Thread]:
     """Threads of feeders."""
     return [thread for thread in threading.enumerate() if thread.name == "memonger feeder"]
+
+
+def test_paths_are_named_in_full() -> None:
+    path = Path("data", *(f"folder-{number}" for number in range(9)), "<b>image</b>.png")
+    with pytest.raises(memonger.FeedError, match=rf"^sample '{path}' can't be read: OSError") as raised:
+        next(memonger.Feeder(config(), _raises, [path]).epoch())
+    assert raised.value.identity is path
 
 
 def test_an_error_that_was_handled_keeps_no_memory() -> None:
@@ -217,11 +224,11 @@ OKAY = {"x": np.zeros((4, 3), np.float32), "labels": np.zeros(4, np.int64)}
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (ValueError("broken"), "batch 1 of the loader can't be read: ValueError: broken"),
-        ((OKAY["x"],), "batch 1 of the loader: 1 tensors were given, and a sample has 2"),
+        (ValueError("broken"), "the loader's batch 1 can't be read: ValueError: broken"),
+        ((OKAY["x"],), "the loader's batch 1: 1 tensors were given, and a sample has 2"),
         (
             {"x": OKAY["x"], "labels": np.zeros(3, np.int64)},
-            r"batch 1 of the loader: 'labels' is int64\[3\], .* int64\[4\]",
+            r"the loader's batch 1: 'labels' is int64\[3\], .* int64\[4\]",
         ),
         (
             {name: np.repeat(array, 2, 0) for name, array in OKAY.items()},

@@ -172,6 +172,17 @@ def test_tensors_of_torch_lie_over_the_same_memory() -> None:
     assert feeder.held_bytes == held - 4 * SAMPLE
 
 
+@pytest.mark.parametrize("size", [3, 1 << 15])
+def test_a_part_of_a_batch_holds_its_memory(size: int) -> None:
+    made = memonger.FeederConfig(cpu_limit="2MiB", samples={"x": ((size,), "float32")}, preferred_batch=4, cache=False)
+    feeder = memonger.Feeder(made, lambda identity: np.full(size, identity, np.float32), range(4))
+    (row,) = (batch["x"][2, 1:] for batch in feeder.epoch())
+    assert feeder.held_bytes == 4 * 4 * size
+    assert (row == 2).all()
+    del row
+    assert feeder.held_bytes == 0
+
+
 def test_a_training_session_learns_from_it_as_from_arrays() -> None:
     plan = training_models.plan()
     batches = [training_models.batch(seed) for seed in range(3)]
