@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
+    FeedError,
     LayoutError,
     LoadError,
     MemongerError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
+    from memonger.feeding import Feeder, FeederConfig
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
     from memonger.layout import allocate as pack
@@ -40,11 +42,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "Fit", "GiB", "GraphPlan", "KiB",
-    "Layout", "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan",
-    "PlanError", "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing",
-    "SoftmaxCrossEntropy", "TrainingSession", "VerificationError", "differentiate", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "FeedError", "Feeder",
+    "FeederConfig", "Fit", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError",
+    "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError",
+    "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "VerificationError",
+    "differentiate", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack", "pareto", "search_plan",
+    "to_training_mode",
 ]  # fmt: skip
 
 _LAZY = {
@@ -52,6 +55,7 @@ _LAZY = {
     "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.feeding": ("Feeder", "FeederConfig"),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),
