@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from memonger.plan import GraphPlan, Plan
     from memonger.planning.options import Options
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
+    from memonger.planning.unplan import unplan
+    from memonger.report.memory_count import count_memory
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
@@ -40,8 +42,8 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "GiB", "GraphPlan", "KiB", "Layout",
     "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "differentiate", "from_torch", "get_cost", "load", "make_mirror_plan",
-    "pack", "pareto", "search_plan", "to_training_mode",
+    "TrainingSession", "VerificationError", "count_memory", "differentiate", "from_torch", "get_cost", "load",
+    "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -57,6 +59,8 @@ _LAZY = {
     "memonger.plan": ("GraphPlan", "Plan"),
     "memonger.planning.options": ("Options",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
+    "memonger.planning.unplan": ("unplan",),
+    "memonger.report.memory_count": ("count_memory",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }

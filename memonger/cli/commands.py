@@ -190,6 +190,24 @@ def verify(**arguments: Any) -> None:
     files.verify(**arguments)
 
 
+@main.command()
+@options(
+    click.argument("planned", type=click.Path(path_type=Path)),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="Write the model here."),
+    click.option("--as-planned", is_flag=True,
+                 help="Write the model that was planned: the whole training step, or what onnxruntime made of it."),
+    AS_JSON,
+)  # fmt: skip
+def unplan(**arguments: Any) -> None:
+    """Write the model that PLANNED was made from, without the plan.
+
+    Of a training plan that is the forward model.
+    """
+    from memonger.cli import files
+
+    files.unplan(**arguments)
+
+
 @main.command(name="run")
 @options(
     MODEL,

@@ -1,16 +1,21 @@
-"""The commands that look at files or lay out a list of buffers: ``inspect``, ``verify`` and ``pack``."""
+"""The commands that look at files or lay out a list of buffers: ``inspect``, ``verify``, ``unplan`` and ``pack``."""
 
 from pathlib import Path
 from typing import Any
+
+import click
 
 from memonger.cli.output import Screen, print_json, print_line
 from memonger.errors import MemongerError
 from memonger.layout import allocate, check_layout, lower_bound
 from memonger.layout.minimalloc_csv import read_problem, write_solution
 from memonger.model.load import load_as_is
+from memonger.model.save import save_model
 from memonger.plan import Plan
 from memonger.plan_file import KEY
+from memonger.planning.unplan import unplan as made_without_plan
 from memonger.report import text
+from memonger.report.memory_count import count_memory
 from memonger.report.summary import plan_record
 
 
@@ -33,6 +38,24 @@ def inspect(model: Path, as_json: bool) -> None:
     console.print(text.plan_table(plan_record(planned, name, str(model))))
     console.print(f"Live bytes up to the arena: [{text.memory_curve(planned)}]")
     console.print(text.largest_table(planned))
+    console.print(text.memory_count_table(count_memory(planned)))
+    console.print(text.COUNT_NOTE)
+
+
+def unplan(planned: Path, output: Path, as_planned: bool, as_json: bool) -> None:
+    """Write the model of a planned file without its plan."""
+    if output.exists() and planned.exists() and output.samefile(planned):
+        raise click.UsageError(f"-o names the planned file itself: give {planned}'s model another name.")
+    model = made_without_plan(planned, as_planned=as_planned)
+    record = {
+        "planned": str(planned), "output": str(output), "nodes": model.graph.num_nodes(),
+        "kind": "training" if model.is_differentiated else "forward",
+    }  # fmt: skip
+    save_model(model.ir, output)
+    if as_json:
+        print_json(record)
+        return
+    print_line(f"Wrote {output}: the {record['kind']} model of {planned}, {record['nodes']} nodes, without the plan.")
 
 
 def verify(model: Path, as_json: bool) -> None:
