@@ -21,7 +21,8 @@ import memonger
 import models
 from benchmarks.exports import EXPORTS, export
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, pyplot, stamp
-from memonger.cli.compare import difference, symbolic_sizes
+from memonger.cli.compare import symbolic_sizes
+from memonger.cli.differences import difference
 from memonger.cli.measure import Job, MeasuredSession, take_turns
 from memonger.devices import CPU
 from memonger.runtime import ort

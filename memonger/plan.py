@@ -18,6 +18,7 @@ from memonger.graph.liveness import Storage, assign_storage, peak_bytes
 from memonger.layout import lower_bound
 from memonger.model import training_roles
 from memonger.model.model import Model
+from memonger.model.save import check_not_its_weights
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes
 from memonger.plan_file import Header, PlanFileError, Record
@@ -244,12 +245,14 @@ class Plan(BasePlan, Header):
             _check_weights(self.weight_digests, plan_file.weight_digests(self.model), str(self.model.graph.name))
 
     def save(self, path: str | Path) -> None:
-        """Write the planned model; whole or not at all, checked first.
+        """Write the planned model; whole or not at all, checked first. A file that is there is replaced.
 
         Raises:
-            PlanFileError: the file can't be written, or memory ran out.
+            PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out.
         """
         self.verify()
+        if self.source is not None:
+            check_not_its_weights(self.source.ir, Path(path))
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
         record = Record(
             **self.header(),

@@ -45,7 +45,7 @@ class Header:
         stamp: The machine and runtime it is bound to; None for a portable plan.
         threads: Threads within a node that the workspace was measured with; 0 is onnxruntime's default.
         workspace: Bytes of workspace of each node by name, where measured and above zero; None if never measured.
-        batch: The batch size asked for, if any.
+        batch: The batch size asked for, or 1 where nobody gave the open batch a size; None where it isn't open.
         host: Names of values that lie in the host's memory although the model runs on another device: not planned.
     """
 

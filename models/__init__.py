@@ -3,7 +3,7 @@
     model = models.build("resnet50", batch=32, image=224, training=False, seed=0)
 
 The inference form outputs `logits`. The training form takes `labels` too and outputs `loss`, then the running
-statistics of its normalizations; gradients are not in it. Marks are `metadata_props["mirror_stage"]` on nodes.
+statistics of its normalizations; gradients are not in it. Its marks are `metadata_props["mirror_stage"]` on nodes.
 """
 
 import inspect

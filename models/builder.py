@@ -118,7 +118,7 @@ class Builder:
         return tuple(outputs)
 
     def mark(self, value: ir.Value, stage: str = "True") -> ir.Value:
-        """Mark the node that computes `value` as a candidate for keeping, and return `value`.
+        """In training form mark the node that computes `value` as a candidate for keeping; return `value`.
 
         Stages of one name are one cut (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", and the
         `mirror_stage` attribute of its MXNet implementation).
@@ -126,7 +126,8 @@ class Builder:
         node = value.producer()
         if node is None:
             raise ValueError(f"{value.name} is computed by no node, so it can't be marked")
-        node.metadata_props["mirror_stage"] = stage
+        if self.training:
+            node.metadata_props["mirror_stage"] = stage
         return value
 
     def model(self) -> ir.Model:

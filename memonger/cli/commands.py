@@ -3,17 +3,12 @@
 The command line is the one place that prints: results to standard output, progress and errors to standard error.
 """
 
-import errno
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from memonger import __version__
+from memonger.cli.command import Command, Group
 from memonger.cli.options import (
     AS_JSON,
     DIMS,
@@ -23,74 +18,17 @@ from memonger.cli.options import (
     OUTPUT,
     PLANNING,
     QUIET,
+    SOURCE,
     TARGETS,
     TRAINING,
     options,
     parse_sizes,
 )
 from memonger.devices import GRAPHS
-from memonger.errors import MemongerError
-from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, shown
+from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS
 
 
-class _Escaping(click.Command):
-    """Escapes what isn't printable in click's own messages, which repeat the command line."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _escaped():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _escaped():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _escaped() -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as error:
-        error.message = shown(error.message)  # type: ignore[misc]
-        raise
-
-
-class _Command(_Escaping):
-    """Prints an expected error as one line on standard error, and exits with status 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # memonger says itself what is wrong with a model
-        logger, notes = logging.getLogger("memonger"), _Notes(logging.WARNING)
-        logger.addHandler(notes)
-        ctx.call_on_close(lambda: logger.removeHandler(notes))
-        try:
-            return super().invoke(ctx)
-        except MemongerError as error:
-            _fail(str(error))
-        except MemoryError:
-            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.")
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader of the output has closed it; click ends quietly
-            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.")
-
-
-class _Notes(logging.Handler):
-    """Prints what is logged as the notes of a plan are printed."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        click.echo(shown(f"memonger: note: {record.getMessage()}"), err=True)
-
-
-class _Group(_Escaping, click.Group):
-    command_class = _Command
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(shown(f"memonger: {message}"), err=True)
-    sys.exit(1)
-
-
-@click.group(cls=_Group, name="memonger")
+@click.group(cls=Group, name="memonger")
 @click.version_option(__version__)
 def main() -> None:
     """Plans the memory of a neural network before it runs."""
@@ -120,7 +58,7 @@ def plan_command(**arguments: Any) -> None:
 
 
 plan = click.version_option(__version__)(
-    _Command(
+    Command(
         "memonger-plan",
         params=list(plan_command.params),
         callback=plan_command.callback,
@@ -211,14 +149,20 @@ def unplan(**arguments: Any) -> None:
 @main.command(name="run")
 @options(
     MODEL,
+    MODE,
     *PLANNING,
     click.option("--outputs", type=OUTPUT, help="Write the outputs to this .npz."),
     click.option("--compare", is_flag=True, help="Compare outputs, latency and memory with stock onnxruntime."),
-    click.option("--against", type=OUTPUT, help="Model for the stock sessions; MODEL if left out."),
+    click.option("--against", type=SOURCE, help="Model for the stock sessions; MODEL if left out."),
     click.option("--cuda-graph", type=click.Choice(GRAPHS), default="auto", show_default=True,
                  help="Capture runs on a CUDA device once and replay them; auto: where that is possible."),
+    click.option("--atol", type=click.FloatRange(0), metavar="X",
+                 help="Outputs pass if |planned - stock| <= X + rtol * |stock|; without both, bit for bit."),
+    click.option("--rtol", type=click.FloatRange(0), metavar="X", help="See --atol."),
     click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
                  help="Timed runs of each session."),
+    click.option("--warm-up", type=click.IntRange(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
+                 help="Runs of each session before the timed ones."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
                  help="Seed of random inputs."),
     AS_JSON,
@@ -227,7 +171,8 @@ def unplan(**arguments: Any) -> None:
 def run_command(**arguments: Any) -> None:
     """Run MODEL as planned; one without a plan is planned first.
 
-    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own.
+    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own,
+    and the exit status is 1 if the outputs aren't those of stock onnxruntime at the plan's own level.
     """
     from memonger.cli import run
 
@@ -236,7 +181,7 @@ def run_command(**arguments: Any) -> None:
 
 @main.command()
 @options(
-    click.argument("problem", type=click.Path(path_type=Path)),
+    click.argument("problem", type=SOURCE),
     click.option("--capacity", type=click.IntRange(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
     click.option("-o", "--output", type=OUTPUT, help="Write the offsets here."),
     AS_JSON,
@@ -253,9 +198,9 @@ def pack(**arguments: Any) -> None:
 
 @main.command(name="export")
 @options(
-    click.argument("planned", type=click.Path(path_type=Path), nargs=-1, required=True),
+    click.argument("planned", type=SOURCE, nargs=-1, required=True),
     click.option("--target", required=True, metavar="NAME", help=f"One of {', '.join(TARGETS)}."),
-    click.option("--output", "-o", type=OUTPUT, required=True, help="The folder to make."),
+    click.option("--output", "-o", type=SOURCE, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
     click.option("--instances", type=click.IntRange(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Requests served at a time, each in memory of its own."),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,11 +62,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a session took: median seconds of a run, most bytes above the loaded model (None: not measurable)."""
+    """What a session took.
+
+    Attributes:
+        latency_seconds: Median seconds of a run.
+        peak_bytes: Most bytes above the loaded model; None where that can't be measured.
+        load_seconds: Until the session was ready.
+        p95_seconds: 95 of 100 runs took no longer.
+        turns: Median seconds of the runs of each of its turns.
+    """
 
     latency_seconds: float
     peak_bytes: int | None
     load_seconds: float
+    p95_seconds: float
+    turns: tuple[float, ...]
 
 
 def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
@@ -152,7 +162,7 @@ class MeasuredSession(Worker):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(asdict(job)))
         super().__init__("memonger.cli.measure", [str(path)], folder / f"{name}.err")
-        self.seconds: list[float] = []
+        self.turns: list[list[float]] = []
         try:
             self.loaded = self.read()
         except WorkerError:
@@ -166,13 +176,32 @@ class MeasuredSession(Worker):
         except WorkerError as error:
             raise WorkerError(f"the measuring process failed: {error}") from None
 
+    @property
+    def seconds(self) -> list[float]:
+        """Of every timed run."""
+        return [seconds for turn in self.turns for seconds in turn]
+
     def round(self, runs: int) -> None:
-        """Time some more runs."""
-        self.seconds.extend(self.times(runs))
+        """Time some more runs: one turn."""
+        self.turns.append(self.times(runs))
 
     def result(self) -> Measured:
         """What was measured until now."""
-        return Measured(statistics.median(self.seconds), self.loaded["peak_bytes"], self.loaded["load_seconds"])
+        times = latency(self.seconds)
+        turns = tuple(statistics.median(turn) for turn in self.turns)
+        return Measured(times.median, self.loaded["peak_bytes"], self.loaded["load_seconds"], times.p95, turns)
+
+
+class Latency(NamedTuple):
+    """Seconds of a run: the median of several, and what 95 of 100 don't exceed."""
+
+    median: float
+    p95: float
+
+
+def latency(seconds: Sequence[float]) -> Latency:
+    """Of the seconds of several runs."""
+    return Latency(statistics.median(seconds), float(np.percentile(seconds, 95)))
 
 
 def take_turns(workers: Sequence[MeasuredSession], rounds: int, runs: int) -> None:

@@ -38,20 +38,34 @@ def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence
     return tuple(size for value in values if (size := _budget(ctx, parameter, value)) is not None)
 
 
-MODEL = click.argument("model", type=click.Path(path_type=Path))
+class Target(click.Path):
+    """A file to write; see `memonger.cli.command`."""
+
+
+SOURCE = click.Path(path_type=Path)
+OUTPUT = Target(path_type=Path)
+FORCED = "memonger.force"
+"""In a context's ``meta``: whether files that are there may be replaced."""
+FORCE = click.option(
+    "--force", is_flag=True, expose_value=False, help="Replace files that are there; never one that is read.",
+    callback=lambda ctx, _, given: ctx.meta.update({FORCED: given}),
+)  # fmt: skip
+
+MODEL = click.argument("model", type=SOURCE)
 MODE = click.option(
-    "--mode", type=click.Choice(get_args(Mode)), help="What the model is planned for; left out: training."
+    "--mode",
+    type=click.Choice(get_args(Mode)),
+    help="What the model is planned for; left out: training if it has marks, gradients or a loss, else inference.",
 )
 DIMS = (
     click.option("--batch", type=click.IntRange(1, MOST_BATCH), metavar="N",
-                 help="Size of the inputs' open first dimension."),
+                 help="Size of the inputs' open first dimension; left out: 1."),
     click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
                  help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
 )  # fmt: skip
 DEVICE = click.option(
     "--device", metavar="DEVICE", help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed."
 )
-OUTPUT = click.Path(path_type=Path)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 LOWERING = (
@@ -108,8 +122,8 @@ TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml",
 """The names in `memonger.export.TARGETS`."""
 
 ONLY_PLANNING = (
-    "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit", "no_inplace",
-    "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic",
+    "mode", "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit",
+    "no_inplace", "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic",
 )  # fmt: skip
 """Parameters that have no effect on a model that has a plan already."""
 

@@ -26,8 +26,6 @@ from memonger.report.summary import plan_record
 
 def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model, write what is asked for, and print the plan's figures."""
-    if output is not None and annotated is not None and output.resolve() == annotated.resolve():
-        raise click.UsageError("-o and --annotated name the same file.")
     made = search_plan(model, quiet, **flags)
     if output is not None:
         made.save(output)

@@ -7,25 +7,29 @@ import click
 from click.core import ParameterSource
 
 from memonger.cli import compare as comparing
+from memonger.cli.differences import Tolerance
 from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, progress_bar, read_inputs
 from memonger.cli.planning import search_plan
 from memonger.files import temporary_folder
-from memonger.model import training_roles
 from memonger.model.load import load_as_is
 from memonger.plan_file import KEY
-from memonger.report import text
+from memonger.report import runs as tables
 
 
 def run(
-    model: Path, outputs: Path | None, compare: bool, against: Path | None, runs: int, seed: int, as_json: bool,
-    quiet: bool, cuda_graph: str, **flags: Any,
-) -> None:  # fmt: skip
-    """Run a model as planned, planning it first if it has no plan, and print what came out."""
+    model: Path, outputs: Path | None, compare: bool, against: Path | None, as_json: bool, quiet: bool, **flags: Any
+) -> None:
+    """Run a model as planned, planning it first if it has no plan, and print what came out.
+
+    The exit status is 1 if a comparison fails.
+    """
     feeds = read_inputs(flags["inputs"])
-    settings = comparing.Settings(
-        runs=runs, seed=seed, threads=flags["threads"], device=flags["device"], cuda_graph=cuda_graph
-    )
+    tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
+    if not compare and not tolerance.is_exact:
+        raise click.UsageError("--atol and --rtol are for --compare.")
+    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph")}
+    settings = comparing.Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
@@ -37,14 +41,21 @@ def run(
             comparing.save_outputs(result.outputs, outputs)
     if as_json:
         print_json({**result.record, "model": str(model)})
-        return
+    else:
+        _print(result)
+    if not result.passed:
+        raise click.exceptions.Exit(1)
+
+
+def _print(result: comparing.Result) -> None:
     console = Screen()
-    console.print(text.outputs_table(result.outputs))
+    console.print(tables.outputs_table(result.outputs))
     if result.rows:
-        console.print(text.comparison_table(result.rows))
-        console.print(text.COMPARISON_NOTE, style="dim")
-    if result.verdict:
-        console.print(result.verdict)
+        title = "Planned against stock onnxruntime"
+        console.print(tables.comparison_table(result.rows, title, "run", "outputs"))
+        console.print(tables.COMPARISON_NOTE, style="dim")
+    for line in result.lines:
+        console.print(line)
 
 
 def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> Path:
@@ -53,10 +64,9 @@ def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> P
     if KEY in loaded.metadata_props:
         _refuse_planning_options(model)
         return model
-    mode = "training" if training_roles.KEY in loaded.metadata_props else "inference"
     del loaded
     planned = folder / "planned.onnx"
-    search_plan(model, quiet, mode=mode, **flags).save(planned)
+    search_plan(model, quiet, **flags).save(planned)
     return planned
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memonger.errors import PlanError
+from memonger.errors import PlanError, PlanFileError
 from memonger.export import bentoml, kserve, onnxruntime, openvino, ray, triton, triton_python
 from memonger.export.folder import files_in, new_folder
 from memonger.export.package import Estimate, Package, pack
@@ -71,7 +71,7 @@ def export(
     Raises:
         PlanError: an unknown target; a training plan; plans of different models; a name, type, shape or operator that
             the target doesn't take. The message says what would work.
-        PlanFileError: a planned file can't be read, or the folder exists or can't be written.
+        PlanFileError: a planned file can't be read, or lies in the folder; the folder exists or can't be written.
         VerificationError: a plan is wrong.
     """
     write = TARGETS.get(target)
@@ -79,10 +79,19 @@ def export(
         raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
     given = [plans] if isinstance(plans, Plan | str | Path) else list(plans)
     package = pack(given, name, instances)
+    if force:
+        _check_outside(given, Path(output))
     with new_folder(Path(output), force) as folder:
         estimate, notes = write(package, folder)
     said = tuple(map(shown, (*package.notes, *notes)))
     return Exported(Path(output), target, package.name, estimate, files_in(Path(output)), said)
+
+
+def _check_outside(plans: Sequence[Plan | str | Path], folder: Path) -> None:
+    """No planned file lies in the folder, which is replaced as a whole."""
+    for plan in plans:
+        if not isinstance(plan, Plan) and folder.resolve() in Path(plan).resolve().parents:
+            raise PlanFileError(f"{plan} lies in {folder}, which would be replaced: name another folder.")
 
 
 __all__ = ["TARGETS", "Estimate", "Exported", "Package", "Write", "export"]

@@ -1,5 +1,7 @@
 """Sizes for a model's symbolic dimensions, from what the user gives by name, by place or by whole shapes."""
 
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -7,6 +9,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError
 from memonger.model.model import Model
 from memonger.model.values import tensor_shape
+from memonger.words import FILE, SIZE, N, option
 
 Dim = int | ir.SymbolicDim
 
@@ -16,8 +19,10 @@ def bind(
     batch: int | None,
     dims: Mapping[str, int],
     input_shapes: Mapping[str, Sequence[int]],
-) -> None:
+) -> Model:
     """Give every input a static shape, in place. The arguments are those of `memonger.load`.
+
+    Returns: the model with its batch; without any size for an open batch that is 1, with a note.
 
     Raises:
         LoadError: a dimension without a size, a size for a dimension that isn't there or is fixed already.
@@ -31,11 +36,33 @@ def bind(
         _give_rank(name, value, input_shapes.get(str(value.name)))
     _check_names(name, tensors, dims)
     sizes = _sizes_by_shape(name, tensors, dims, input_shapes)
+    notes: tuple[str, ...] = ()
     if batch is not None:
         sizes = {**_batch_sizes(tensors, name, batch), **sizes}
+    elif left := _open_batch(tensors, sizes):
+        batch, sizes = 1, {**dict.fromkeys(left, 1), **sizes}
+        notes = (_open_batch_note(left),)
     bound = [ir.Shape([_size(name, v, axis, dim, sizes) for axis, dim in enumerate(_dims(v))]) for v in tensors]
     for value, shape in zip(tensors, bound, strict=True):
         value.shape = shape
+    return dataclasses.replace(model, batch=batch, notes=notes)
+
+
+_BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
+
+
+def _open_batch(values: Sequence[ir.Value], sizes: Mapping[str, int]) -> list[str]:
+    """First dimensions without a size. Where they have several names, only those that are called as a batch is."""
+    first = [value for value in values if _dims(value) and not isinstance(_dims(value)[0], int)]
+    keys = [_keys(value, 0) for value in first]
+    left = list(dict.fromkeys(each[-1] for each in keys if not any(key in sizes for key in each)))
+    symbols = {_symbol(_dims(value)[0]) for value in first}
+    return left if len(symbols) == 1 else [key for key in left if key in symbols and _BATCH.search(key)]
+
+
+def _open_batch_note(left: Sequence[str]) -> str:
+    names = ", ".join(map(repr, left[:3])) + (" ..." if len(left) > 3 else "")
+    return f"the batch ({names}) has no size: it is 1, unless {option('batch', N)} says another."
 
 
 def _dims(value: ir.Value) -> tuple[Dim, ...]:
@@ -67,7 +94,7 @@ def _give_rank(name: str, value: ir.Value, given: Sequence[int] | None) -> None:
     else:
         raise LoadError(
             f"{name}: input '{value.name}' has no shape at all. Plans need static shapes: give an array of the shape "
-            "to plan for (--inputs FILE.npz), or write its shape into the model."
+            f"to plan for ({option('inputs', FILE)}), or write its shape into the model."
         )
 
 
@@ -110,7 +137,7 @@ def _batch_sizes(values: Sequence[ir.Value], name: str, batch: int) -> dict[str,
         which = ", ".join(f"'{value.name}' has {dim}" for value, dim in first) or "no input has one"
         raise LoadError(
             f"{name}: the batch can't be {batch}, as its inputs' first dimensions are fixed ({which}). "
-            "Export the model with a dynamic batch dimension, or leave --batch out."
+            f"Export the model with a dynamic batch dimension, or leave {option('batch')} out."
         )
     return sizes
 
@@ -128,9 +155,9 @@ def _size(name: str, value: ir.Value, axis: int, dim: Dim, sizes: Mapping[str, i
 
 def _unbound_message(name: str, value: ir.Value, axis: int) -> str:
     symbol = _symbol(_dims(value)[axis])
-    flag = f"--dim {symbol}=SIZE" if symbol else f"--dim '{_key(value, axis)}=SIZE'"
+    flag = option("dims", {symbol or _key(value, axis): SIZE})
     called = f"'{symbol}'" if symbol else "without a name"
-    also = " or --batch SIZE" if axis == 0 else ""
+    also = f" or {option('batch', N)}" if axis == 0 else ""
     return (
         f"{name}: dimension {axis} of input '{value.name}' ({called}) has no size. "
         f"Plans need static shapes: give it one with {flag}{also}."

@@ -63,7 +63,8 @@ def load(
 
     Args:
         source: A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. None is changed.
-        batch: The first dimension of every input where that is symbolic.
+        batch: The first dimension of every input where that is symbolic. None: 1 where it has no size yet, which
+            ``notes`` of the result say.
         dims: Sizes of the other symbolic dimensions, by name, or by place: ``{"x[1]": 128}``.
         input_shapes: Whole shapes of inputs, by name, for what ``batch`` and ``dims`` leave open.
 
@@ -86,11 +87,11 @@ def load(
 
 
 def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Model:
-    model = dataclasses.replace(load_as_is(source), batch=batch)
+    model = load_as_is(source)
     _inline(model)
     checks.check_versions(model)
     _drop_listed_initializers(model.ir)
-    bind_dims.bind(model, batch, dims, shapes)
+    model = bind_dims.bind(model, batch, dims, shapes)
     checks.check_operators(model)
     model = _raise_versions(model)
     checks.sort(model)

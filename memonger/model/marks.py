@@ -137,5 +137,10 @@ def are_lost(nodes: Sequence[ir.Node]) -> str:
     return f"{marks_on(nodes)} {'is' if len(nodes) == 1 else 'are'} lost"
 
 
+def count_marked(model: ir.Model) -> int:
+    """How many nodes carry marks."""
+    return sum(_is_marked(node) for node in model.graph)
+
+
 def _is_marked(node: ir.Node) -> bool:
     return node.metadata_props.get(STAGE, "") not in ("", "False") or FORCE in node.metadata_props

@@ -17,7 +17,8 @@ class Model:
     Attributes:
         ir: The model; every graph input has a static shape. Not to be edited: `clone` it.
         name: Where it came from, for messages: a path, or ``<bytes>`` and the like.
-        batch: The batch size asked for, if any.
+        batch: The batch size asked for, or 1 where nobody gave the open batch a size; None where it isn't open.
+        notes: What the user should know about how it was loaded, one sentence each.
         foreign: Whether it came as a file or as bytes: what could end this process is done in another.
     """
 
@@ -25,6 +26,7 @@ class Model:
     name: str
     batch: int | None = None
     foreign: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def graph(self) -> onnx_ir.Graph:

@@ -29,11 +29,24 @@ def save_model(planned: ir.Model, path: Path) -> None:
         path: The file.
 
     Raises:
-        PlanFileError: the folder isn't there or can't be written, or the disk is full.
+        PlanFileError: the folder isn't there or can't be written, or the disk is full; the file holds weights of the
+            model itself.
     """
+    check_not_its_weights(planned, path)
     planned.producer_name = planned.producer_name or "memonger"
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
         _save(planned, path)
+
+
+def check_not_its_weights(model: ir.Model, path: Path) -> None:
+    """Check that a file to write isn't one that a model's weights are in.
+
+    Raises:
+        PlanFileError: it is.
+    """
+    files = {tensor.path for tensor in external_tensors(model)} if path.is_file() else set()
+    if any(os.path.exists(file) and os.path.samefile(path, file) for file in files):
+        raise PlanFileError(f"{path} holds weights of the model: name another file.")
 
 
 def _save(planned: ir.Model, path: Path) -> None:

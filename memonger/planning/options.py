@@ -20,6 +20,7 @@ from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, parse_size
+from memonger.words import option
 
 Progress = Callable[[str], None]
 
@@ -32,7 +33,9 @@ class Options:
     """The options of a plan, checked when the record is made. Each is also a keyword of `memonger.search_plan`.
 
     Attributes:
-        mode: ``training`` or ``inference``; None: training.
+        mode: ``training`` or ``inference``. None: training for a model that has gradients, is in training form or
+            carries marks (``mirror_stage``, ``force_mirroring``), and where a loss, an optimizer, ``mirror`` or a
+            strategy of training is given; inference for any other. A note on the plan says which, and why.
         batch: Size of the inputs' open first dimension; see `memonger.load`.
         dims: Sizes of open dimensions by name; see `memonger.load`.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
@@ -89,30 +92,31 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        for option, names in (("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level)):
-            _check_name(option, getattr(self, option), get_args(names))
-        for option, kind, words in _KINDS:
-            if not isinstance(getattr(self, option), kind):
-                raise PlanError(f"{option} must be {words}, not {reprlib.repr(getattr(self, option))}.")
-        for option, least, most in _BOUNDS:
-            if getattr(self, option) is not None or option != "batch":
-                object.__setattr__(self, option, _whole(option, getattr(self, option), least, most))
+        for key, names in (("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level)):
+            _check_name(key, getattr(self, key), get_args(names))
+        for key, kind, words in _KINDS:
+            if not isinstance(getattr(self, key), kind):
+                raise PlanError(f"{key} must be {words}, not {reprlib.repr(getattr(self, key))}.")
+        for key, least, most in _BOUNDS:
+            if getattr(self, key) is not None or key != "batch":
+                object.__setattr__(self, key, _whole(key, getattr(self, key), least, most))
         for name, size in (self.dims or {}).items():
             _whole(f"the size of dimension {name!r}", size, 0, MOST_BATCH)
-        for option in ("mirror", "keep"):
-            _check_patterns(option, getattr(self, option))
+        for key in ("mirror", "keep"):
+            _check_patterns(key, getattr(self, key))
         if self.time_limit is not None and not (_is_number(self.time_limit) and 0 <= self.time_limit < math.inf):
             raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit!r}.")
         if self.progress is not None and not callable(self.progress):
             raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
         if self.mode == "inference" and self.trains:
-            raise PlanError("a loss or an optimizer is for training: leave mode out, or say mode='training'.")
+            say = option("mode", "training")
+            raise PlanError(f"a loss or an optimizer is for training: leave {option('mode')} out, or say {say}.")
         self._check_strategy()
 
     def _check_strategy(self) -> None:
         chosen = STRATEGIES[self.chosen_strategy]
         if self.budget_bytes is None and chosen.takes_budget:
-            raise PlanError(f"strategy {chosen.name!r} needs a budget (budget=memonger.GiB * 4, --budget 4GiB).")
+            raise PlanError(f"strategy {chosen.name!r} needs a budget, as {option('budget', '4GiB')}.")
         if self.budget is not None and not chosen.takes_budget:
             names = " and ".join(repr(name) for name, each in STRATEGIES.items() if each.takes_budget)
             raise PlanError(f"strategy {chosen.name!r} takes no budget: {names} do.")
@@ -130,8 +134,8 @@ class Options:
 
     @property
     def chosen_mode(self) -> Mode:
-        """The mode asked for, or training."""
-        return self.mode or "training"
+        """The mode asked for, or what the options alone say of it; see `memonger.planning.modes`."""
+        return self.mode or ("training" if self.trains or self.recomputes_for_training else "inference")
 
     @property
     def chosen_strategy(self) -> Strategy:
@@ -139,6 +143,13 @@ class Options:
         if self.strategy is None and self.budget is not None:
             return "budget"
         return self.strategy or ("sweep" if self.chosen_mode == "training" else "none")
+
+    @property
+    def recomputes_for_training(self) -> bool:
+        """Whether something is asked for that only training plans have: marks, or a strategy without a budget."""
+        if self.strategy is None:
+            return bool(self.mirror) and self.budget is None
+        return self.strategy != "none" and not STRATEGIES[self.strategy].takes_budget
 
     @property
     def trains(self) -> bool:

@@ -25,6 +25,7 @@ from memonger.model.model import Model
 from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Solution
+from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import (
     ForGraph,
@@ -41,6 +42,7 @@ from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
 from memonger.units import MOST_POINTS, shown
+from memonger.words import option
 
 if TYPE_CHECKING:
     import networkx
@@ -150,7 +152,8 @@ def pareto(
     if job.is_uncalibrated:
         raise PlanError(
             f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
-            "whole frontier: plan it for a budget (--budget), or for no device (--device none)."
+            f"whole frontier: plan it for a budget ({option('budget', '4GiB')}), or for no device "
+            f"({option('device', 'none')})."
         )
     tell("search")
     solutions = decide.frontier(job.request, points, chosen.order, sizes)
@@ -158,7 +161,7 @@ def pareto(
     return tuple(_finish(job.copy() if one is not solutions[-1] else job, one, begin) for one in solutions)
 
 
-@takes_options(device="none")
+@takes_options(device="none", mode="training")
 def make_mirror_plan(
     source: Source | Model, threshold: float, *, options: Options | None = None, **keywords: Unpack[Keywords]
 ) -> Model:
@@ -182,7 +185,7 @@ def make_mirror_plan(
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
 
-@takes_options(device="none", strategy="marks")
+@takes_options(device="none", mode="training", strategy="marks")
 def get_cost(source: Source | Model, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> int:
     """Peak of the training schedule in bytes, with what ``force_mirroring`` says recomputed: memonger's of that name.
 
@@ -255,15 +258,18 @@ class _Job:
 
 def _prepare(source: Source | Model, options: Options) -> _Job:
     """Load, differentiate, lower, and make the graph."""
-    tell, device, mode = options.progress or _silent, _device(options.device), options.chosen_mode
+    tell, device = options.progress or _silent, _device(options.device)
     tell("load")
     own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
     if options.trains and own.is_differentiated:
         raise PlanError(f"{own.name} is differentiated already: a loss or an optimizer can't be added to it.")
+    asked, (options, said) = options, settle(own, options)
+    mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
     if mode == "training" and not model.is_differentiated:
         tell("differentiate")
-        model = _differentiate(model, options)
+        model = _differentiate(model, asked)
+        said += _without_loss(model)
     tell("lower")
     lowered = _lower(model, device, options)
     calibration = lowered.calibration
@@ -286,7 +292,9 @@ def _prepare(source: Source | Model, options: Options) -> _Job:
         parts=recorded.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    notes = () if options.chosen_strategy == "none" else (*lost(selected.ir, model.ir), *recorded.moved)
+    notes = (*own.notes, *said)
+    if options.chosen_strategy != "none":
+        notes += (*lost(selected.ir, model.ir), *recorded.moved)
     return _Job(own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir))
 
 
@@ -297,7 +305,7 @@ def _solve(job: _Job) -> Solution:
         kept = sum(not recomputed for recomputed in job.request.forced.values())
         if not kept:
             raise
-        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', --keep)."
+        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
         raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
 
 
@@ -403,9 +411,7 @@ def _unheeded(job: _Job, solution: Solution) -> tuple[str, ...]:
     why = f"strategy '{job.strategy}' decides by itself what is recomputed"
     if STRATEGIES[job.strategy].heeds_marks:
         why = "what writes next to nothing, or can't run again, isn't recomputed"
-    return (
-        f"marked to be recomputed, but kept: {names}; {why}. strategy='marks' (--strategy marks) obeys every mark.",
-    )
+    return (f"marked to be recomputed, but kept: {names}; {why}. {option('strategy', 'marks')} obeys every mark.",)
 
 
 def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
@@ -425,8 +431,20 @@ def _differentiate(model: Model, options: Options) -> Model:
         return differentiate(model, loss=options.loss, optimizer=options.optimizer)
     except PlanError as error:
         if options.mode is None and not options.trains:
-            raise PlanError(f"{error} To plan the model for inference: mode='inference' (--mode inference).") from error
+            raise PlanError(f"{error} To plan the model for inference: {option('mode', 'inference')}.") from error
         raise
+
+
+def _without_loss(model: Model) -> tuple[str, ...]:
+    """A note on the gradients of the outputs, which are inputs of a training model without a loss."""
+    given = () if model.training is None else tuple(model.training.output_gradients.values())
+    if not given:
+        return ()
+    names = ", ".join(f"'{name}'" for name in given[:3]) + (" ..." if len(given) > 3 else "")
+    return (
+        f"no loss is given, so the gradients of the outputs became inputs ({names}): "
+        f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model.",
+    )
 
 
 def _lower(model: Model, device: Device, options: Options) -> Lowered:

@@ -182,38 +182,6 @@ def operator_table(model: Model | Any, count: int = 10) -> Table:
     return table
 
 
-def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Latency and memory of the planned run beside stock runs; `COMPARISON_NOTE` says what the columns are."""
-    table = Table(title="Planned against stock onnxruntime", title_justify="left")
-    table.add_column("session", no_wrap=True)
-    for name in ("latency", "ratio", "memory", "ratio", "outputs"):
-        table.add_column(name, justify="right", no_wrap=name != "outputs")
-    for row in rows:
-        memory = "not measured" if row["peak_bytes"] is None else format_size(row["peak_bytes"])
-        table.add_row(
-            row["session"], f"{row['latency_seconds'] * 1e3:.2f} ms", _ratio(row.get("latency_ratio")), memory,
-            _ratio(row.get("peak_ratio")), _outcome(row),
-        )  # fmt: skip
-    return table
-
-
-COMPARISON_NOTE = (
-    "Ratios are planned ÷ stock: below 1 the plan is better. Memory is the most a run takes above the loaded model."
-)
-
-
-def _outcome(row: Mapping[str, Any]) -> str:
-    if "bitwise_equal" not in row:
-        return ""
-    if row["bitwise_equal"]:
-        return "identical"
-    return "other shapes" if row["max_abs_diff"] is None else f"differ by {row['max_abs_diff']:.2g}"
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
 def model_record(model: Any, name: str) -> dict[str, Any]:
     """Inputs, outputs and node count of a model, for ``--json``."""
 
@@ -227,20 +195,3 @@ def model_record(model: Any, name: str) -> dict[str, Any]:
         "inputs": [described(value) for value in given_inputs(model)],
         "outputs": [described(value) for value in model.graph.outputs],
     }
-
-
-def outputs_table(outputs: Mapping[str, Any]) -> Table:
-    """Name, type, shape, mean and spread (standard deviation) of each output."""
-    table = Table(title="Outputs", title_justify="left")
-    for column in ("name", "type", "shape", "mean", "spread"):
-        table.add_column(column)
-    for name, value in outputs.items():
-        if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.size:
-            numbers = value.astype(np.float64)
-            row = (str(value.dtype), str(list(value.shape)), f"{numbers.mean():.5g}", f"{numbers.std():.5g}")
-        elif isinstance(value, np.ndarray):
-            row = (str(value.dtype), str(list(value.shape)), "", "")
-        else:
-            row = (type(value).__name__, "", "", "")
-        table.add_row(name, *row)
-    return table

@@ -57,7 +57,7 @@ def test_tables_and_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert ESCAPED in _printed("inspect", planned)
     assert "correct" in _printed("verify", planned)
     assert ESCAPED in _printed("run", planned, "--quiet")
-    assert ESCAPED in _printed("plan", "m[red].onnx", "--mode", "inference")  # N is open
+    assert ESCAPED in _printed("plan", "m[red].onnx", "--dim", f"{STRANGE}x[1]=9")
     assert "\\x1b" in _printed("plan", "\x1b[31m.onnx")
     assert "\\x1b" in _printed("plan", "m[red].onnx", "--order", "\x1b[31m")
     assert "\\x1b" in _printed("\x1b[31m")

@@ -181,8 +181,34 @@ def test_dimensions_without_a_name_are_bound_by_place_or_batch() -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     assert _shape(memonger.load(model, dims={"x[0]": 3}), "y") == (3, 8)
     assert _shape(memonger.load(model, batch=3), "y") == (3, 8)
-    with pytest.raises(memonger.LoadError, match=r"dimension 0 of input 'x' \(without a name\).*--dim 'x\[0\]="):
+    model.graph.input[0].type.tensor_type.shape.dim[1].Clear()
+    with pytest.raises(
+        memonger.LoadError, match=r"dimension 1 of input 'x' \(without a name\).*dims=\{'x\[1\]': SIZE\}"
+    ):
         memonger.load(model)
+
+
+def test_an_open_batch_is_one_and_told() -> None:
+    model = memonger.load(parse(CHAIN))
+    assert (model.batch, _shape(model, "y")) == (1, (1, 8))
+    assert model.notes == ("the batch ('N') has no size: it is 1, unless batch=N says another.",)
+    model = memonger.load(parse(CHAIN), batch=1)
+    assert (model.batch, model.notes) == (1, ())
+    model = memonger.load(parse(CHAIN), dims={"N": 3})
+    assert (model.batch, model.notes) == (None, ())
+
+
+TWO = "g (float[{}, 4] x, float[{}, 4] z) => (float[A, 4] y, float[B, 4] w) {{ y = Relu(x)  w = Relu(z) }}"
+
+
+def test_of_several_open_first_dimensions_one_has_to_be_called_as_a_batch() -> None:
+    model = memonger.load(parse(TWO.format("batch_size", "tokens")), dims={"tokens": 5})
+    assert (_shape(model, "y"), _shape(model, "w")) == ((1, 4), (5, 4))
+    for first in ("batch_size", "words"):
+        with pytest.raises(memonger.LoadError, match="dimension 0 of input 'z'" if first == "batch_size" else "'x'"):
+            memonger.load(parse(TWO.format(first, "tokens")))
+    with pytest.raises(memonger.LoadError, match="dimension 0 of input 'z'"):
+        memonger.load(parse(TWO.format("words", "tokens")), dims={"words": 5})
 
 
 def test_given_input_shapes_bind_what_is_open() -> None:

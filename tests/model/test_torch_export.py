@@ -85,6 +85,7 @@ def test_no_step_reads_a_byte_that_died(exported: tuple[Path, "torch.nn.Module"]
     assert networks.same_bits(run_poisoned(plan, feeds), networks.run_stock(stock, feeds))
 
 
-def test_without_a_batch_the_dimension_is_named(exported: tuple[Path, "torch.nn.Module"]) -> None:
-    with pytest.raises(memonger.LoadError, match="--dim"):
-        memonger.search_plan(exported[0], device="none", mode="inference")
+def test_without_a_batch_it_is_one(exported: tuple[Path, "torch.nn.Module"]) -> None:
+    plan = memonger.search_plan(exported[0], device="none", mode="inference")
+    assert plan.batch == 1
+    assert "has no size: it is 1" in plan.notes[0]

@@ -131,7 +131,7 @@ def test_a_record_is_checked_when_it_is_made_and_stays_as_it_is() -> None:
     options = memonger.Options(budget="4GiB")
     assert (options.budget_bytes, options.chosen_mode, options.chosen_strategy) == (
         4 * memonger.GiB,
-        "training",
+        "inference",
         "budget",
     )
     with pytest.raises(FrozenInstanceError):

@@ -144,7 +144,7 @@ def test_the_exact_strategy_is_no_worse_than_the_search() -> None:
 
 
 def test_kept_nodes_are_told_where_no_budget_can_be_held() -> None:
-    with pytest.raises(BudgetError, match=r"19 nodes are kept because .*force_mirroring 'False', --keep"):
+    with pytest.raises(BudgetError, match=r"19 nodes are kept because .*force_mirroring 'False', keep\)"):
         plan(chain(), budget=0, keep=["*"], effort=EFFORT)
 
 

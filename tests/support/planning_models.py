@@ -60,7 +60,7 @@ def plan(source: object, **options: object) -> memonger.Plan:
         outputs = source.ir.graph.outputs if isinstance(source, memonger.Model) else []
         own = isinstance(source, ir.Model) or any(v.name == "loss" for v in outputs)
         options["loss"] = "loss" if own else LOSS
-    return memonger.search_plan(source, **{"device": "none", **options})
+    return memonger.search_plan(source, **{"mode": "training", "device": "none", **options})
 
 
 def again(plan: memonger.Plan) -> list[str]:

@@ -1,0 +1,76 @@
+"""What runs gave and took, as tables for the terminal. To be printed without markup, as those of `report.text`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from memonger.units import format_size
+
+COMPARISON_NOTE = (
+    "Ratios are planned ÷ stock: below 1 the plan is better. p95: 95 of 100 runs took no longer. Memory is the most a "
+    "run takes above the loaded model."
+)
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for people, three digits: ``22.0 ms``, ``1.24 s``, ``850 µs``."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        amount = seconds / unit
+        if amount >= 0.9995 or name == "µs":
+            digits = 2 if amount < 9.995 else 1 if amount < 99.95 else 0
+            return f"{amount:.{digits}f} {name}"
+    raise AssertionError("not reached")
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]], title: str, unit: str, compared: str) -> Table:
+    """Time and memory of the planned run beside stock runs, and how far apart (Δ) is what they gave.
+
+    Args:
+        rows: Of each session ``session``, ``latency_seconds``, ``latency_p95_seconds``, ``peak_bytes``; of stock ones
+            also ``latency_ratio``, ``peak_ratio``, ``bitwise_equal``, ``max_abs_diff``.
+        title: The table's.
+        unit: What was timed: "run" or "step".
+        compared: What the last column is about.
+    """
+    table = Table(title=title, title_justify="left")
+    table.add_column("session", no_wrap=True)
+    for name in (unit, "p95", "ratio", "memory", "ratio", compared):
+        table.add_column(name, justify="right", no_wrap=name not in ("memory", compared))
+    for row in rows:
+        memory = "not measured" if row["peak_bytes"] is None else format_size(row["peak_bytes"])
+        table.add_row(
+            row["session"], format_seconds(row["latency_seconds"]), format_seconds(row["latency_p95_seconds"]),
+            _ratio(row.get("latency_ratio")), memory, _ratio(row.get("peak_ratio")), _outcome(row),
+        )  # fmt: skip
+    return table
+
+
+def _outcome(row: Mapping[str, Any]) -> str:
+    if "bitwise_equal" not in row:
+        return ""
+    if row["bitwise_equal"]:
+        return "identical"
+    return "other values" if row["max_abs_diff"] is None else f"Δ {row['max_abs_diff']:.1e}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def outputs_table(outputs: Mapping[str, Any], title: str = "Outputs") -> Table:
+    """Name, type, shape, mean and spread (standard deviation) of each output."""
+    table = Table(title=title, title_justify="left")
+    for column in ("name", "type", "shape", "mean", "spread"):
+        table.add_column(column)
+    for name, value in outputs.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.size:
+            numbers = value.astype(np.float64)
+            row = (str(value.dtype), str(list(value.shape)), f"{numbers.mean():.5g}", f"{numbers.std():.5g}")
+        elif isinstance(value, np.ndarray):
+            row = (str(value.dtype), str(list(value.shape)), "", "")
+        else:
+            row = (type(value).__name__, "", "", "")
+        table.add_row(name, *row)
+    return table

@@ -1,0 +1,69 @@
+"""Messages in the words of who asked: ``mode='training'`` in Python, ``--mode training`` on the command line."""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+Speaker = Callable[[str, object], str]
+
+
+class Placeholder(str):
+    """What a reader puts a value of their own for, as ``N`` in ``batch=N``: written without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The letters alone."""
+        return str(self)
+
+
+N, SIZE, FILE = Placeholder("N"), Placeholder("SIZE"), Placeholder("FILE")
+
+_UNSAID = object()
+
+
+def option(name: str, value: object = _UNSAID) -> str:
+    """An option, with a value where one is given, as who asked would write it.
+
+    Args:
+        name: The keyword in Python, as ``dims``.
+        value: A text, number, list or dict; a `Placeholder` stands for any.
+    """
+    return _speaker.get()(name, value)
+
+
+@contextmanager
+def on_the_command_line() -> Iterator[None]:
+    """Within it messages name flags."""
+    token = _speaker.set(_as_flag)
+    try:
+        yield
+    finally:
+        _speaker.reset(token)
+
+
+def _in_python(name: str, value: object) -> str:
+    return name if value is _UNSAID else f"{name}={value!r}"
+
+
+def _as_flag(name: str, value: object) -> str:
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    if value is _UNSAID or value is True:
+        return flag
+    if isinstance(value, Mapping):
+        return " ".join(f"{flag} {_quoted(f'{key}={size}')}" for key, size in value.items())
+    values = value if isinstance(value, list | tuple) else [value]
+    return " ".join(f"{flag} {_quoted(str(each))}" for each in values)
+
+
+def _quoted(text: str) -> str:
+    return text if text.isprintable() and not set(text) & _SPECIAL else shlex.quote(text)
+
+
+_SPECIAL = frozenset(" \t\"'\\$`*?[]{}()<>|&;!#~")
+
+_FLAGS = {"dims": "--dim"}
+"""Flags that aren't called as the keyword."""
+
+_speaker: ContextVar[Speaker] = ContextVar("speaker", default=_in_python)

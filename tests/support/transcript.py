@@ -1,0 +1,232 @@
+"""Console sessions in pages are what the commands print: they are run, compared with the page, and written anew.
+
+    python -m tests.support.transcript [--write] [PAGE ...]      # every page, by the real commands; takes minutes
+
+A block of ``console`` with lines that start with ``$`` and others below them is a session. The sessions of a page run
+in its order, in one folder that is empty at first. Above a block may stand
+
+    <!-- numbers vary -->                                   its form is compared, not its numbers
+    <!-- numbers vary; in the tests: --time-limit 0.3 -->   and there that is added to its commands
+
+Times are never compared, and numbers of plans for a device only on a machine like the one the page names at its end.
+"""
+
+import difflib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+from click.testing import CliRunner
+
+import models.__main__
+from memonger.cli import commands
+from memonger.runtime.backend import HostBackend
+
+ROOT = Path(__file__).parent.parent.parent
+COLUMNS = "80"
+
+Printed = Callable[["Command"], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page with sessions.
+
+    Attributes:
+        path: Where it lies in the repository.
+        first: Commands that run before the first session, and aren't shown.
+        like: A page whose commands, with other file names, stand here too: what takes long here is compared in form
+            with what those print. None: the commands run in the tests.
+    """
+
+    path: str
+    first: tuple[str, ...] = ()
+    like: str | None = None
+
+
+FIRST_TEN = "docs/first-ten-commands.md"
+PAGES = (
+    Page(FIRST_TEN),
+    Page("README.md", ("python -m models densenet121 -o densenet121.onnx",), like=FIRST_TEN),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a session and what stands below it.
+
+    Attributes:
+        line: The command, as it stands after the ``$``.
+        output: Lines below it.
+        varies: Whether only the form of the output can be compared.
+        added: What the tests add to the command.
+    """
+
+    line: str
+    output: str
+    varies: bool
+    added: str
+
+    @property
+    def kind(self) -> str:
+        """The command whatever files and batch it names: what prints the same form."""
+        line = re.sub(r" --batch \d+", "", self.line.replace("memonger-plan", "memonger plan"))
+        return re.sub(r"[\w./-]+\.onnx", "MODEL", line)
+
+
+_SESSION = re.compile(
+    r"(?:<!-- (?P<varies>numbers vary)(?:; in the tests: (?P<added>.*?))? -->\n)?```console\n(?P<body>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+_COMMAND = re.compile(r"^\$ (?P<line>(?:.*\\\n)*.*)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
+_MACHINE = re.compile(r"^<!-- printed with .* -->$", re.MULTILINE)
+
+
+def sessions(text: str) -> Iterator[re.Match[str]]:
+    """The blocks of a page that show what commands print."""
+    return (found for found in _SESSION.finditer(text) if any(one.output for one in commands_of(found)))
+
+
+def commands_of(session: re.Match[str]) -> list[Command]:
+    """The commands of a session."""
+    varies, added = bool(session["varies"]), session["added"] or ""
+    return [Command(one["line"], one["output"], varies, added) for one in _COMMAND.finditer(session["body"])]
+
+
+def run(line: str, folder: Path) -> str:
+    """What a command prints, in a folder; memonger and ``python -m models`` run in this process, others in a shell."""
+    program, *arguments = shlex.split(line)
+    if program == "memonger":
+        return _invoke(commands.main, arguments, "memonger", folder)
+    if program == "memonger-plan":
+        return _invoke(commands.plan, arguments, "memonger-plan", folder)
+    if [program, *arguments[:2]] == ["python", "-m", "models"]:
+        return _invoke(models.__main__.main, arguments[2:], "python -m models", folder)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        line, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        check=False,
+    )  # fmt: skip
+    return _tidy(done.stdout)
+
+
+def _invoke(command: click.Command, arguments: list[str], name: str, folder: Path) -> str:
+    ours = [key for key in os.environ if key.startswith("MEMONGER_") or key in ("FORCE_COLOR", "TTY_COMPATIBLE")]
+    environment: Mapping[str, str | None] = {**dict.fromkeys(ours), "COLUMNS": COLUMNS}
+    quiet = ["--quiet"] if _takes_quiet(command, arguments) else []  # progress isn't there to stay
+    with chdir(folder):
+        result = CliRunner(env=environment).invoke(command, [*arguments, *quiet], prog_name=name)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return _tidy(result.output)
+
+
+def _takes_quiet(command: click.Command, arguments: list[str]) -> bool:
+    chosen = command.commands.get(arguments[0]) if isinstance(command, click.Group) and arguments else command
+    return chosen is not None and any("--quiet" in parameter.opts for parameter in chosen.params)
+
+
+def _tidy(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+_TIME = re.compile(r"\d+(?:\.\d+)? (?:µs|ms|s)\b")
+_NUMBER = re.compile(r"[+-]?\d[\d,.]*\d(?:e-?\d+)?|[+-]?\d")
+_UNIT = re.compile(r"# (?:B|bytes|[KMG]iB|µs|ms|s)\b")
+_BARS = re.compile("[▁-█]+")
+
+
+def exact(text: str) -> str:
+    """What has to be the same on machines of one kind: all but times."""
+    return _TIME.sub("# s", _tidy(text))
+
+
+def form(text: str) -> str:
+    """What has to be the same for other models, too: words, rows and columns; of equal rows one."""
+    masked = _BARS.sub("▁", _UNIT.sub("#", _NUMBER.sub("#", re.sub(r"[\w./-]+\.onnx", "MODEL", text))))
+    lines = [" ".join(re.sub("([━─])+", r"\1", line).split()) for line in masked.splitlines()]
+    return " ".join(line for index, line in enumerate(lines) if index == 0 or line != lines[index - 1])
+
+
+def difference(command: Command, printed: str, same_machine: bool) -> str:
+    """How what a command prints differs from its page; empty where it doesn't."""
+    alike = form if command.varies or not same_machine else exact
+    if alike(command.output) == alike(printed):
+        return ""
+    shown = difflib.unified_diff(command.output.splitlines(), printed.splitlines(), "page", "printed", lineterm="")
+    return "\n".join([f"$ {command.line}", *shown])
+
+
+def machine() -> str:
+    """What numbers of plans for the CPU depend on."""
+    return (
+        f"<!-- printed with onnxruntime {version('onnxruntime')}, {os.cpu_count()} cores, "
+        f"processor {HostBackend().machine_name()[:8]} -->"
+    )
+
+
+def differences(page: Page, kinds: Mapping[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
+    """Where a page differs from what its commands print, and what each of them printed, by kind.
+
+    Args:
+        page: The page.
+        kinds: What commands of each kind print, for a page that is `Page.like` another; its own don't run then.
+    """
+    text = (ROOT / page.path).read_text("utf-8")
+    found, printed, same_machine = [], dict[str, str](), machine() in text
+    with tempfile.TemporaryDirectory() as folder:
+        for command in [command for session in sessions(text) for command in commands_of(session)]:
+            if kinds is None:
+                output = run(f"{command.line} {command.added}", Path(folder))
+            elif command.kind in kinds:
+                output = kinds[command.kind]
+            else:
+                raise AssertionError(f"{page.path}: no command like '{command.line}' stands in {page.like}.")
+            printed[command.kind] = output
+            found.append(difference(command, output, same_machine and kinds is None))
+    return [each for each in found if each], printed
+
+
+def written(page: Page) -> str:
+    """The page with what its commands print now."""
+    text = (ROOT / page.path).read_text("utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        for line in page.first:
+            run(line, Path(folder))
+
+        def renewed(session: re.Match[str]) -> str:
+            shown = commands_of(session)
+            if not any(command.output for command in shown):
+                return session[0]
+            body = "".join(f"$ {command.line}\n{run(command.line, Path(folder))}" for command in shown)
+            return session[0].replace(session["body"], body)
+
+        text = _SESSION.sub(renewed, text)
+    return _MACHINE.sub(machine(), text)
+
+
+@click.command()
+@click.option("--write", is_flag=True, help="Write what is printed now; else pages are compared with it.")
+@click.argument("paths", nargs=-1)
+def main(write: bool, paths: tuple[str, ...]) -> None:
+    """Run the commands of PATHS, pages with sessions; all of them if none is named."""
+    for page in [page for page in PAGES if page.path in paths or not paths]:
+        before, after = (ROOT / page.path).read_text("utf-8"), written(page)
+        changed = list(difflib.unified_diff(before.splitlines(), after.splitlines(), page.path, "printed", lineterm=""))
+        click.echo("\n".join(changed) or f"{page.path}: as it is.")
+        if write and changed:
+            (ROOT / page.path).write_text(after, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
