@@ -130,7 +130,7 @@ def verify(**arguments: Any) -> None:
 
 @main.command()
 @options(
-    click.argument("planned", type=click.Path(path_type=Path)),
+    click.argument("planned", type=SOURCE),
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the model here."),
     click.option("--as-planned", is_flag=True,
                  help="Write the model that was planned: the whole training step, or what onnxruntime made of it."),

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import click
-
 from memonger.cli.output import Screen, print_json, print_line
 from memonger.errors import MemongerError
 from memonger.layout import allocate, check_layout, lower_bound
@@ -44,8 +42,6 @@ def inspect(model: Path, as_json: bool) -> None:
 
 def unplan(planned: Path, output: Path, as_planned: bool, as_json: bool) -> None:
     """Write the model of a planned file without its plan."""
-    if output.exists() and planned.exists() and output.samefile(planned):
-        raise click.UsageError(f"-o names the planned file itself: give {planned}'s model another name.")
     model = made_without_plan(planned, as_planned=as_planned)
     record = {
         "planned": str(planned), "output": str(output), "nodes": model.graph.num_nodes(),

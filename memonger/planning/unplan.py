@@ -10,6 +10,7 @@ from memonger.model import forward_model
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.plan_file import KEY
+from memonger.words import option
 
 
 def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
@@ -51,8 +52,8 @@ def _not_in_it(model: ir.Model, runtime: str, name: str) -> str:
     operators = f", with operators of {', '.join(fused)}" if fused else ""
     return (
         f"{name} holds what {runtime} made of the model for this device{operators}; the model it was made from "
-        "isn't in it: use that file. as_planned=True (--as-planned) gives this one without its plan, for that runtime "
-        "and machine; plans made with --device none can be undone."
+        f"isn't in it: use that file. {option('as_planned', True)} gives this one without its plan, for that runtime and "
+        f"machine; plans made with {option('device', 'none')} can be undone."
     )
 
 

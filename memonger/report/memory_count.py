@@ -115,8 +115,8 @@ def count_memory(
 
     Args:
         source: A plan, or a planned file: counted before and after. A model, or what `memonger.load` takes: counted
-            before, as the options would have it planned (a training step unless ``mode="inference"``); nothing is
-            searched.
+            before, as the options would have it planned (the whole training step with ``mode="training"`` or a
+            ``loss``); nothing is searched.
         options: A record of options to start from; keywords given beside it replace its fields. A plan needs none.
         keywords: The fields of `Options`.
 

@@ -26,7 +26,7 @@ def recomputing() -> memonger.Plan:
 
 
 def test_a_training_model_by_hand() -> None:
-    count = memonger.count_memory(classifier())  # no loss: the gradient of y is an input
+    count = memonger.count_memory(classifier(), mode="training")  # no loss: the gradient of y is an input
     assert count.after is count.at_peak is None
     before = count.before
     assert before.outputs == 4 * LAYER + SCORES
