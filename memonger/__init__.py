@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memonger.planning.options import Options
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
     from memonger.planning.unplan import unplan
+    from memonger.report.drawing import draw
     from memonger.report.memory_count import count_memory
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
@@ -42,7 +43,7 @@ __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "GiB", "GraphPlan", "KiB", "Layout",
     "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "count_memory", "differentiate", "from_torch", "get_cost", "load",
+    "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "from_torch", "get_cost", "load",
     "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
@@ -60,6 +61,7 @@ _LAZY = {
     "memonger.planning.options": ("Options",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
     "memonger.planning.unplan": ("unplan",),
+    "memonger.report.drawing": ("draw",),
     "memonger.report.memory_count": ("count_memory",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),

@@ -146,6 +146,33 @@ def unplan(**arguments: Any) -> None:
     files.unplan(**arguments)
 
 
+@main.command()
+@options(
+    MODEL,
+    click.option("-o", "--output", type=OUTPUT, help="Write .svg, .png or .pdf (drawn by graphviz), .dot or .gv; left "
+                 "out: DOT on standard output."),
+    click.option("--dot", is_flag=True, help="Write DOT whatever the file is called."),
+    click.option("--around", multiple=True, metavar="PATTERN",
+                 help="Draw what is near these nodes (name, operator or output). May be repeated."),
+    click.option("--depth", type=click.IntRange(0), default=3, metavar="N", show_default=True,
+                 help="How many edges from those."),
+    click.option("--max-nodes", type=click.IntRange(1), default=200, metavar="N", show_default=True,
+                 help="The most steps to draw; of a larger graph those around its worst step."),
+    click.option("--color-by", type=click.Choice(["address", "storage"]), default="address", show_default=True,
+                 help="What has one colour: the values that begin at one byte of the arena, or those of one storage."),
+    *DIMS,
+    AS_JSON,
+)  # fmt: skip
+def draw(**arguments: Any) -> None:
+    """Draw MODEL, nodes coloured by where in memory their outputs lie.
+
+    A planned one is drawn before and after, side by side.
+    """
+    from memonger.cli import drawing
+
+    drawing.draw(**arguments)
+
+
 @main.command(name="run")
 @options(
     MODEL,

@@ -52,8 +52,8 @@ def _not_in_it(model: ir.Model, runtime: str, name: str) -> str:
     operators = f", with operators of {', '.join(fused)}" if fused else ""
     return (
         f"{name} holds what {runtime} made of the model for this device{operators}; the model it was made from "
-        f"isn't in it: use that file. {option('as_planned', True)} gives this one without its plan, for that runtime and "
-        f"machine; plans made with {option('device', 'none')} can be undone."
+        f"isn't in it: use that file. {option('as_planned', True)} gives this one without its plan, for that runtime "
+        f"and machine; plans made with {option('device', 'none')} can be undone."
     )
 
 

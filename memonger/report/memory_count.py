@@ -123,21 +123,22 @@ def count_memory(
     Raises:
         LoadError, PlanError, PlanFileError, TypeError: as `memonger.search_plan` and `memonger.Plan.load`.
     """
-    if isinstance(source, str | Path) and _is_planned(source):
-        source = Plan.load(source, check_weights=False)
-    if isinstance(source, BasePlan):
-        return count_plan(source)
-    model, graph = prepared(source, combine(options, keywords))
+    found = planned_file(source) if isinstance(source, str | Path) else source
+    if isinstance(found, BasePlan):
+        return count_plan(found)
+    model, graph = prepared(found, combine(options, keywords))
     roles = training_roles.read(model, str(model.graph.name))
     rest = replace(_persistent(model, roles), workspace=sum(graph.workspace) or None)
     return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
 
 
-def _is_planned(path: str | Path) -> bool:
+def planned_file(path: str | Path) -> Plan | str | Path:
+    """The plan in a file; the path itself where it holds none."""
     try:
-        return KEY in load_as_is(path).ir.metadata_props
+        is_planned = KEY in load_as_is(path).ir.metadata_props
     except LoadError:
-        return False  # loading it says what is wrong
+        is_planned = False  # loading it says what is wrong
+    return Plan.load(path, check_weights=False) if is_planned else path
 
 
 def count_plan(plan: BasePlan) -> MemoryCount:
