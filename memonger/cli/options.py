@@ -178,8 +178,8 @@ _OPTIONS = {
                "no_deterministic"),
     "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed"),
     "Output": (
-        "output", "target", "annotated", "outputs", "certificate", "force", "details", "layers", "timed", "as_json",
-        "quiet",
+        "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
+        "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
     ),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")
