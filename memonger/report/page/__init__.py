@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from memonger.report.headline import headline
 from memonger.report.summary import plan_record
 from memonger.report.view import KINDS, View
-from memonger.units import format_size, shown
+from memonger.units import shown
 
 POINTS = 2000
 """Most points of the curve before planning: of each of as many stretches of steps the highest."""
@@ -37,16 +38,17 @@ def page(view: View, frontier: Sequence[Mapping[str, Any]] = (), measured: Mappi
         frontier: Records of other plans of the model, as of ``memonger pareto --json``.
         measured: What a run was measured to take: the record of ``memonger run --compare --json``.
     """
+    data = record(view, frontier, measured)
     files = resources.files(__name__)
     style, script, frame = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
     text = Template(frame).substitute(
         title=html.escape(shown(view.title)),
-        summary=html.escape(_summary(view)),
+        summary=html.escape(shown(" ".join(headline(data["plan"])))),
         style=style,
         script=script,
         style_digest=_digest(style),
         script_digest=_digest(script),
-        data=encode(record(view, frontier, measured)),
+        data=encode(data),
     )
     return text.encode()
 
@@ -58,16 +60,6 @@ def encode(data: Any) -> str:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _summary(view: View) -> str:
-    """What the page says where scripts don't run."""
-    plan = view.plan
-    return (
-        f"{format_size(plan.total_bytes)} in all: {format_size(plan.arena_bytes)} of arena, "
-        f"{format_size(plan.workspace_bytes or 0)} of workspace, {format_size(plan.parameter_bytes)} of weights and "
-        f"state, {format_size(plan.input_bytes)} of inputs."
-    )
 
 
 def record(view: View, frontier: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -576,7 +576,6 @@ function sentences({ plan }) {
   found.push(plan.arena_bytes === plan.lower_bound_bytes
     ? "The arena is as small as any layout of this order can be."
     : `No layout of this order is smaller than ${size(plan.lower_bound_bytes)}; the arena is ${percent(plan.arena_bytes / plan.lower_bound_bytes - 1, 3)}.`);
-  if (plan.stock_bytes) found.push(`Stock onnxruntime is expected to take about ${size(plan.stock_bytes)} in all.`);
   if (plan.budget_bytes !== null) found.push(`The budget was ${size(plan.budget_bytes)}.`);
   if (plan.workspace_bytes === null) found.push("Workspace, what kernels take beside the arena, was not measured: the plan is bound to no machine.");
   return found;
