@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from memonger import __version__
 from memonger.report.view import KINDS, View
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -28,6 +27,6 @@ def profile(view: View) -> bytes:
         "startValue": 0, "endValue": sum(weights), "samples": samples, "weights": weights,
     }  # fmt: skip
     return json.dumps({
-        "$schema": SCHEMA, "name": view.title, "exporter": f"memonger@{__version__}", "activeProfileIndex": 0,
+        "$schema": SCHEMA, "name": view.title, "exporter": "memonger", "activeProfileIndex": 0,
         "shared": {"frames": [{"name": name, "file": file} for name, file in frames]}, "profiles": [one],
     }).encode()  # fmt: skip
