@@ -572,7 +572,7 @@ function sentences({ plan }) {
   const found = [];
   if (plan.recomputed_nodes) found.push(`${plan.recomputed_nodes.toLocaleString("en")} of ${plan.nodes.toLocaleString("en")} steps compute something again: ${percent(plan.overhead)} of the cost of one pass${plan.planning_seconds === null ? ", as estimated" : ""}.`);
   else found.push(`${plan.nodes.toLocaleString("en")} steps, none of which computes something again.`);
-  if (plan.peak_before_bytes !== null) found.push(`In the file's own order, with everything kept, ${size(plan.peak_before_bytes)} of values are in use at the worst step; in this plan ${size(plan.peak_bytes)}.`);
+  if (plan.peak_before_bytes !== null && plan.peak_before_bytes !== plan.peak_bytes) found.push(`In the file's own order, with everything kept, ${size(plan.peak_before_bytes)} of values are in use at the worst step; in this plan ${size(plan.peak_bytes)}.`);
   found.push(plan.arena_bytes === plan.lower_bound_bytes
     ? "The arena is as small as any layout of this order can be."
     : `No layout of this order is smaller than ${size(plan.lower_bound_bytes)}; the arena is ${percent(plan.arena_bytes / plan.lower_bound_bytes - 1, 3)}.`);
@@ -667,7 +667,7 @@ class ModuleBars {
         const bytes = group.kinds.get(kind);
         if (bytes) bar.append(make("div", { className: `fill-${kind}`, width: `${(100 * bytes) / groups[0].bytes}%`, title: `${kind}: ${size(bytes)}` }));
       }
-      this.bars.append(make("span", { className: "name" }, group.name), bar, make("span", { className: "size" }, `${size(group.bytes)} in ${group.count}`));
+      this.bars.append(make("span", { className: "name" }, group.name), bar, make("span", { className: "size" }, `${size(group.bytes)} in ${group.count} ${group.count === 1 ? "tensor" : "tensors"}`));
     }
   }
 }
@@ -715,7 +715,7 @@ function showCurve(data, rectangles) {
   const room = plan.budget_bytes === null ? null : plan.budget_bytes - rest;
   const most = Math.max(plan.arena_bytes, room || 0, ...(before ? before.bytes : []));
   const chart = new Chart([0, 100], [0, most * 1.05 || 1], "part of the run", (x) => `${x.toFixed(0)} %`, size);
-  const spread = (values) => values.map((value, i) => [values.length > 1 ? (100 * i) / (values.length - 1) : 0, value]);
+  const spread = (values) => values.flatMap((value, i) => [[(100 * i) / values.length, value], [(100 * (i + 1)) / values.length, value]]);
   const keys = make("p", { className: "keys" });
   const key = (kind, text) => keys.append(make("span", { className: `${kind}-text` }, text));
   if (before) {
