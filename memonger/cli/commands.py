@@ -13,6 +13,7 @@ from memonger.cli.options import (
     AS_JSON,
     DIMS,
     ENVIRONMENT,
+    FORMATS,
     HELP,
     LOWERING,
     MODE,
@@ -20,6 +21,7 @@ from memonger.cli.options import (
     OUTPUT,
     PLANNING,
     QUIET,
+    REPORT,
     SOURCE,
     TARGETS,
     TRAINING,
@@ -73,6 +75,7 @@ PLAN_EXAMPLES = (
     click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
+    REPORT,
     AS_JSON,
     QUIET,
 )
@@ -237,6 +240,34 @@ def verify(**arguments: Any) -> None:
     from memonger.cli import files
 
     files.verify(**arguments)
+
+
+@main.command(
+    name="report",
+    examples=(
+        "memonger report planned.onnx -o planned.html",
+        "memonger report planned.onnx --format perfetto -o trace.json",
+    ),
+)
+@options(
+    click.argument("planned", type=SOURCE),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="The file to write."),
+    click.option("--format", type=Choice(FORMATS), default="html", show_default=True,
+                 help="A page, or what another viewer opens."),
+    click.option("--frontier", type=SOURCE, metavar="FILE",
+                 help="What memonger pareto --json printed: shown beside the plan."),
+    click.option("--measured", type=SOURCE, metavar="FILE",
+                 help="What memonger run --compare --json printed: shown beside what the plan says."),
+    AS_JSON,
+)  # fmt: skip
+def report_command(**arguments: Any) -> None:
+    """Show the plan in PLANNED as a page to look at.
+
+    The page opens without a network. Other formats are for PyTorch's memory viewer, Perfetto, speedscope and Netron.
+    """
+    from memonger.cli import report
+
+    report.report(**arguments)
 
 
 @main.command(examples=("memonger unplan planned.onnx -o model.onnx",))

@@ -370,6 +370,7 @@ def _request(options: Options, graph: Graph, base: int) -> Request:
 def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
+    before = request.live_bytes
     schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
     plan = Plan(
         model=job.lowered.model,
@@ -391,7 +392,8 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         source=job.source,
         origins=job.origins,
         notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
-        peak_before_bytes=request.peak_bytes,
+        peak_before_bytes=int(before.max(initial=0)),
+        live_before=before,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
         host=_on_host(calibration.host, solution) if calibration else frozenset(),
