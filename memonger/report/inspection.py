@@ -70,7 +70,8 @@ def model_lines(record: Mapping[str, Any]) -> Iterator[str]:
     producer = f", by {record['producer']}" if record["producer"] else ""
     functions = f" and {record['functions']} functions" if record["functions"] else ""
     name, parameters = PurePath(record["model"]).name, f"{record['parameters']:,} parameters ({size})"
-    yield f"{name}: {record['nodes']} nodes{functions}, {parameters}."
+    nodes = "1 node" if record["nodes"] == 1 else f"{record['nodes']} nodes"
+    yield f"{name}: {nodes}{functions}, {parameters}."
     domains = {"ai.onnx", *(op.rpartition("::")[0] for op in record["operators"])}  # a file may list many it never uses
     opsets = ", ".join(f"{name} {version}" for name, version in record["opsets"].items() if name in domains)
     yield f"Operator sets: {opsets}; IR version {record['ir_version']}{producer}."
