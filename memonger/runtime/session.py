@@ -1,5 +1,6 @@
 """Runs planned models on onnxruntime with every planned value at its address in one arena."""
 
+import reprlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,9 +76,15 @@ class Session:
         pad: bool = False,
     ) -> None:
         if threads not in ("lock", "arena"):
-            raise SessionError(f"threads={threads!r} must be 'lock' or 'arena'.")
+            raise SessionError(
+                f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
+                "intra_op_threads is the number of threads within a node."
+            )
         check_graphs(cuda_graph)
-        given = [plan] if isinstance(plan, Plan | str | Path) else list(plan)
+        given = [plan] if isinstance(plan, Plan | str | Path) else plan
+        if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
+            kinds = "a plan, the path of a planned file, or a list of them"
+            raise SessionError(f"a session is made of {kinds}, not of {reprlib.repr(plan)}.")
         plans = [verified(one, check_weights) for one in given]
         check_family(plans)
         self.device = device_of(plans[0], device)
