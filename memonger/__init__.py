@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
+    FeedError,
     LayoutError,
     LoadError,
     MemongerError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
+    from memonger.feeding import Feeder, FeederConfig
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
     from memonger.layout import allocate as pack
@@ -34,17 +36,21 @@ if TYPE_CHECKING:
     from memonger.planning.fit import Fit, fit
     from memonger.planning.options import Options
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
+    from memonger.planning.unplan import unplan
+    from memonger.report.drawing import draw
+    from memonger.report.memory_count import count_memory
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "Fit", "GiB", "GraphPlan", "KiB",
-    "Layout", "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan",
-    "PlanError", "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing",
-    "SoftmaxCrossEntropy", "TrainingSession", "VerificationError", "differentiate", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "FeedError", "Feeder",
+    "FeederConfig", "Fit", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError",
+    "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError",
+    "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "VerificationError",
+    "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack",
+    "pareto", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -52,6 +58,7 @@ _LAZY = {
     "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.feeding": ("Feeder", "FeederConfig"),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),
@@ -61,6 +68,9 @@ _LAZY = {
     "memonger.planning.fit": ("Fit", "fit"),
     "memonger.planning.options": ("Options",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
+    "memonger.planning.unplan": ("unplan",),
+    "memonger.report.drawing": ("draw",),
+    "memonger.report.memory_count": ("count_memory",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }

@@ -13,6 +13,7 @@ from memonger.cli.options import (
     AS_JSON,
     DIMS,
     ENVIRONMENT,
+    FORMATS,
     HELP,
     LOWERING,
     MODE,
@@ -20,6 +21,7 @@ from memonger.cli.options import (
     OUTPUT,
     PLANNING,
     QUIET,
+    REPORT,
     SOURCE,
     TARGETS,
     TRAINING,
@@ -73,6 +75,7 @@ PLAN_EXAMPLES = (
     click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
+    REPORT,
     AS_JSON,
     QUIET,
 )
@@ -237,6 +240,81 @@ def verify(**arguments: Any) -> None:
     from memonger.cli import files
 
     files.verify(**arguments)
+
+
+@main.command(
+    name="report",
+    examples=(
+        "memonger report planned.onnx -o planned.html",
+        "memonger report planned.onnx --format perfetto -o trace.json",
+    ),
+)
+@options(
+    click.argument("planned", type=SOURCE),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="The file to write."),
+    click.option("--format", type=Choice(FORMATS), default="html", show_default=True,
+                 help="A page, or what another viewer opens."),
+    click.option("--frontier", type=SOURCE, metavar="FILE",
+                 help="What memonger pareto --json printed: shown beside the plan."),
+    click.option("--measured", type=SOURCE, metavar="FILE",
+                 help="What memonger run --compare --json printed: shown beside what the plan says."),
+    AS_JSON,
+)  # fmt: skip
+def report_command(**arguments: Any) -> None:
+    """Show the plan in PLANNED as a page to look at.
+
+    The page opens without a network. Other formats are for PyTorch's memory viewer, Perfetto, speedscope and Netron.
+    """
+    from memonger.cli import report
+
+    report.report(**arguments)
+
+
+@main.command(examples=("memonger unplan planned.onnx -o model.onnx",))
+@options(
+    click.argument("planned", type=SOURCE),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="Write the model here."),
+    click.option("--as-planned", is_flag=True,
+                 help="Write the model that was planned: the whole training step, or what onnxruntime made of it."),
+    AS_JSON,
+)  # fmt: skip
+def unplan(**arguments: Any) -> None:
+    """Write the model that PLANNED was made from, without the plan.
+
+    Of a training plan that is the forward model.
+    """
+    from memonger.cli import files
+
+    files.unplan(**arguments)
+
+
+@main.command(
+    examples=("memonger draw planned.onnx -o planned.svg", "memonger draw model.onnx --around conv1 -o near.svg")
+)
+@options(
+    MODEL,
+    click.option("-o", "--output", type=OUTPUT, help="Write .svg, .png or .pdf (drawn by graphviz), .dot or .gv; left "
+                 "out: DOT on standard output."),
+    click.option("--dot", is_flag=True, help="Write DOT whatever the file is called."),
+    click.option("--around", multiple=True, metavar="PATTERN",
+                 help="Draw what is near these nodes (name, operator or output). May be repeated."),
+    click.option("--depth", type=click.IntRange(0), default=3, metavar="N", show_default=True,
+                 help="How many edges from those."),
+    click.option("--max-nodes", type=click.IntRange(1), default=200, metavar="N", show_default=True,
+                 help="The most steps to draw; of a larger graph those around its worst step."),
+    click.option("--color-by", type=Choice(["address", "storage"]), default="address", show_default=True,
+                 help="What has one colour: the values that begin at one byte of the arena, or those of one storage."),
+    *DIMS,
+    AS_JSON,
+)  # fmt: skip
+def draw(**arguments: Any) -> None:
+    """Draw MODEL, nodes coloured by where in memory their outputs lie.
+
+    A planned one is drawn before and after, side by side.
+    """
+    from memonger.cli import drawing
+
+    drawing.draw(**arguments)
 
 
 @main.command(

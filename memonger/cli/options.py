@@ -157,12 +157,17 @@ TRAINING = (
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
 
+FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
+"""What `memonger.report.report` writes."""
+
+REPORT = click.option("--report", type=OUTPUT, help="Write a page here that shows the plan: see memonger report.")
+
 TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml", "openvino")
 """The names in `memonger.export.TARGETS`."""
 
 COMMANDS = {
     "Plan": ("plan", "pareto", "fit", "differentiate"),
-    "Look": ("inspect", "diff", "verify"),
+    "Look": ("inspect", "report", "draw", "diff", "verify", "unplan"),
     "Run and serve": ("run", "export"),
 }
 """The commands by what they are for, as ``memonger --help`` lists them."""
@@ -178,8 +183,8 @@ _OPTIONS = {
                "no_deterministic"),
     "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed"),
     "Output": (
-        "output", "target", "annotated", "outputs", "certificate", "force", "details", "layers", "timed", "as_json",
-        "quiet",
+        "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
+        "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
     ),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
+from memonger import units
 from memonger.autodiff.losses import Loss
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
@@ -18,7 +19,7 @@ from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
-from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, parse_size
+from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS
 from memonger.words import did_you_mean, option
 
 Progress = Callable[[str], None]
@@ -329,19 +330,10 @@ def in_bytes(option: str, size: float | str) -> int:
     Raises:
         PlanError: it is neither, or out of range. The message names the option.
     """
-    if isinstance(size, str):
-        try:
-            return in_bytes(option, parse_size(size))
-        except ValueError as error:
-            raise PlanError(f"{option}: {error}") from error
-    if not _is_number(size) or not math.isfinite(size):
-        raise PlanError(
-            f"{option} must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {size!r}."
-        )
-    if not 0 <= size <= MOST_BUDGET:
-        end = "at least 0" if size < 0 else f"at most {MOST_BUDGET}"
-        raise PlanError(f"{option} must be {end} bytes, not {reprlib.repr(size)}.")
-    return math.floor(size)
+    try:
+        return units.in_bytes(option, size)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
 
 
 def _is_number(value: object) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import onnx_ir as ir
+
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
@@ -199,6 +201,16 @@ def get_cost(source: Source | Model, *, options: Options | None = None, **keywor
     return search_plan(source, options=options, **keywords).peak_bytes
 
 
+def prepared(source: Source | Model, options: Options) -> tuple[ir.Model, Graph]:
+    """The model that would be planned, differentiated and lowered, and its graph; nothing is decided yet.
+
+    Raises:
+        LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
+    """
+    job = prepare(source, options)
+    return job.lowered.model, job.request.graph
+
+
 def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:
     """The planner's graph of a ``networkx.DiGraph``, and that graph's own names of the nodes."""
     check_graph_options(options)
@@ -358,6 +370,7 @@ def _request(options: Options, graph: Graph, base: int) -> Request:
 def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
+    before = request.live_bytes
     schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
     plan = Plan(
         model=job.lowered.model,
@@ -379,7 +392,8 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         source=job.source,
         origins=job.origins,
         notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
-        peak_before_bytes=request.peak_bytes,
+        peak_before_bytes=int(before.max(initial=0)),
+        live_before=before,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
         host=_on_host(calibration.host, solution) if calibration else frozenset(),
