@@ -1,8 +1,8 @@
 """The largest size that fits a memory, and what a run of it takes: ``python -m benchmarks.fit [--networks NAME ...]``.
 
 For each network `memonger.fit` answers on the CPU, and the planned file is then run in a process of its own, whose
-memory is measured beside the loaded model: arena, workspace and what a run takes besides; weights and inputs are added as
-counted. One size more is proven not to fit, or it is said how far the smallest plan found is above the memory.
+memory is measured beside the loaded model: arena, workspace and what a run takes besides. Weights and inputs are added
+as counted. One size more is proven not to fit, or it is said how far the smallest plan found is above the memory.
 """
 
 import argparse
