@@ -18,8 +18,8 @@ from memonger.remat.budget import BUDGET
 from memonger.remat.orders import ORDERS
 from memonger.units import format_size
 
-ATTEMPTS = 4
-"""Searches for one budget: where the arena doesn't fit, the next search is given that much less."""
+ATTEMPTS = 6
+"""Searches for one budget: where the arena doesn't fit, the next one is given less."""
 
 _MANY = 50_000
 """With more nodes than this ``best`` is the file's own order, as the others take seconds each."""
@@ -136,8 +136,8 @@ class _Budgets:
     def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
         """The cheapest solution found within the budget.
 
-        The search holds the most live bytes and workspace of one step. Where the arena, which may have gaps, doesn't
-        fit then, it is told a budget smaller by what is missing.
+        The search holds the most live bytes of one step. Where the arena, which may have gaps, doesn't fit then, it is
+        told a budget that is smaller by what is missing, the next time by twice that, and so on.
         """
         if self.total(self.plain) <= budget:
             return self.plain
@@ -151,7 +151,7 @@ class _Budgets:
             solution = self._laid_out(outcome)
             if self.total(solution) <= budget:
                 return solution
-            target -= self.total(solution) - budget
+            target -= (self.total(solution) - budget) << attempt
         least = self.least()
         if self.total(least) > budget:
             raise BudgetError(budget, self.total(least), self._search.lower_bound)
@@ -183,7 +183,14 @@ class _Budgets:
 
     @cached_property
     def _ordered(self) -> tuple[Request, tuple[int, ...]]:
-        return order_for_least(self.request, self.names)
+        """The request with its nodes in order, and that order.
+
+        A budget holds the arena beside the largest workspace, whichever step takes that: it counts at all of them.
+        """
+        request, order = order_for_least(self.request, self.names)
+        graph, most = request.graph, max(request.graph.workspace, default=0)
+        even = dataclasses.replace(graph, workspace=(0,) * len(graph.nodes))
+        return dataclasses.replace(request, graph=even, base=request.base + most), order
 
     @cached_property
     def _search(self) -> BudgetSearch:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import onnx_ir as ir
+
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
-from memonger.graph import schedule
+from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT
 from memonger.lowering.lowered import Lowered, portable
@@ -20,7 +22,7 @@ from memonger.model.emitter import collecting_later
 from memonger.model.load import Source, load
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
-from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
+from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
@@ -141,7 +143,8 @@ def pareto(
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
     sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
-        raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
+        own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
+        raise PlanError(f"{own}: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
@@ -198,6 +201,16 @@ def get_cost(source: Source | Model, *, options: Options | None = None, **keywor
     return search_plan(source, options=options, **keywords).peak_bytes
 
 
+def prepared(source: Source | Model, options: Options) -> tuple[ir.Model, Graph]:
+    """The model that would be planned, differentiated and lowered, and its graph; nothing is decided yet.
+
+    Raises:
+        LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
+    """
+    job = prepare(source, options)
+    return job.lowered.model, job.request.graph
+
+
 def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:
     """The planner's graph of a ``networkx.DiGraph``, and that graph's own names of the nodes."""
     check_graph_options(options)
@@ -222,6 +235,7 @@ class Job:
         options: The caller's options.
         notes: What the user should know.
         origins: See `memonger.model.marks.origins`.
+        stock_bytes: See `memonger.plan_file.Header`.
     """
 
     source: Model
@@ -233,6 +247,7 @@ class Job:
     options: Options
     notes: tuple[str, ...]
     origins: Mapping[str, str]
+    stock_bytes: int | None
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -246,11 +261,15 @@ class Job:
 
 def prepare(source: Source | Model, options: Options) -> Job:
     """Load, differentiate, lower, and make the graph."""
+    if isinstance(source, BasePlan):
+        raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
     tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
     own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
     if options.trains and own.is_differentiated:
-        raise PlanError(f"{own.name} is differentiated already: a loss or an optimizer can't be added to it.")
+        raise PlanError(
+            f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
+        )
     asked, (options, said) = options, settle(own, options)
     mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
@@ -283,7 +302,18 @@ def prepare(source: Source | Model, options: Options) -> Job:
     notes = (*own.notes, *said)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
-    return Job(own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir))
+    return Job(
+        own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
+        _stock_bytes(lowered, device, mode, base),
+    )  # fmt: skip
+
+
+def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
+    """What stock onnxruntime is expected to take. It is known on the CPU alone, and for what really runs there."""
+    if lowered.calibration is None or not device.is_host:
+        return None
+    workspace = lowered.calibration.workspace or {}
+    return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
 def solve(job: Job) -> Solution:
@@ -340,6 +370,7 @@ def _request(options: Options, graph: Graph, base: int) -> Request:
 def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
+    before = request.live_bytes
     schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
     plan = Plan(
         model=job.lowered.model,
@@ -361,10 +392,12 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         source=job.source,
         origins=job.origins,
         notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
-        peak_before_bytes=request.peak_bytes,
+        peak_before_bytes=int(before.max(initial=0)),
+        live_before=before,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
         host=_on_host(calibration.host, solution) if calibration else frozenset(),
+        stock_bytes=job.stock_bytes,
     )
     plan.verify()
     return plan

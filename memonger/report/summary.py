@@ -3,6 +3,7 @@
 from typing import Any
 
 from memonger.plan import Plan
+from memonger.report.memory_count import count_memory
 
 
 def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
@@ -30,9 +31,12 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "input_bytes": plan.input_bytes,
         "total_bytes": plan.total_bytes,
         "required_bytes": plan.required_bytes,
+        "unplanned_bytes": plan.unplanned_bytes,
+        "stock_bytes": plan.stock_bytes,
         "budget_bytes": plan.budget,
         "strategy": plan.strategy,
         "overhead": plan.overhead,
+        "memory": count_memory(plan).to_dict(),
         "segments": 1 if plan.outcome is None else plan.outcome.segments,
         "recomputed_nodes": len(plan.recomputed),
         "unplanned_values": unplanned_values(plan),
