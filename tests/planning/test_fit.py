@@ -127,6 +127,17 @@ def test_a_size_that_the_model_itself_cannot_have_ends_the_search() -> None:
     assert "contradict each other" in found.beyond.reason
 
 
+def test_the_error_of_a_budget_offers_it(model: Path) -> None:
+    with pytest.raises(
+        BudgetError, match=r"The largest batch that fits: memonger\.fit\('.*block\.onnx', memory='5KiB'\)"
+    ):
+        memonger.search_plan(model, batch=9, mode="inference", device="none", budget="5KiB", effort=EFFORT)
+    with pytest.raises(BudgetError, match=r"memonger\.fit\(model, memory='5001B', vary='height'\)"):
+        memonger.search_plan(
+            _named("height"), dims={"height": 3000}, mode="inference", device="none", budget=5001, effort=EFFORT
+        )
+
+
 def test_a_memory_in_which_nothing_fits() -> None:
     found = memonger.fit(block(), 2_000, mode="inference", device="none")
     assert not found.fits
