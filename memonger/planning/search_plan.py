@@ -41,8 +41,8 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import MOST_POINTS, shown
-from memonger.words import option
+from memonger.units import MOST_POINTS, exactly, shown
+from memonger.words import call, option
 
 if TYPE_CHECKING:
     import networkx
@@ -322,10 +322,19 @@ def solve(job: Job) -> Solution:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
         kept = sum(not recomputed for recomputed in job.request.forced.values())
-        if not kept:
-            raise
         hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
+        hint = (hint if kept else "") + _offered(job, error.budget)
         raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
+
+
+def _offered(job: Job, budget: int) -> str:
+    """A sentence on what finds the size that fits, where the model has a dimension that was given a size."""
+    dims = list(job.options.dims or ())
+    if job.source.batch is None and not dims:
+        return ""
+    vary = {} if job.source.batch is not None else {"vary": dims[0]}
+    found = call("fit", job.source.name, memory=exactly(budget), **vary)
+    return f" The largest {vary.get('vary', 'batch')} that fits: {found}"
 
 
 def rehearsed(job: Job, begin: float) -> Job:
