@@ -22,6 +22,7 @@ from memonger.model.emitter import collecting_later
 from memonger.model.load import Source, load
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
+from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Solution
@@ -279,17 +280,9 @@ def prepare(source: Source | Model, options: Options) -> Job:
         said += _without_loss(model)
     tell("lower")
     lowered = _lower(model, device, options)
-    calibration = lowered.calibration
     tell("graph")
     roles = training_roles.read(lowered.model, model.name)
-    graph = graph_of(
-        lowered.model,
-        roles,
-        calibration.seconds if calibration else None,
-        calibration.workspace if calibration else None,
-        calibration.host if calibration else (),
-        device,
-    )
+    graph = _graph_of(lowered, roles, device)
     recorded = place(model.ir, lowered.model, model.name)
     base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles)
     request = dataclasses.replace(
@@ -306,6 +299,13 @@ def prepare(source: Source | Model, options: Options) -> Job:
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
         _stock_bytes(lowered, device, mode, base),
     )  # fmt: skip
+
+
+def _graph_of(lowered: Lowered, roles: Training | None, device: Device) -> Graph:
+    measured = lowered.calibration
+    if measured is None:
+        return graph_of(lowered.model, roles, None, None, (), device)
+    return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device)
 
 
 def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
