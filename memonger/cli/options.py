@@ -167,7 +167,7 @@ TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml",
 
 COMMANDS = {
     "Plan": ("plan", "pareto", "fit", "differentiate"),
-    "Look": ("inspect", "diff", "verify"),
+    "Look": ("inspect", "report", "draw", "diff", "verify", "unplan"),
     "Run and serve": ("run", "export"),
 }
 """The commands by what they are for, as ``memonger --help`` lists them."""
@@ -184,7 +184,7 @@ _OPTIONS = {
     "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed"),
     "Output": (
         "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
-        "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
+        "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
     ),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")
