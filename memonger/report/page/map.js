@@ -67,7 +67,7 @@ class ArenaMap {
     const inside = r.start[index] >= view.x0 && r.stop[index] <= view.x1 && r.offset[index] >= view.y0 && r.offset[index] + r.bytes[index] <= view.y1;
     const large = width / (view.x1 - view.x0) > 0.005 && r.bytes[index] / (view.y1 - view.y0) > 0.005;
     if (inside && large) return;
-    const spanX = Math.max(width * 6, 40);
+    const spanX = Math.min(Math.max(width * 3, 40), r.stepCount * 1.05);
     const spanY = Math.max(r.bytes[index] * 6, 1024);
     this.look(r.start[index] + width / 2 - spanX / 2, r.offset[index] + r.bytes[index] / 2 - spanY / 2, spanX, spanY);
   }
@@ -253,7 +253,9 @@ class ArenaMap {
     }
     context.textAlign = "center";
     context.textBaseline = "top";
-    for (const step of ticks(Math.max(this.view.x0, 0), Math.min(this.view.x1, this.rectangles.stepCount), 9, false).filter(Number.isInteger)) {
+    const [first, last] = [Math.max(this.view.x0, 0), Math.min(this.view.x1, this.rectangles.stepCount)];
+    const count = clamp((this.x(last) - this.x(first)) / (110 * this.scale), 1, 12);
+    for (const step of ticks(first, last, count, false).filter(Number.isInteger)) {
       context.fillText(step.toLocaleString("en"), clamp(left + this.x(step), left + 8 * this.scale, left + width - 20 * this.scale), height + 6 * this.scale);
     }
     context.textAlign = "left";
