@@ -280,7 +280,7 @@ def report_command(**arguments: Any) -> None:
     AS_JSON,
 )  # fmt: skip
 def unplan(**arguments: Any) -> None:
-    """Write the model that PLANNED was made from, without the plan.
+    """Write the model that PLANNED was made from.
 
     Of a training plan that is the forward model.
     """
@@ -309,7 +309,7 @@ def unplan(**arguments: Any) -> None:
     AS_JSON,
 )  # fmt: skip
 def draw(**arguments: Any) -> None:
-    """Draw MODEL, nodes coloured by where in memory their outputs lie.
+    """Draw MODEL, coloured by where values lie in memory.
 
     A planned one is drawn before and after, side by side.
     """
