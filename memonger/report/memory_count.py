@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import LoadError
@@ -281,14 +280,26 @@ def _first_held(plan: BasePlan, kinds: Sequence[int]) -> dict[str, int]:
     buffers, first = plan.storage.buffers, dict[int, int]()
     for _, value, storage in _written(plan):
         first.setdefault(storage, value)
-    spans = {s: (plan.offsets[v], plan.offsets[v] + buffers[s].size) for s, v in first.items()}
-    edges = np.unique(np.array([0, plan.arena_bytes, *(edge for span in spans.values() for edge in span)], np.int64))
-    owner = np.full(len(edges) - 1, len(IN_ARENA))
-    for storage, (start, stop) in spans.items():
-        part = owner[np.searchsorted(edges, start) : np.searchsorted(edges, stop)]
-        part[part == len(IN_ARENA)] = kinds[first[storage]]
-    sizes = np.bincount(owner, weights=np.diff(edges), minlength=len(IN_ARENA) + 1)
-    return dict(zip((*IN_ARENA, "unused"), map(int, sizes), strict=True))
+    spans = [(plan.offsets[v], plan.offsets[v] + buffers[s].size, kinds[v]) for s, v in first.items()]
+    edges = sorted({0, plan.arena_bytes, *(edge for begin, end, _ in spans for edge in (begin, end))})
+    number = {edge: index for index, edge in enumerate(edges)}
+    free = list(range(len(edges)))  # from each edge the way to the next one where the arena isn't anyone's yet
+    sums = dict.fromkeys(IN_ARENA, 0)
+    for begin, end, kind in spans:
+        part, last = _next_free(free, number[begin]), number[end]
+        while part < last:
+            sums[IN_ARENA[kind]] += edges[part + 1] - edges[part]
+            free[part] = part + 1
+            part = _next_free(free, part)
+    return {**sums, "unused": plan.arena_bytes - sum(sums.values())}
+
+
+def _next_free(free: list[int], part: int) -> int:
+    """The first part from this one on that is free; ways there become shorter (as in a union-find)."""
+    while free[part] != part:
+        free[part] = free[free[part]]
+        part = free[part]
+    return part
 
 
 def _at_peak(plan: BasePlan, kinds: Sequence[int], rest: KindBytes) -> KindBytes:
