@@ -108,7 +108,7 @@ def _bad_bodies() -> dict[str, bytes]:
     data = [0.5] * 768
     without_data = {key: value for key, value in tensors[0].items() if key != "data"}
     return {
-        "no such batch": body(feeds(1, 3)),
+        "no such batch": body(feeds(1, 5)),
         "data short of the shape": changed(data=data[:-1]),
         "huge shape": changed(shape=[1 << 40, 3, 16, 16]),
         "negative shape": changed(shape=[-1, 3, 16, 16]),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
+    FeedError,
     LayoutError,
     LoadError,
     MemongerError,
@@ -18,10 +19,13 @@ from memonger.errors import (
 from memonger.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
+    from memonger import export as export
     from memonger.autodiff.differentiate import differentiate
     from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
     from memonger.autodiff.training_mode import to_training_mode
+    from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
+    from memonger.feeding import Feeder, FeederConfig
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
     from memonger.layout import allocate as pack
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from memonger.model.load import load
     from memonger.model.model import Model
     from memonger.plan import GraphPlan, Plan
+    from memonger.planning.fit import Fit, fit
     from memonger.planning.options import Options
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
     from memonger.planning.unplan import unplan
@@ -40,11 +45,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "GiB", "GraphPlan", "KiB", "Layout",
-    "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "from_torch", "get_cost", "load",
-    "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "FeedError", "Feeder",
+    "FeederConfig", "Fit", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError",
+    "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError",
+    "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "VerificationError",
+    "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack",
+    "pareto", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -52,12 +58,14 @@ _LAZY = {
     "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.feeding": ("Feeder", "FeederConfig"),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),
     "memonger.model.load": ("load",),
     "memonger.model.model": ("Model",),
     "memonger.plan": ("GraphPlan", "Plan"),
+    "memonger.planning.fit": ("Fit", "fit"),
     "memonger.planning.options": ("Options",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
     "memonger.planning.unplan": ("unplan",),
@@ -68,15 +76,22 @@ _LAZY = {
 }
 """Imported at first use: these modules need onnx-ir, which imports sympy and onnx and takes about half a second."""
 
+_MODULES = {"backend": "memonger.export.onnx_backend", "export": "memonger.export"}
+"""Modules that are there as ``memonger.<name>`` without an import of their own."""
+
 
 def __getattr__(name: str) -> Any:
     inner = "allocate" if name == "pack" else name
     home = next((module for module, names in _LAZY.items() if inner in names), None)
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if home is None or name not in __all__:
-        raise AttributeError(f"module 'memonger' has no attribute {name!r}")
+        from memonger.words import did_you_mean
+
+        raise AttributeError(f"module 'memonger' has no attribute {name!r}.{did_you_mean(name, __all__)}")
     globals()[name] = getattr(import_module(home), inner)
     return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -68,3 +68,15 @@ class RuntimeUnavailableError(MemongerError):
 
 class SessionError(MemongerError):
     """A session can't run: wrong inputs, an order the runtime didn't follow, a shape no plan was made for."""
+
+
+class FeedError(MemongerError):
+    """Samples can't be read or fed, or no configuration holds its limits.
+
+    Attributes:
+        identity: The sample's, where one is at fault; else None. What the reader raised is the error's ``__cause__``.
+    """
+
+    def __init__(self, message: str, identity: object = None) -> None:
+        super().__init__(message)
+        self.identity = identity

@@ -1,12 +1,14 @@
 """A plan for a model, which is saved as a file, and a plan for a graph without a model, which gives JSON."""
 
+import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import onnx
 import onnx_ir as ir
 
 from memonger import plan_file
@@ -18,15 +20,18 @@ from memonger.graph.liveness import Storage, assign_storage, peak_bytes
 from memonger.layout import lower_bound
 from memonger.model import training_roles
 from memonger.model.model import Model
-from memonger.model.save import check_not_its_weights
+from memonger.model.save import as_proto, check_not_its_weights
 from memonger.model.training_roles import Training
-from memonger.model.values import nbytes
+from memonger.model.values import nbytes, static_shape
 from memonger.plan_file import Header, PlanFileError, Record
+from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
 from memonger.remat.marks import annotate
 from memonger.remat.strategy import Outcome
+from memonger.units import format_size, shown
 
 if TYPE_CHECKING:
     import networkx
+    import numpy
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -134,6 +139,13 @@ class BasePlan:
             "offsets": tuple(self.offsets.get(value) for value in values),
         }
 
+    def buffers(self) -> Iterator[PlannedBuffer]:
+        """A record for each value in the arena, in the order in which they are computed; see `PlannedBuffer`."""
+        return planned_buffers(self.graph, self.offsets, self._shapes())
+
+    def _shapes(self) -> Mapping[str, Shape]:
+        return {}
+
     def verify(self) -> None:
         """Run the independent checker.
 
@@ -143,7 +155,7 @@ class BasePlan:
         verify.verify(self.graph, self.offsets, self.arena_bytes, self.alignment)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plan(BasePlan, Header):
     """The order a model's nodes run in and the byte of one arena at which every planned value lies.
 
@@ -157,6 +169,8 @@ class Plan(BasePlan, Header):
         source: The user's own model, loaded; None for a plan from a file.
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
+        live_before: Live bytes at each step of the given order with nothing recomputed, ``int64[steps]``; None for a
+            plan from a file.
         files: Keeps temporary files alive that the model's tensors lie in.
         weight_digests: Digests of the weights in the file that the plan is from, if any; None where there are none.
     """
@@ -168,6 +182,7 @@ class Plan(BasePlan, Header):
     source: Model | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    live_before: "numpy.ndarray | None" = None
     files: object = None
     weight_digests: Mapping[str, str] | None = None
 
@@ -211,15 +226,63 @@ class Plan(BasePlan, Header):
         return self.arena_bytes + (self.workspace_bytes or 0) + self.parameter_bytes + self.input_bytes
 
     @property
+    def unplanned_bytes(self) -> int:
+        """What the model would take with memory of its own for every value: parameters, all values, inputs."""
+        return self.parameter_bytes + self.activation_bytes + self.input_bytes
+
+    @property
     def required_bytes(self) -> int:
         """`total_bytes`, under its older name."""
         return self.total_bytes
 
     @property
-    def annotated(self) -> ir.Model:
+    def name(self) -> str:
+        """What the model is called: its file's name without its suffix, else its graph's name."""
+        return str(self.model.graph.name or "model") if self.source is None else self.source.title
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The planned model as an ``onnx.ModelProto``, as `save` writes it: ``onnx.save(plan.proto, path)``.
+
+        Raises:
+            PlanFileError: its weights are more than one message holds: `save` has no such limit.
+        """
+        self.verify()
+        return as_proto(plan_file.with_record(self.model, self._record()), self.name)
+
+    def __repr__(self) -> str:
+        """As ``<Plan densenet121: inference on cpu, batch 1, 37.9 MiB>``."""
+        return shown(f"<Plan {self._title()}, {format_size(self.total_bytes)}>")
+
+    def _title(self) -> str:
+        where = f" on {self.device}" if self.device != "none" else ", portable"
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        return f"{self.name}: {self.mode}{where}{batch}"
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks."""
+        workspace = self.workspace_bytes
+        rows = [
+            ("total", format_size(self.total_bytes)),
+            ("parameters", format_size(self.parameter_bytes)),
+            ("arena", format_size(self.arena_bytes)),
+            ("workspace", "not measured" if workspace is None else format_size(workspace)),
+            ("inputs", format_size(self.input_bytes)),
+            ("steps", str(len(self.graph.nodes))),
+        ]
+        if self.recomputed:
+            rows.append(("recomputed", f"{len(self.recomputed)} steps, {self.overhead:+.1%} cost"))
+        return html_table(self._title(), rows, self.notes)
+
+    def _shapes(self) -> Mapping[str, Shape]:
+        return {str(value.name): static_shape(value) for node in self.model.graph for value in node.outputs}
+
+    @property
+    def annotated(self) -> Model:
         """The user's own model with ``force_mirroring`` on every node: "True" where it is recomputed, else "False".
 
         All parts of a node that differentiation writes out as several are marked alike: see `memonger.model.marks`.
+        Its ``proto`` goes into ``onnx.save``.
 
         Raises:
             PlanError: the plan came from a file, which doesn't contain that model.
@@ -228,7 +291,8 @@ class Plan(BasePlan, Header):
             raise PlanError(
                 "the plan was read from a file, which doesn't contain the model it was made from: plan again."
             )
-        return annotate(self.source.ir, self.graph, self.recomputed, self.origins)
+        marked = annotate(self.source.ir, self.graph, self.recomputed, self.origins)
+        return dataclasses.replace(self.source, ir=marked)
 
     def verify(self, *, check_weights: bool = True) -> None:
         """Run the independent checker, and compare the weights of a plan from a file with their digests.
@@ -253,15 +317,40 @@ class Plan(BasePlan, Header):
         self.verify()
         if self.source is not None:
             check_not_its_weights(self.source.ir, Path(path))
+        plan_file.save(self.model, self._record(), Path(path))
+
+    def _record(self) -> Record:
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
-        record = Record(
+        return Record(
             **self.header(),
             alignment=self.alignment,
             arena_bytes=self.arena_bytes,
             graph_digest=plan_file.graph_digest(self.model),
             offsets=offsets,
         )
-        plan_file.save(self.model, record, Path(path))
+
+    def report(self, path: str | Path, **options: Any) -> None:
+        """Write a page that shows the plan, or a file for another viewer; ``options`` as of `memonger.report.report`.
+
+        Raises:
+            PlanError: there is no such format.
+            OSError: the file can't be written.
+        """
+        from memonger.report import report
+
+        report(self, path, **options)
+
+    def plot(self, path: str | Path, *, title: str | None = None) -> None:
+        """Write a picture of the plan, by matplotlib: see `memonger.report.plot`.
+
+        Raises:
+            RuntimeUnavailableError: matplotlib isn't installed.
+            PlanError: it doesn't write files with such an ending.
+            OSError: the file can't be written.
+        """
+        from memonger.report import plot
+
+        plot(self, path, title=title)
 
     @staticmethod
     def load(path: str | Path, *, check_weights: bool = True) -> "Plan":
@@ -295,7 +384,7 @@ class Plan(BasePlan, Header):
         return plan
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class GraphPlan(BasePlan):
     """A plan for a graph without a model: a schedule and a layout.
 
@@ -310,6 +399,11 @@ class GraphPlan(BasePlan):
     budget: int | None = None
     strategy: str | None = None
     outcome: Outcome | None = None
+
+    def __repr__(self) -> str:
+        """As ``<GraphPlan: 12 steps, 3 recomputed, arena 1.20 MiB>``."""
+        again = f", {len(self.recomputed)} recomputed" if self.recomputed else ""
+        return f"<GraphPlan: {len(self.schedule)} steps{again}, arena {format_size(self.arena_bytes)}>"
 
     @property
     def source_nodes(self) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from memonger.model.load import load_as_is
 from memonger.model.save import SMALLER, save_model
 from memonger.model.values import static_shape
 from memonger.units import MOST_BATCH, MOST_THREADS
+from memonger.words import either
 
 KEY = "memonger.plan"
 
@@ -47,6 +48,8 @@ class Header:
         workspace: Bytes of workspace of each node by name, where measured and above zero; None if never measured.
         batch: The batch size asked for, or 1 where nobody gave the open batch a size; None where it isn't open.
         host: Names of values that lie in the host's memory although the model runs on another device: not planned.
+        stock_bytes: What stock onnxruntime is expected to take for the model, weights and inputs included; None where
+            that isn't known: without a device, on CUDA devices, and in files of earlier versions.
     """
 
     mode: Annotated[str, OneOf(("training", "inference"))]
@@ -56,6 +59,7 @@ class Header:
     workspace: Mapping[str, Size] | None = None
     batch: Annotated[int, AtLeast(1, MOST_BATCH)] | None = None
     host: frozenset[str] = frozenset()
+    stock_bytes: Size | None = None
 
     def header(self) -> dict[str, Any]:
         """These fields by name, to make another record that has them, too."""
@@ -79,7 +83,7 @@ class Record(Header):
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "weight_digests",
+    "stamp", "host", "stock_bytes", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -96,7 +100,7 @@ def graph_digest(model: ir.Model) -> str:
             digest.update(",".join(str(v.name) if v is not None else "" for v in node.inputs).encode())
             digest.update(",".join(f"{v.name}:{_described(v)}" for v in node.outputs).encode())
             for name in sorted(node.attributes):
-                digest.update(_attribute_bytes(node.attributes[name]))
+                digest.update(attribute_bytes(node.attributes[name]))
     return digest.hexdigest()[:DIGEST]
 
 
@@ -149,7 +153,8 @@ def _described(value: ir.Value) -> str:
     return f"{value.dtype.name if value.dtype is not None else value.type}{static_shape(value)}"
 
 
-def _attribute_bytes(attribute: ir.Attr) -> bytes:
+def attribute_bytes(attribute: ir.Attr) -> bytes:
+    """An attribute to make a digest of; of graphs the name alone."""
     if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return attribute.name.encode()  # its graphs are walked on their own
     try:
@@ -167,8 +172,9 @@ def _to_json(record: Record) -> str:
     content["host"] = sorted(record.host)
     if not record.host:
         del content["host"]
-    if not record.weight_digests:
-        del content["weight_digests"]
+    for optional in ("stock_bytes", "weight_digests"):
+        if content[optional] in (None, {}):
+            del content[optional]
     return json.dumps(content, separators=(",", ":"))
 
 
@@ -186,7 +192,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         raise PlanFileError(str(error)) from error
     text = model.metadata_props.get(KEY)
     if text is None:
-        raise PlanFileError(f"{path} has no plan in it: make one with `memonger-plan {path} -o PLANNED.onnx`.")
+        how = either(f"memonger.search_plan({str(path)!r})", f"`memonger-plan {path} -o PLANNED.onnx`")
+        raise PlanFileError(f"{path} has no plan in it: make one with {how}.")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -230,10 +237,15 @@ def save(model: ir.Model, record: Record, path: Path) -> None:
         PlanFileError: see `save_model`.
     """
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
-        planned = model.clone()
-        signed = dataclasses.replace(record, weight_digests=weight_digests(model))
-        planned.metadata_props[KEY] = _to_json(signed)
-        save_model(planned, path)
+        save_model(with_record(model, record), path)
+
+
+def with_record(model: ir.Model, record: Record) -> ir.Model:
+    """A copy of the model with its plan, and digests of its weights, in its metadata."""
+    planned = model.clone()
+    signed = dataclasses.replace(record, weight_digests=weight_digests(model))
+    planned.metadata_props[KEY] = _to_json(signed)
+    return planned
 
 
 __all__ = [
@@ -242,9 +254,11 @@ __all__ = [
     "Header",
     "PlanFileError",
     "Record",
+    "attribute_bytes",
     "graph_digest",
     "load",
     "save",
     "save_model",
     "weight_digests",
+    "with_record",
 ]

@@ -1,6 +1,7 @@
 """Training sessions: steps, evaluation in between, and the trained model as a file."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from memonger.model.values import static_shape
 from memonger.planning.search_plan import search_plan
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, bind_plan
-from memonger.runtime.feeds import Feeds
+from memonger.runtime.feeds import Feeds, in_place
+from memonger.runtime.padding import Padding
 from memonger.runtime.trainer import Trainer
 
 
@@ -43,11 +45,15 @@ class TrainingSession(Trainer):
         PlanFileError, VerificationError, RuntimeUnavailableError: see `memonger.Session`.
     """
 
-    def evaluate(self, inputs: Feeds) -> dict[str, np.ndarray]:
+    _padding: Padding | None = None  # of evaluations
+
+    def evaluate(self, inputs: Feeds, *, pad: bool = False) -> dict[str, np.ndarray]:
         """Run the forward model in inference form, with the parameters and running statistics as they are now.
 
         Args:
             inputs: An array for each input of the forward model, of the batch size planned for.
+            pad: Take a smaller batch as well, the last one of a data set: see `memonger.Session`. A step takes none:
+                rows that fill up would have a part in its loss and gradients.
 
         Returns: the forward model's outputs by name.
 
@@ -59,8 +65,18 @@ class TrainingSession(Trainer):
             self._others.append(self._plan_evaluation())
         (evaluation,) = self._others
         self._has_outputs = False
-        evaluation.run(evaluation.checked(inputs))
-        return {name: evaluation.result(name).copy() for name in evaluation.program.outputs}
+
+        def run(given: Feeds) -> dict[str, np.ndarray]:
+            evaluation.run(evaluation.checked(given))
+            return {name: evaluation.result(name).copy() for name in evaluation.program.outputs}
+
+        if not pad:
+            return run(inputs)
+        if self._padding is None:
+            self._padding = Padding([replace(evaluation.program, inputs=evaluation.inputs)], [None])
+        inputs = in_place(inputs, self.device)
+        smaller = self._padding.find(inputs)
+        return run(inputs) if smaller is None else self._padding.run(smaller, inputs, run)
 
     def _plan_evaluation(self) -> Binding:
         if self._forward is None:

@@ -1,11 +1,26 @@
 """Sizes and texts as people read and write them, and the largest numbers that make sense in what they write."""
 
+import math
+import numbers
 import re
+import reprlib
 from fractions import Fraction
+from typing import Any
 
-KiB = 1024
-MiB = 1024 * KiB
-GiB = 1024 * MiB
+
+class Unit(int):
+    """Bytes of a unit, which makes sizes when it is multiplied or called: ``GiB * 4``, ``GiB(1.5)``."""
+
+    __slots__ = ()
+
+    def __call__(self, amount: float) -> int:
+        """So many of it in bytes; of a fraction the whole part."""
+        return int(Fraction(amount) * self)
+
+
+KiB = Unit(1024)
+MiB = Unit(1024 * KiB)
+GiB = Unit(1024 * MiB)
 
 MOST_THREADS = 1024
 """A larger number is refused: onnxruntime would begin to start as many threads, and neither fail nor end."""
@@ -73,3 +88,26 @@ def parse_size(text: str) -> int:
     if match[1].startswith("-"):
         raise ValueError(f"{text!r} is negative: a size is at least 0.")
     return int(Fraction(match[1]) * _UNITS[match[2].upper()])
+
+
+def in_bytes(option: str, size: Any) -> int:
+    """Bytes from a number of them, of a fraction the whole part, or from a text such as ``4GiB``.
+
+    Raises:
+        ValueError: it is neither, or out of range. The message names the option.
+    """
+    if isinstance(size, str):
+        try:
+            return in_bytes(option, parse_size(size))
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
+    is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    if not is_number or not -math.inf < size < math.inf:
+        raise ValueError(
+            f"{option} must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {size!r}."
+        )
+    if not 0 <= size <= MOST_BUDGET:
+        end = "at least 0" if size < 0 else f"at most {MOST_BUDGET}"
+        raise ValueError(f"{option} must be {end} bytes, not {reprlib.repr(size)}.")
+    whole: int = math.floor(size)
+    return whole

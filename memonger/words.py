@@ -1,7 +1,8 @@
 """Messages in the words of who asked: ``mode='training'`` in Python, ``--mode training`` on the command line."""
 
+import difflib
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -18,7 +19,7 @@ class Placeholder(str):
         return str(self)
 
 
-N, SIZE, FILE = Placeholder("N"), Placeholder("SIZE"), Placeholder("FILE")
+N, SIZE, FILE, NAME = map(Placeholder, ("N", "SIZE", "FILE", "NAME"))
 
 _UNSAID = object()
 
@@ -31,6 +32,18 @@ def option(name: str, value: object = _UNSAID) -> str:
         value: A text, number, list or dict; a `Placeholder` stands for any.
     """
     return _speaker.get()(name, value)
+
+
+def either(python: str, command_line: str) -> str:
+    """One of two texts, by who asked, for what is no option of the same name in both."""
+    return python if _speaker.get() is _in_python else command_line
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'sweep'?``, with the space, for a name that is near a known one; else nothing."""
+    folded = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.7)
+    return f" Did you mean {folded[near[0]]!r}?" if near else ""
 
 
 @contextmanager

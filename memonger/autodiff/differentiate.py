@@ -23,6 +23,7 @@ from memonger.model.names import name_nodes
 from memonger.model.opset import raise_opset
 from memonger.model.training_roles import Training
 from memonger.model.values import all_values, is_floating
+from memonger.words import NAME, did_you_mean, either, option
 
 logger = logging.getLogger(__name__)
 
@@ -161,15 +162,19 @@ class _Work:
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
     if model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
-        raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
+        why = "has gradients or updates in it already: it was differentiated before"
+        raise PlanError(f"{model.name} {why}. Give the forward model.")
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise PlanError(f"optimizer={optimizer!r} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
+        given = option("optimizer", optimizer)
+        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
-        raise PlanError(f"{model.name}: an optimizer needs a loss (loss=...): {', '.join(losses.NAMES)}, or an output.")
+        names = ", ".join(losses.NAMES)
+        raise PlanError(f"{model.name}: an optimizer needs a loss ({option('loss', NAME)}): {names}, or an output.")
     if optimizer is None and (clip_norm is not None or accumulate == "apply"):
-        raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer (optimizer=...).")
+        needed = either("optimizer=memonger.SGD()", "--optimizer sgd")
+        raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer ({needed}).")
     if clip_norm is not None and not 0 < clip_norm < math.inf:
         raise PlanError(f"clip_norm must be a finite number above 0, not {clip_norm}.")
 
@@ -179,7 +184,8 @@ def _warn_of_inference_norms(model: Model) -> None:
     if norms:
         logger.warning(
             "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
-            "memonger.to_training_mode turns them into training form.", model.name, len(norms), norms[0],
+            "%s turns them into training form.", model.name, len(norms), norms[0],
+            either("memonger.to_training_mode", "--train-mode"),
         )  # fmt: skip
 
 
@@ -187,7 +193,10 @@ def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str
     for pattern in () if optimizer is None else optimizer.no_decay:
         if not any(optimizers.matches(parameter, [pattern]) for parameter in chosen):
             names = ", ".join(f"'{parameter}'" for parameter in chosen[:8])
-            raise PlanError(f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {names} ...")
+            raise PlanError(
+                f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {names} ..."
+                f"{did_you_mean(pattern, chosen)}"
+            )
 
 
 def _start(work: _Work, loss: str | losses.Loss | None) -> None:

@@ -17,6 +17,7 @@ from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 from memonger.model.model import Model
 from memonger.model.values import all_values, is_floating
+from memonger.words import did_you_mean, option
 
 logger = logging.getLogger(__name__)
 
@@ -231,12 +232,13 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
         return Built(value, value, op.constant(np.ones(op.dims(value), (value.dtype or _FLOAT).numpy())))
     if isinstance(loss, str) and loss not in NAMES:
         raise PlanError(
-            f"{name}: there is no loss '{loss}': it can be {', '.join(NAMES)}, or a scalar output: {_listed(known)}."
+            f"{name}: there is no loss '{loss}': it can be {', '.join(NAMES)}, or an output that is one number "
+            f"({_listed(known)}).{did_you_mean(loss, [*NAMES, *known])}"
         )
     chosen = NAMES[loss]() if isinstance(loss, str) else loss
     if not isinstance(chosen, Loss):
         raise PlanError(
-            f"{name}: loss={loss!r} is no loss: it can be {', '.join(NAMES)}, or one of memonger's classes."
+            f"{name}: {option('loss', loss)} is no loss: it can be {', '.join(NAMES)}, or one of memonger's classes."
         )
     _check_free(model, chosen)
     with op.at("loss"):
@@ -262,7 +264,8 @@ def _output(known: dict[str, ir.Value], loss: Loss, name: str) -> ir.Value:
     if loss.output is not None:
         if loss.output not in floats:
             what = "is no floating-point output" if loss.output in known else "is no output"
-            raise PlanError(f"{name}: '{loss.output}' {what}; a loss can be of {_listed(floats)}.")
+            near = did_you_mean(loss.output, floats)
+            raise PlanError(f"{name}: '{loss.output}' {what}; a loss can be of {_listed(floats)}.{near}")
         return floats[loss.output]
     if len(floats) != 1:
         raise PlanError(f"{name} has {len(floats)} floating-point outputs ({_listed(floats)}): name one, {which}.")

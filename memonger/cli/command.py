@@ -1,17 +1,33 @@
-"""What every command is: errors as one line, files that are never overwritten unasked, texts escaped."""
+"""What every command is: errors as one line, files never overwritten unasked, help in sections, any terminal will do.
+
+Each option without a file to write takes its default from the environment: ``--device`` from ``MEMONGER_DEVICE``.
+"""
 
 import errno
+import io
+import itertools
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
-from memonger.cli.options import FORCE, FORCED, Target
+from memonger.cli.options import (
+    COMMANDS,
+    FORCE,
+    FORCED,
+    HELP,
+    NOT_FROM_ENVIRONMENT,
+    SECTIONS,
+    Target,
+    place_of,
+)
 from memonger.errors import MemongerError
 from memonger.units import shown
 from memonger.words import on_the_command_line
@@ -21,6 +37,7 @@ class _Escaping(click.Command):
     """Escapes what isn't printable in click's own messages, which repeat the command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _print_on_any_terminal()
         with _escaped():
             return super().parse_args(ctx, args)
 
@@ -34,21 +51,59 @@ def _escaped() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        error.message = shown(error.message)  # type: ignore[misc]
+        said = shown(error.message)  # again, where a group's own check stands around that of its command
+        error.message = said.removesuffix(_origin(error)) + _origin(error)  # type: ignore[misc]
         raise
+
+
+def _origin(error: click.UsageError) -> str:
+    """Where a value that is wrong comes from, if that isn't the command line."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return ""
+    if error.ctx.get_parameter_source(str(error.param.name)) is not ParameterSource.ENVIRONMENT:
+        return ""
+    return f" (It comes from the environment: {error.param.envvar}.)"
+
+
+def _print_on_any_terminal() -> None:
+    """What an output's encoding has no letter for is written as an escape, and raises nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 class Command(_Escaping):
     """Prints an expected error as one line on standard error, and exits with status 1.
 
     One that writes files has ``--force``: see `_check_targets`.
+
+    Args:
+        args: Those of a ``click.Command``.
+        examples: Command lines for the help, each as it would be typed.
+        kwargs: Those of a ``click.Command``.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    failure = 1
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        kwargs.setdefault("context_settings", HELP)
         super().__init__(*args, **kwargs)
+        self.examples = examples
         names = [parameter.name for parameter in self.params]
         if "force" not in names and any(isinstance(parameter.type, Target) for parameter in self.params):
             FORCE(self)
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and parameter.name not in NOT_FROM_ENVIRONMENT:
+                parameter.envvar = f"MEMONGER_{parameter.opts[-1].lstrip('-').replace('-', '_').upper()}"
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options in sections, and the examples behind them."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.hidden]
+        options.sort(key=lambda each: place_of(str(each.name)))
+        for section, members in itertools.groupby(options, key=lambda each: place_of(str(each.name))[0]):
+            with formatter.section(SECTIONS[section]):
+                formatter.write_dl(list(filter(None, (each.get_help_record(ctx) for each in members))))
+        write_examples(formatter, self.examples)
 
     def invoke(self, ctx: click.Context) -> Any:
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # memonger says itself what is wrong with a model
@@ -60,19 +115,54 @@ class Command(_Escaping):
                 _check_targets(ctx)
                 return super().invoke(ctx)
         except MemongerError as error:
-            _fail(str(error))
+            _fail(str(error), self.failure)
         except MemoryError:
-            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.")
+            _fail("memory ran out. Plan for a smaller batch, or use a larger machine.", self.failure)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of the output has closed it; click ends quietly
-            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.")
+            _fail(f"{error.filename or 'the output'}: {error.strerror or error}.", self.failure)
+
+
+class Comparison(Command):
+    """A command whose status 1 says that two things differ, as ``diff``'s does: errors have status 2."""
+
+    failure = 2
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+    """A section of command lines."""
+    if examples:
+        with formatter.section("Examples"):
+            formatter.write_text("\b\n" + "\n".join(examples))
 
 
 class Group(_Escaping, click.Group):
-    """A command of commands."""
+    """A command of commands, which its help lists in sections.
+
+    Args:
+        args: Those of a ``click.Group``.
+        examples: See `Command`.
+        kwargs: Those of a ``click.Group``.
+    """
 
     command_class = Command
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by what they are for."""
+        left = self.list_commands(ctx)
+        for section, names in (*COMMANDS.items(), ("More", left)):
+            rows = [(name, self.commands[name]) for name in names if name in left]
+            left = [name for name in left if name not in names]
+            if rows:
+                limit = formatter.width - 6 - max(len(name) for name in self.commands)
+                with formatter.section(section):
+                    formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in rows])
+        write_examples(formatter, self.examples)
 
 
 class _Notes(logging.Handler):
@@ -82,9 +172,9 @@ class _Notes(logging.Handler):
         click.echo(shown(f"memonger: note: {record.getMessage()}"), err=True)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int) -> NoReturn:
     click.echo(shown(f"memonger: {message}"), err=True)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def _check_targets(ctx: click.Context) -> None:
@@ -102,6 +192,8 @@ def _check_targets(ctx: click.Context) -> None:
         for _, source in sources:
             if _same(path, source):
                 raise MemongerError(f"{flag} {path} names what is read, which is never overwritten: name another file.")
+        if not path.absolute().parent.is_dir():
+            raise MemongerError(f"{path} can't be written: there is no folder {path.parent}.")
         if path.is_file() and not ctx.meta.get(FORCED):
             raise MemongerError(f"{path} is there already: name another file, or replace it with --force.")
 
@@ -123,3 +215,26 @@ def _same(one: Path, other: Path) -> bool:
         return os.path.samefile(one, other)
     except (OSError, ValueError):  # one of them isn't there, or can't name a file
         return os.path.realpath(one) == os.path.realpath(other)
+
+
+def given_again(ctx: click.Context, leave_out: Collection[str]) -> str:
+    """The arguments and options that stand on the command line, as they would be typed again.
+
+    Args:
+        ctx: Of the command.
+        leave_out: Names of parameters.
+    """
+    words = []
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if name in leave_out or ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value, flag = ctx.params[name], parameter.opts[-1]
+        if isinstance(parameter, click.Option) and parameter.is_flag:
+            words.append(flag)
+            continue
+        if isinstance(value, dict):
+            value = tuple(f"{key}={size}" for key, size in value.items())
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [shlex.quote(str(one))] if isinstance(parameter, click.Argument) else [flag, shlex.quote(str(one))]
+    return " ".join(words)

@@ -3,38 +3,68 @@
 The command line is the one place that prints: results to standard output, progress and errors to standard error.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from memonger import __version__
-from memonger.cli.command import Command, Group
+from memonger.cli.command import Command, Comparison, Group
 from memonger.cli.options import (
     AS_JSON,
     DIMS,
+    ENVIRONMENT,
+    FORMATS,
+    HELP,
     LOWERING,
     MODE,
     MODEL,
     OUTPUT,
     PLANNING,
     QUIET,
+    REPORT,
     SOURCE,
     TARGETS,
     TRAINING,
+    Choice,
+    Number,
+    Whole,
+    completes,
+    memory_size,
     options,
+    parse_batches,
     parse_sizes,
 )
 from memonger.devices import GRAPHS
+from memonger.planning.names import Strategy
 from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS
 
 
-@click.group(cls=Group, name="memonger")
+@click.group(
+    cls=Group,
+    name="memonger",
+    context_settings=HELP,
+    examples=(
+        "memonger plan model.onnx -o planned.onnx           # plan it, write the planned file",
+        "memonger run model.onnx --compare                  # beside stock onnxruntime",
+        "memonger pareto model.onnx --loss NAME             # in how little memory it trains",
+        "memonger COMMAND --help                            # more examples",
+    ),
+    epilog=ENVIRONMENT,
+)
 @click.version_option(__version__)
 def main() -> None:
     """Plans the memory of a neural network before it runs."""
 
 
-@main.command(name="plan")
+PLAN_EXAMPLES = (
+    "memonger plan model.onnx -o planned.onnx",
+    "memonger plan model.onnx --batch 8 --dim seq=128 --budget 500MiB -o planned.onnx",
+    "memonger plan model.onnx --train-mode --loss softmax_cross_entropy --optimizer sgd --budget 4GiB -o step.onnx",
+    "memonger plan model.onnx --device none -o portable.onnx",
+)
+
+
+@main.command(name="plan", examples=PLAN_EXAMPLES)
 @options(
     MODEL,
     MODE,
@@ -42,8 +72,10 @@ def main() -> None:
     click.option(
         "--annotated", type=OUTPUT, help="Write MODEL here with force_mirroring on every node: what is recomputed."
     ),
+    click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
+    REPORT,
     AS_JSON,
     QUIET,
 )
@@ -63,16 +95,23 @@ plan = click.version_option(__version__)(
         params=list(plan_command.params),
         callback=plan_command.callback,
         help=plan_command.help,
+        examples=[line.replace("memonger plan", "memonger-plan") for line in PLAN_EXAMPLES],
     )
 )
 """The program ``memonger-plan``, which does the same."""
 
 
-@main.command(name="pareto")
+@main.command(
+    name="pareto",
+    examples=(
+        "memonger pareto model.onnx --loss softmax_cross_entropy --batch 32",
+        "memonger pareto model.onnx --mode inference --points 4",
+    ),
+)
 @options(
     MODEL,
     MODE,
-    click.option("--points", type=click.IntRange(1, MOST_POINTS), default=8, metavar="N", show_default=True,
+    click.option("--points", type=Whole(1, MOST_POINTS), default=8, metavar="N", show_default=True,
                  help="Number of budgets to try."),
     click.option("--budget", "budgets", multiple=True, metavar="SIZE", callback=parse_sizes,
                  help="Try this budget instead: 4GiB. May be repeated."),
@@ -91,7 +130,50 @@ def pareto_command(**arguments: Any) -> None:
     planning.pareto(**arguments)
 
 
-@main.command(name="differentiate")
+@main.command(
+    name="fit",
+    examples=(
+        "memonger fit model.onnx --memory 8GiB",
+        "memonger fit model.onnx --memory 8GiB --train-mode --loss softmax_cross_entropy --optimizer sgd",
+        "memonger fit gpt.onnx --memory 2GiB --batch 1 --vary seq -o planned.onnx --certificate fits.json",
+    ),
+)
+@options(
+    MODEL,
+    MODE,
+    click.option("--memory", metavar="SIZE", callback=memory_size, default="8GiB", show_default=True,
+                 help="Bytes for everything: arena, workspace, weights, optimizer state and inputs."),
+    click.option("--vary", default="batch", metavar="NAME", show_default=True,
+                 help="The dimension to make as large as possible: batch, or by name or place: seq, x[1]."),
+    click.option("--frontier", type=Whole(0, MOST_POINTS), default=0, metavar="N", show_default=True,
+                 help="Also plan N sizes up to the largest, with their extra cost and samples a second."),
+    click.option("-o", "--output", type=OUTPUT, help="Write the planned model of the largest size here."),
+    click.option("--certificate", type=OUTPUT, metavar="FILE.json",
+                 help="Write what `memonger verify` checks the answer with."),
+    click.option("--strategy", type=Choice(get_args(Strategy)),
+                 help="What decides what is recomputed; left out: what the memory needs."),
+    *LOWERING,
+    *TRAINING,
+    AS_JSON,
+    QUIET,
+)  # fmt: skip
+def fit_command(**arguments: Any) -> None:
+    """Find the largest batch of MODEL that fits a memory.
+
+    Or the largest size of another dimension. One size more is proven not to fit, or it is said by how far that is open.
+    """
+    from memonger.cli import fit
+
+    fit.fit(**arguments)
+
+
+@main.command(
+    name="differentiate",
+    examples=(
+        "memonger differentiate model.onnx --loss softmax_cross_entropy --optimizer adam --lr 1e-3 -o training.onnx",
+        "memonger differentiate model.onnx --wrt x -o forces.onnx",
+    ),
+)
 @options(
     MODEL,
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the training model here."),
@@ -107,28 +189,88 @@ def differentiate_command(**arguments: Any) -> None:
     planning.write_differentiated(**arguments)
 
 
-@main.command()
-@options(MODEL, AS_JSON)
+@main.command(
+    examples=(
+        "memonger inspect model.onnx",
+        "memonger inspect model.onnx --layers --batch 8",
+        "memonger inspect planned.onnx --json",
+    )
+)
+@options(
+    MODEL,
+    click.option("--layers", is_flag=True,
+                 help="Show every node: output, size, FLOPs, whether it runs again, PyTorch module."),
+    click.option("--time", "timed", is_flag=True, help="Time each of the layers in one run on the CPU."),
+    *DIMS,
+    AS_JSON,
+)  # fmt: skip
 def inspect(**arguments: Any) -> None:
-    """Show what a MODEL holds, and its plan if it has one."""
+    """Show what a MODEL holds, and its plan if it has one.
+
+    Open sizes are shown by name; for --layers, --batch and --dim give them one.
+    """
     from memonger.cli import files
 
     files.inspect(**arguments)
 
 
-@main.command()
+@main.command(cls=Comparison, examples=("memonger diff before.planned.onnx after.planned.onnx",))
+@options(
+    click.argument("first", type=SOURCE),
+    click.argument("second", type=SOURCE),
+    AS_JSON,
+)
+def diff(**arguments: Any) -> None:
+    """Show in what two models, or two plans, differ.
+
+    The exit status is 0 if they are the same, 1 if they differ, 2 if one can't be read.
+    """
+    from memonger.cli import files
+
+    files.diff(**arguments)
+
+
+@main.command(examples=("memonger verify planned.onnx",))
 @options(MODEL, AS_JSON)
 def verify(**arguments: Any) -> None:
     """Check the plan in MODEL with an independent checker.
 
-    The exit status is 0 if the plan is correct.
+    MODEL may be a certificate of `memonger fit`, too. The exit status is 0 if the plan is correct.
     """
     from memonger.cli import files
 
     files.verify(**arguments)
 
 
-@main.command()
+@main.command(
+    name="report",
+    examples=(
+        "memonger report planned.onnx -o planned.html",
+        "memonger report planned.onnx --format perfetto -o trace.json",
+    ),
+)
+@options(
+    click.argument("planned", type=SOURCE),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="The file to write."),
+    click.option("--format", type=Choice(FORMATS), default="html", show_default=True,
+                 help="A page, or what another viewer opens."),
+    click.option("--frontier", type=SOURCE, metavar="FILE",
+                 help="What memonger pareto --json printed: shown beside the plan."),
+    click.option("--measured", type=SOURCE, metavar="FILE",
+                 help="What memonger run --compare --json printed: shown beside what the plan says."),
+    AS_JSON,
+)  # fmt: skip
+def report_command(**arguments: Any) -> None:
+    """Show the plan in PLANNED as a page to look at.
+
+    The page opens without a network. Other formats are for PyTorch's memory viewer, Perfetto, speedscope and Netron.
+    """
+    from memonger.cli import report
+
+    report.report(**arguments)
+
+
+@main.command(examples=("memonger unplan planned.onnx -o model.onnx",))
 @options(
     click.argument("planned", type=SOURCE),
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the model here."),
@@ -146,7 +288,9 @@ def unplan(**arguments: Any) -> None:
     files.unplan(**arguments)
 
 
-@main.command()
+@main.command(
+    examples=("memonger draw planned.onnx -o planned.svg", "memonger draw model.onnx --around conv1 -o near.svg")
+)
 @options(
     MODEL,
     click.option("-o", "--output", type=OUTPUT, help="Write .svg, .png or .pdf (drawn by graphviz), .dot or .gv; left "
@@ -158,7 +302,7 @@ def unplan(**arguments: Any) -> None:
                  help="How many edges from those."),
     click.option("--max-nodes", type=click.IntRange(1), default=200, metavar="N", show_default=True,
                  help="The most steps to draw; of a larger graph those around its worst step."),
-    click.option("--color-by", type=click.Choice(["address", "storage"]), default="address", show_default=True,
+    click.option("--color-by", type=Choice(["address", "storage"]), default="address", show_default=True,
                  help="What has one colour: the values that begin at one byte of the arena, or those of one storage."),
     *DIMS,
     AS_JSON,
@@ -173,24 +317,34 @@ def draw(**arguments: Any) -> None:
     drawing.draw(**arguments)
 
 
-@main.command(name="run")
+@main.command(
+    name="run",
+    examples=(
+        "memonger run model.onnx --compare",
+        "memonger run planned.onnx --inputs inputs.npz --outputs outputs.npz",
+        "memonger run planned.onnx --compare --against model.onnx --rtol 1e-4",
+    ),
+)
 @options(
     MODEL,
     MODE,
     *PLANNING,
     click.option("--outputs", type=OUTPUT, help="Write the outputs to this .npz."),
+    click.option("--pad", is_flag=True, help="Fill up --inputs of fewer rows than the plan's batch; cut the outputs."),
     click.option("--compare", is_flag=True, help="Compare outputs, latency and memory with stock onnxruntime."),
     click.option("--against", type=SOURCE, help="Model for the stock sessions; MODEL if left out."),
-    click.option("--cuda-graph", type=click.Choice(GRAPHS), default="auto", show_default=True,
+    click.option("--cuda-graph", type=Choice(GRAPHS), default="auto", show_default=True,
                  help="Capture runs on a CUDA device once and replay them; auto: where that is possible."),
-    click.option("--atol", type=click.FloatRange(0), metavar="X",
+    click.option("--atol", type=Number(0), metavar="X",
                  help="Outputs pass if |planned - stock| <= X + rtol * |stock|; without both, bit for bit."),
-    click.option("--rtol", type=click.FloatRange(0), metavar="X", help="See --atol."),
-    click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
+    click.option("--rtol", type=Number(0), metavar="X", help="See --atol."),
+    click.option("--runs", type=Whole(1, MOST_INSTANCES), default=30, show_default=True,
                  help="Timed runs of each session."),
-    click.option("--warm-up", type=click.IntRange(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
+    click.option("--steps", type=Whole(3, MOST_INSTANCES), default=10, show_default=True, metavar="N",
+                 help="Steps of a model that trains, those to warm up among them."),
+    click.option("--warm-up", type=Whole(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
                  help="Runs of each session before the timed ones."),
-    click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
+    click.option("--seed", type=Whole(0, 2**64 - 1), default=0, show_default=True,
                  help="Seed of random inputs."),
     AS_JSON,
     QUIET,
@@ -198,7 +352,8 @@ def draw(**arguments: Any) -> None:
 def run_command(**arguments: Any) -> None:
     """Run MODEL as planned; one without a plan is planned first.
 
-    Inputs are random numbers unless --inputs names an .npz. With --compare each session runs in a process of its own,
+    A model with a loss is trained for some steps, on one batch. Inputs are random numbers unless --inputs names an
+    .npz. With --compare each session runs in a process of its own,
     and the exit status is 1 if the outputs aren't those of stock onnxruntime at the plan's own level.
     """
     from memonger.cli import run
@@ -206,10 +361,10 @@ def run_command(**arguments: Any) -> None:
     run.run(**arguments)
 
 
-@main.command()
+@main.command(examples=("memonger pack problem.csv --capacity 1048576 -o solution.csv",))
 @options(
     click.argument("problem", type=SOURCE),
-    click.option("--capacity", type=click.IntRange(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
+    click.option("--capacity", type=Whole(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
     click.option("-o", "--output", type=OUTPUT, help="Write the offsets here."),
     AS_JSON,
 )
@@ -223,21 +378,33 @@ def pack(**arguments: Any) -> None:
     files.pack(**arguments)
 
 
-@main.command(name="export")
+@main.command(
+    name="export",
+    examples=(
+        "memonger export planned.onnx --target triton -o models/resnet",
+        "memonger export batch1.onnx batch8.onnx --target kserve --name resnet -o served",
+    ),
+)
 @options(
-    click.argument("planned", type=SOURCE, nargs=-1, required=True),
-    click.option("--target", required=True, metavar="NAME", help=f"One of {', '.join(TARGETS)}."),
+    click.argument("models", type=SOURCE, nargs=-1, required=True, metavar="MODEL..."),
+    click.option("--target", required=True, metavar="NAME", shell_complete=completes(*TARGETS),
+                 help=f"One of {', '.join(TARGETS)}."),
     click.option("--output", "-o", type=SOURCE, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
-    click.option("--instances", type=click.IntRange(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
+    click.option("--instances", type=Whole(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Requests served at a time, each in memory of its own."),
     click.option("--force", is_flag=True, help="Replace an earlier export."),
+    click.option("--batches", callback=parse_batches, metavar="N,N,...",
+                 help="Batches to plan a MODEL without a plan for, as 1,4,16; left out: what suits the target."),
+    *PLANNING,
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    QUIET,
 )  # fmt: skip
 def export_command(**arguments: Any) -> None:
-    """Write what a serving stack loads from PLANNED files.
+    """Write what a serving stack loads from MODEL.
 
-    Several are plans of one model for different batches.
+    One without a plan is planned for inference, in the form the target needs; an open batch stays open, or gets a plan
+    for each of --batches. Several planned files are plans of one model for different batches.
     """
     from memonger.cli import export
 

@@ -1,20 +1,31 @@
 """The command ``export``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memonger.cli.output import print_json, print_line, print_notes
-from memonger.export import Exported
+from memonger.cli.output import print_json, print_line, print_notes, progress_bar
+from memonger.cli.planning import options_of, refuse_planning_options
+from memonger.export import Exported, form
 from memonger.export import export as write
 from memonger.export.package import describe
 from memonger.units import in_full
 
 
 def export(
-    planned: tuple[Path, ...], target: str, output: Path, name: str | None, instances: int, force: bool, as_json: bool
-) -> None:
-    """Write what a serving stack loads."""
-    exported = write(planned, target, output, name=name, instances=instances, force=force)
+    models: tuple[Path, ...], target: str, output: Path, name: str | None, instances: int, force: bool,
+    as_json: bool, quiet: bool, batches: tuple[int, ...], **flags: Any,
+) -> None:  # fmt: skip
+    """Write what a serving stack loads, of a model without a plan after planning it."""
+    options = None
+    with progress_bar(quiet, f"Exporting {models[0].name}") as tell:
+        if form.has_plan(models[0]):
+            refuse_planning_options(models[0], "device", "batches", "threads", "inputs")
+        else:
+            options = replace(options_of(flags), progress=tell)
+        exported = write(
+            models, target, output, name=name, instances=instances, force=force, batches=batches, options=options
+        )
     print_notes(exported.notes)
     if as_json:
         print_json(_record(exported))

@@ -1,40 +1,71 @@
-"""The commands that look at files or lay out a list of buffers: ``inspect``, ``verify``, ``unplan`` and ``pack``."""
+"""The commands that look at files or lay out buffers: ``inspect``, ``diff``, ``verify``, ``unplan``, ``pack``."""
 
+import math
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from memonger.cli.output import Screen, print_json, print_line
-from memonger.errors import MemongerError
+import click
+import onnx_ir as ir
+
+from memonger.cli.output import Screen, print_json, print_line, print_lines, print_wide
+from memonger.devices import Cuda, Device, parse_device
+from memonger.errors import LoadError, MemongerError
+from memonger.files import temporary_folder
 from memonger.layout import allocate, check_layout, lower_bound
 from memonger.layout.minimalloc_csv import read_problem, write_solution
-from memonger.model.load import load_as_is
+from memonger.model.load import load, load_as_is
+from memonger.model.model import Model
+from memonger.model.names import name_nodes
 from memonger.model.save import save_model
+from memonger.model.shape_inference import infer_once
 from memonger.plan import Plan
 from memonger.plan_file import KEY
+from memonger.planning import certificate
 from memonger.planning.unplan import unplan as made_without_plan
 from memonger.report import text
+from memonger.report.diff import diff_lines, diff_record, totals_table
+from memonger.report.fit import certificate_line, certificate_record
+from memonger.report.headline import details_table, headline
+from memonger.report.inspection import model_lines, model_record, model_table, operator_table
+from memonger.report.layers import Layer, layer_record, layers_of, layers_table
 from memonger.report.memory_count import count_memory
 from memonger.report.summary import plan_record
 
+TIMED_RUNS = 3
 
-def inspect(model: Path, as_json: bool) -> None:
-    """Print what a model holds, and its plan if it has one."""
-    read = load_as_is(model)
-    loaded, name = read.ir, read.name
-    planned = Plan.load(model) if KEY in loaded.metadata_props else None
+
+def inspect(
+    model: Path, layers: bool, timed: bool, batch: int | None, dims: Mapping[str, int], as_json: bool
+) -> None:  # fmt: skip
+    """Print what a model holds, node by node if asked, and its plan if it has one."""
+    read, planned = _read(model)
+    if (timed or batch is not None or dims) and not layers:
+        raise click.UsageError("--batch, --dim and --time say what --layers shows: give that, too.")
+    if planned is not None and (batch is not None or dims):
+        raise click.UsageError(f"{model} has a plan, for sizes that --batch and --dim can't change.")
+    record = model_record(read.ir, read.name)
+    figures = None if planned is None else plan_record(planned, read.name, str(model))
+    shown = _layers(model, read, planned, timed, batch, dims) if layers else ()
     if as_json:
-        record: dict[str, Any] = text.model_record(loaded, name)
-        record["plan"] = None if planned is None else plan_record(planned, name, str(model))
-        print_json(record)
+        rows = {"layers": [layer_record(layer) for layer in shown]} if layers else {}
+        print_json({**record, **rows, "plan": figures})
         return
     console = Screen()
-    console.print(text.model_table(loaded, name))
-    console.print(text.operator_table(loaded))
-    if planned is None:
+    if figures is not None:
+        print_lines(console, headline(figures))
+    print_lines(console, tuple(model_lines(record)))
+    if layers:
+        print_wide(console, layers_table(shown))
+        return
+    console.print(model_table(record))
+    console.print(operator_table(record["operators"]))
+    if planned is None or figures is None:
         console.print(f"It has no plan: make one with memonger-plan {model} -o PLANNED.onnx")
         return
-    console.print(text.plan_table(plan_record(planned, name, str(model))))
-    console.print(f"Live bytes up to the arena: [{text.memory_curve(planned)}]")
+    console.print(details_table(figures, planned.lower_bound_bytes))
+    print_lines(console, text.memory_picture(planned))
     console.print(text.largest_table(planned))
     console.print(text.memory_count_table(count_memory(planned)))
     console.print(text.COUNT_NOTE)
@@ -54,8 +85,71 @@ def unplan(planned: Path, output: Path, as_planned: bool, as_json: bool) -> None
     print_line(f"Wrote {output}: the {record['kind']} model of {planned}, {record['nodes']} nodes, without the plan.")
 
 
+def _read(model: Path) -> tuple[Model, Plan | None]:
+    """A model as it is, and its plan if it has one."""
+    read = load_as_is(model)
+    return read, Plan.load(model) if KEY in read.ir.metadata_props else None
+
+
+def _layers(
+    path: Path, read: Model, planned: Plan | None, timed: bool, batch: int | None, dims: Mapping[str, int]
+) -> tuple[Layer, ...]:
+    """The nodes as they stand; with sizes, or where they are timed, as they are planned."""
+    device = parse_device("cpu" if planned is None or planned.device == "none" else planned.device)
+    if planned is None:
+        if timed or batch is not None or dims:
+            read = load(path, batch=batch, dims=dims)
+            name_nodes(read.ir)
+        else:
+            with suppress(LoadError):  # what can't be inferred is shown as unknown
+                infer_once(read)
+    graph = read.ir if planned is None else planned.model
+    return layers_of(graph, planned, _times(graph, device, planned) if timed else {})
+
+
+def _times(model: ir.Model, device: Device, planned: Plan | None) -> Mapping[str, float]:
+    """Seconds of each node in the fastest of some runs with the profiler on.
+
+    Raises:
+        MemongerError: the device's runtime doesn't time nodes.
+    """
+    from memonger.lowering import calibrate
+
+    if not device.is_host:
+        raise MemongerError(f"--time is for the CPU: on {device} onnxruntime times only how long launches take.")
+    threads = 0 if planned is None else planned.threads
+    with temporary_folder() as folder:
+        runs = [calibrate.run(model, device, folder, Cuda(), threads, None).seconds or {} for _ in range(TIMED_RUNS)]
+    return {name: min(run.get(name, math.inf) for run in runs) for name in runs[0]}
+
+
+def diff(first: Path, second: Path, as_json: bool) -> None:
+    """Print in what two models or plans differ; the exit status is 1 if they do."""
+    (one, plan_one), (other, plan_other) = _read(first), _read(second)
+    record = diff_record((one.ir, other.ir), (plan_one, plan_other), (str(first), str(second)))
+    if as_json:
+        print_json(record)
+    elif record["same"]:
+        kind = "models" if plan_one is None else "plans"
+        print_line(f"{first} and {second} are the same {kind}: nodes, order, weights, and all that is planned.")
+    else:
+        console = Screen()
+        if record["totals"]:
+            console.print(totals_table(record))
+        print_lines(console, tuple(diff_lines(record)))
+    if not record["same"]:
+        sys.exit(1)
+
+
 def verify(model: Path, as_json: bool) -> None:
-    """Check the plan in a file."""
+    """Check the plan in a file, or a certificate of `memonger fit`."""
+    if certificate.is_certificate(model):
+        checked = certificate.verify(model)
+        if as_json:
+            print_json(certificate_record(checked, str(model)))
+        else:
+            print_line(f"{model}: {certificate_line(checked)}")
+        return
     planned = Plan.load(model)
     record = {
         "model": str(model), "verified": True, "values": len(planned.offsets), "steps": len(planned.graph.nodes),

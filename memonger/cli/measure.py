@@ -105,11 +105,11 @@ def serve(job: Job) -> None:
     with np.load(job.inputs) as archive:
         feeds = {name: archive[name] for name in archive.files}
     device = parse_device(job.device)
-    before = _in_use(device)
+    before = in_use(device)
     begin = time.perf_counter()
     run = _runner(job, feeds)
     load_seconds = time.perf_counter() - begin
-    peak = _peak(run) if before is None else _device_peak(run, device, before + job.weight_bytes)
+    peak = _peak(run) if before is None else device_peak(run, device, before + job.weight_bytes)
     np.savez(job.outputs, **dict[str, Any](run()))
     say({"peak_bytes": peak, "load_seconds": load_seconds})
     serve_times(run)
@@ -125,7 +125,7 @@ def _peak(run: Callable[[], object]) -> int | None:
     return process_memory.peak_over(baseline, run)
 
 
-def _in_use(device: Device) -> int | None:
+def in_use(device: Device) -> int | None:
     """Bytes of a device in use, by its driver, once onnxruntime has its libraries there; None on the CPU."""
     if device.is_host:
         return None
@@ -139,7 +139,7 @@ def _used(device: Device) -> int:
     return room.total - room.free
 
 
-def _device_peak(run: Callable[[], object], device: Device, baseline: int) -> int:
+def device_peak(run: Callable[[], object], device: Device, baseline: int) -> int:
     """What is in use after some runs, over what was before the session was made: nothing given back is missed.
 
     Neither a plan's memory nor onnxruntime's arena shrinks. What an exhaustive search for algorithms took and gave back
@@ -158,10 +158,10 @@ class MeasuredSession(Worker):
         SessionError: the process failed; its reason is in the message.
     """
 
-    def __init__(self, job: Job, folder: Path, name: str) -> None:
+    def __init__(self, job: Any, folder: Path, name: str, *, module: str = "memonger.cli.measure") -> None:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(asdict(job)))
-        super().__init__("memonger.cli.measure", [str(path)], folder / f"{name}.err")
+        super().__init__(module, [str(path)], folder / f"{name}.err")
         self.turns: list[list[float]] = []
         try:
             self.loaded = self.read()

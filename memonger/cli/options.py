@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
 from memonger.devices import SEARCHES
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.units import MOST_BATCH, MOST_THREADS, MOST_TRIALS, parse_size
+from memonger.words import did_you_mean
 
 Command = Callable[..., None]
 
@@ -26,7 +27,8 @@ def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str])
     return sizes
 
 
-def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Bytes from a text such as 4GiB."""
     try:
         return None if value is None else parse_size(value)
     except ValueError as error:
@@ -35,7 +37,43 @@ def _budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 
 def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[int, ...]:
     """Sizes such as 4GiB in bytes."""
-    return tuple(size for value in values if (size := _budget(ctx, parameter, value)) is not None)
+    return tuple(size for value in values if (size := memory_size(ctx, parameter, value)) is not None)
+
+
+def parse_batches(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Batches such as 1,4,16."""
+    parts = [] if value is None else value.split(",")
+    if not all(_SIZE.fullmatch(part.strip()) and 1 <= int(part) <= MOST_BATCH for part in parts):
+        raise click.BadParameter(f"{value!r} is no list of batches, such as 1,4,16, with each at most {MOST_BATCH}.")
+    return tuple(map(int, parts))
+
+
+LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
+"""The names in `memonger.autodiff.losses.NAMES`."""
+
+
+def completes(*names: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What TAB offers for an option that takes other values, too."""
+    return lambda ctx, parameter, begun: [name for name in names if name.startswith(begun)]
+
+
+class Choice(click.Choice[str]):
+    """One of several names; another is told which one is near."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return super().get_invalid_choice_message(value, ctx) + did_you_mean(str(value), self.choices)
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number within bounds."""
+
+    name = "number"
 
 
 class Target(click.Path):
@@ -54,36 +92,37 @@ FORCE = click.option(
 MODEL = click.argument("model", type=SOURCE)
 MODE = click.option(
     "--mode",
-    type=click.Choice(get_args(Mode)),
+    type=Choice(get_args(Mode)),
     help="What the model is planned for; left out: training if it has marks, gradients or a loss, else inference.",
 )
 DIMS = (
-    click.option("--batch", type=click.IntRange(1, MOST_BATCH), metavar="N",
+    click.option("--batch", type=Whole(1, MOST_BATCH), metavar="N",
                  help="Size of the inputs' open first dimension; left out: 1."),
     click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
                  help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
 )  # fmt: skip
 DEVICE = click.option(
-    "--device", metavar="DEVICE", help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed."
-)
+    "--device", metavar="DEVICE", shell_complete=completes("none", "cpu", "cuda", "cuda:0", "cuda:1"),
+    help="none, cpu or cuda[:N]; the CPU where onnxruntime is installed.",
+)  # fmt: skip
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 LOWERING = (
     *DIMS,
     DEVICE,
-    click.option("--level", type=click.Choice(get_args(Level)),
+    click.option("--level", type=Choice(get_args(Level)),
                  help="onnxruntime's optimization level, for device plans.", show_default=True),
-    click.option("--threads", type=click.IntRange(0, MOST_THREADS), default=0, metavar="N",
+    click.option("--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N",
                  help="Threads within a node; 0: onnxruntime's default."),
-    click.option("--order", default="best", type=click.Choice(get_args(Order)), show_default=True,
+    click.option("--order", default="best", type=Choice(get_args(Order)), show_default=True,
                  help="Order of the nodes; best tries all."),
     click.option("--keep", multiple=True, metavar="PATTERN",
                  help="Don't recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--time-limit", type=click.FloatRange(0), metavar="SECONDS",
+    click.option("--time-limit", type=Number(0), metavar="SECONDS",
                  help="Improve nothing after that; the plan then depends on the machine's speed."),
     click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  help="An .npz with inputs for the calibrating run."),
-    click.option("--cuda-search", type=click.Choice(SEARCHES), default="heuristic", show_default=True,
+    click.option("--cuda-search", type=Choice(SEARCHES), default="heuristic", show_default=True,
                  help="How cuDNN's algorithms are chosen on CUDA; exhaustive: by timing them in the first run."),
     click.option("--small-workspace", is_flag=True, help="At most 32 MiB of workspace for a convolution on CUDA."),
     click.option("--no-tf32", is_flag=True, help="Compute float32 products on CUDA in float32, not in TF32."),
@@ -95,31 +134,86 @@ LOWERING = (
 
 PLANNING = (
     *LOWERING,
-    click.option("--budget", metavar="SIZE", callback=_budget,
+    click.option("--budget", metavar="SIZE", callback=memory_size,
                  help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
-    click.option("--strategy", type=click.Choice(get_args(Strategy)),
+    click.option("--strategy", type=Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
                  "none for inference."),
     click.option("--mirror", multiple=True, metavar="PATTERN",
                  help="Recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--trials", type=click.IntRange(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
+    click.option("--trials", type=Whole(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
                  help="Thresholds in the sweep's grid."),
 )  # fmt: skip
 
 TRAINING = (
-    click.option("--loss", metavar="NAME",
+    click.option("--loss", metavar="NAME", shell_complete=completes(*LOSSES),
                  help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
-    click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]),
+    click.option("--optimizer", type=Choice(["sgd", "adam", "adamw"]),
                  help="Write the updates into the model; without it the gradients are outputs."),
-    click.option("--lr", type=click.FloatRange(0, min_open=True), help="The optimizer's learning rate."),
-    click.option("--momentum", type=click.FloatRange(0, 1), help="Momentum, for sgd."),
-    click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay."),
+    click.option("--lr", type=Number(0, min_open=True), metavar="X", help="The optimizer's learning rate."),
+    click.option("--momentum", type=Number(0, 1), metavar="X", help="Momentum, for sgd."),
+    click.option("--weight-decay", type=Number(0), metavar="X", help="Weight decay."),
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
 
+FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
+"""What `memonger.report.report` writes."""
+
+REPORT = click.option("--report", type=OUTPUT, help="Write a page here that shows the plan: see memonger report.")
+
 TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml", "openvino")
 """The names in `memonger.export.TARGETS`."""
+
+COMMANDS = {
+    "Plan": ("plan", "pareto", "fit", "differentiate"),
+    "Look": ("inspect", "report", "draw", "diff", "verify", "unplan"),
+    "Run and serve": ("run", "export"),
+}
+"""The commands by what they are for, as ``memonger --help`` lists them."""
+
+_OPTIONS = {
+    "Model": ("batch", "dims", "vary", "batches", "mode", "inputs", "name", "instances"),
+    "Memory": (
+        "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "order", "trials",
+        "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
+    ),
+    "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
+    "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
+               "no_deterministic"),
+    "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed"),
+    "Output": (
+        "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
+        "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
+    ),
+}  # fmt: skip
+SECTIONS = (*_OPTIONS, "Options")
+"""The headings under which ``--help`` lists options; the last is for those that no other lists."""
+
+
+def place_of(name: str) -> tuple[int, int]:
+    """The number of an option's section and its place there, by its parameter's name."""
+    places = ((number, names.index(name)) for number, names in enumerate(_OPTIONS.values()) if name in names)
+    return next(places, (len(_OPTIONS), 0))
+
+
+ENVIRONMENT = """
+Defaults come from the environment: MEMONGER_DEVICE=none stands for --device none, and so for every option but those
+that name what is written. TAB completes commands, options and their values:
+
+\b
+  eval "$(_MEMONGER_COMPLETE=bash_source memonger)"     # in ~/.bashrc; zsh_source in ~/.zshrc
+  _MEMONGER_COMPLETE=fish_source memonger | source      # in fish
+
+In scripts, --json prints one object, --quiet shows no progress, and the exit status is 0, 1 (the message says what
+would work) or 2 (wrong usage).
+"""
+"""What ``memonger --help`` ends with."""
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+NOT_FROM_ENVIRONMENT = ("output", "annotated", "outputs", "force", "help", "version", "name")
+"""Options whose defaults the environment doesn't set: what is written, and where."""
 
 ONLY_PLANNING = (
     "mode", "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit",

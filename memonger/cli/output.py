@@ -1,6 +1,7 @@
 """What every command shares: a progress bar, notes and results on the terminal, and reading an .npz of inputs."""
 
 import json
+import sys
 import threading
 import time
 import zipfile
@@ -13,6 +14,7 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from memonger.errors import MemongerError
@@ -20,6 +22,7 @@ from memonger.units import shown
 
 STAGES = 7
 LINE_SECONDS = 5.0
+WIDEST = 1000  # columns
 FOUND = "search: found "
 
 
@@ -31,12 +34,38 @@ class Screen(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text as rich shows it; every cell and title of a table, and all that is printed, comes through here."""
-        return super().render_str(shown(text), **options)
+        return super().render_str(_in_letters_of(self.encoding, shown(text)), **options)
 
 
 def print_line(text: str, *, err: bool = False) -> None:
     """One line, what isn't printable in it escaped."""
-    click.echo(shown(text), err=err)
+    click.echo(_in_letters_of((sys.stderr if err else sys.stdout).encoding, shown(text)), err=err)
+
+
+_PLAIN = str.maketrans({**dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), "÷": "/", "…": "..."})
+"""What our own texts are written with where an output has no Unicode; rich draws its tables in ASCII there."""
+
+
+def _in_letters_of(encoding: str | None, text: str) -> str:
+    try:
+        text.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_PLAIN)
+    return text
+
+
+def print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Each on a line of its own, wrapped between words."""
+    for line in lines:
+        console.print(line)
+
+
+def print_wide(console: Console, table: Table) -> None:
+    """A table of many columns: where there is no terminal, as wide as it takes."""
+    if not console.is_terminal:
+        wide = console.options.update(max_width=WIDEST)
+        console.width = max(console.width, console.measure(table, options=wide).maximum)
+    console.print(table)
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """The commands that make plans and training models: ``plan``, ``pareto`` and ``differentiate``."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
-from memonger.cli.output import Screen, print_json, print_line, print_notes, progress_bar, read_inputs
+from memonger.cli.command import given_again
+from memonger.cli.options import ONLY_PLANNING
+from memonger.cli.output import Screen, print_json, print_line, print_lines, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
@@ -21,21 +25,28 @@ from memonger.plan import Plan
 from memonger.planning import search_plan as planner
 from memonger.planning.options import Options
 from memonger.report import text
+from memonger.report.headline import details_table, headline
 from memonger.report.summary import plan_record
+from memonger.units import format_size
 
 
-def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+def plan(
+    model: Path, output: Path | None, annotated: Path | None, report: Path | None, details: bool, as_json: bool,
+    quiet: bool, **flags: Any,
+) -> None:  # fmt: skip
     """Plan a model, write what is asked for, and print the plan's figures."""
     made = search_plan(model, quiet, **flags)
     if output is not None:
         made.save(output)
     if annotated is not None:
-        save_model(made.annotated, annotated)
+        made.annotated.save(annotated)
+    if report is not None:
+        made.report(report, title=model.name)
     record = plan_record(made, str(model), None if output is None else str(output))
     if as_json:
         print_json(record)
         return
-    _print_plan(made, record)
+    _print_plan(made, record, details)
     console = Screen()
     if output is not None:
         trains = made.training is not None and made.training.loss is not None
@@ -44,26 +55,34 @@ def plan(model: Path, output: Path | None, annotated: Path | None, as_json: bool
     if annotated is not None:
         again = "with --strategy marks and the same loss it gives this plan again"
         console.print(f"Wrote {annotated}: {again}.", soft_wrap=True)
+    if report is not None:
+        console.print(f"Wrote {report}: open it in a browser.", soft_wrap=True)
 
 
-def _print_plan(made: Plan, record: dict[str, Any]) -> None:
+def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
     console = Screen()
-    if made.outcome is not None and made.outcome.candidates:
-        console.print(text.candidates_table(made.outcome.candidates))
-    console.print(text.plan_table(record))
-    if record["recomputed_nodes"]:
-        console.print(text.recomputation_line(record), soft_wrap=True)
-    console.print(f"{record['nodes']} steps. Live bytes at each, up to the arena's size:")
-    console.print(f"[{text.memory_curve(made)}]")
-    unplanned = record["unplanned_values"]
-    if unplanned:
-        console.print(f"Values of a size or type that can't be planned, left to the runtime: {len(unplanned)}.")
-    console.print(f"Planned in {made.planning_seconds:.2f} s.")
+    print_lines(console, headline(record))
+    if made.mode == "training":
+        console.print(text.recomputation_line(record))
+    if made.budget is not None:
+        room = made.budget - made.total_bytes
+        held = f"holds, with {format_size(room)} to spare" if room >= 0 else f"is exceeded by {format_size(-room)}"
+        console.print(f"The budget of {format_size(made.budget)} {held}.")
+    if record["unplanned_values"]:
+        count = len(record["unplanned_values"])
+        console.print(f"Values of a size or type that can't be planned, left to the runtime: {count}.")
+    if details:
+        if made.outcome is not None and made.outcome.candidates:
+            console.print(text.candidates_table(made.outcome.candidates))
+        console.print(details_table(record, made.lower_bound_bytes))
+    print_lines(console, text.memory_picture(made))
+    more = "" if details else " More figures: --details."
+    console.print(f"Planned in {made.planning_seconds:.2f} s.{more}")
 
 
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     """The plan of a model for the flags of the command line; notes on it are printed."""
-    source, options = _source_and_options(model, flags)
+    source, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         made = planner.search_plan(source, options=options, progress=tell)
     print_notes(made.notes)
@@ -72,7 +91,7 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
 
 def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model for several budgets and print a table of the plans."""
-    source, options = _source_and_options(model, flags)
+    source, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
     print_notes([note for each in plans for note in each.notes])
@@ -82,7 +101,17 @@ def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, qu
         return
     console = Screen()
     console.print(text.frontier_table(records))
-    console.print(f"Make one of them: memonger plan {model} --budget SIZE -o PLANNED.onnx", soft_wrap=True)
+    if records and records[0]["stock_bytes"] is not None:
+        console.print(f"Stock onnxruntime is expected to take about {format_size(records[0]['stock_bytes'])}.")
+    console.print(f"Make one of them: {_plan_of(model, records)}", soft_wrap=True)
+
+
+def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
+    """The command that makes a plan of the frontier: the one in the middle, with the flags of this command."""
+    record = records[len(records) // 2]
+    given = given_again(click.get_current_context(), ("points", "budgets", "as_json", "quiet"))
+    budget = f" --budget {record['total_bytes']}B" if record["recomputed_nodes"] else ""
+    return f"memonger plan {given}{budget} -o {shlex.quote(f'{model.stem}.planned.onnx')}"
 
 
 def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
@@ -92,13 +121,34 @@ def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     read = to_training_mode if flags.pop("train_mode") else load
     wrt = flags.pop("wrt") or None
     training = differentiate(read(model, batch=batch, dims=dims), optimizer=optimizer, wrt=wrt, **flags)
+    print_notes(training.notes)
     save_model(training.ir.clone(), output)
     print_line(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
 
 
-def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
+def refuse_planning_options(model: Path, *others: str) -> None:
+    """A model that has a plan is not planned again: options of planning, and ``others``, would have no effect."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in (*ONLY_PLANNING, *others):
+            flag = parameter.opts[0]
+            raise click.UsageError(
+                f"{model} has a plan already, which {flag} can't change: give the model that it was made from."
+            )
+
+
+def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
-    train_mode, optimizer, inputs = flags.pop("train_mode", False), _optimizer(flags), read_inputs(flags.pop("inputs"))
+    train_mode = flags.pop("train_mode", False)
+    dims = {key: flags.pop(key) for key in ("batch", "dims")} if train_mode else {}
+    options = options_of(flags)
+    return (to_training_mode(model, **dims) if train_mode else model), options
+
+
+def options_of(flags: dict[str, Any]) -> Options:
+    """The options of a plan; contradictions among them are wrong usage of the command."""
+    optimizer, inputs = _optimizer(flags), read_inputs(flags.pop("inputs"))
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
@@ -108,12 +158,10 @@ def _source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Mode
         tf32=not flags.pop("no_tf32"),
         deterministic=not flags.pop("no_deterministic"),
     )
-    dims = {key: flags.pop(key) for key in ("batch", "dims")} if train_mode else {}
     try:
-        options = Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
+        return Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
     except PlanError as error:
         raise click.UsageError(str(error)) from error
-    return (to_training_mode(model, **dims) if train_mode else model), options
 
 
 def _optimizer(flags: dict[str, Any]) -> Optimizer | None:

@@ -4,56 +4,79 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from memonger.cli import compare as comparing
+from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
-from memonger.cli.options import ONLY_PLANNING
-from memonger.cli.output import Screen, print_json, progress_bar, read_inputs
-from memonger.cli.planning import search_plan
+from memonger.cli.output import Screen, print_json, print_notes, progress_bar, read_inputs
+from memonger.cli.planning import refuse_planning_options, search_plan
+from memonger.cli.settings import Result, Settings
 from memonger.files import temporary_folder
 from memonger.model.load import load_as_is
+from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.report import runs as tables
 
 
 def run(
-    model: Path, outputs: Path | None, compare: bool, against: Path | None, as_json: bool, quiet: bool, **flags: Any
+    model: Path,
+    outputs: Path | None,
+    compare: bool,
+    against: Path | None,
+    steps: int,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
 ) -> None:
     """Run a model as planned, planning it first if it has no plan, and print what came out.
 
     The exit status is 1 if a comparison fails.
     """
     feeds = read_inputs(flags["inputs"])
-    tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
-    if not compare and not tolerance.is_exact:
-        raise click.UsageError("--atol and --rtol are for --compare.")
-    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph")}
-    settings = comparing.Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
+    settings = _settings(compare, feeds is not None, flags)
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
-            if compare:
-                result = comparing.compare(planned, against or model, feeds, settings, folder, tell)
+            plan = Plan.load(planned)
+            stock = (against or comparing.stock_model(model, planned, plan, folder)) if compare else None
+            if training.is_trained(plan):
+                result = training.train(plan, planned, stock, feeds, settings, steps, folder, tell)
+            elif stock is not None:
+                result = comparing.compare(plan, planned, stock, feeds, settings, folder, tell)
             else:
-                result = comparing.run_alone(planned, feeds, settings)
+                result = comparing.run_alone(plan, feeds, settings)
         if outputs is not None:
-            comparing.save_outputs(result.outputs, outputs)
+            comparing.save_outputs(result.outputs if result.saved is None else result.saved, outputs)
     if as_json:
         print_json({**result.record, "model": str(model)})
     else:
         _print(result)
+        print_notes(() if quiet else result.notes)
     if not result.passed:
         raise click.exceptions.Exit(1)
 
 
-def _print(result: comparing.Result) -> None:
-    console = Screen()
-    console.print(tables.outputs_table(result.outputs))
+def _settings(compares: bool, is_fed: bool, flags: dict[str, Any]) -> Settings:
+    """What the command is told beside how to plan, taken out of the flags; contradictions are wrong usage."""
+    tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
+    if not compares and not tolerance.is_exact:
+        raise click.UsageError("--atol and --rtol are for --compare.")
+    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph", "pad")}
+    if own["pad"] and not is_fed:
+        raise click.UsageError("--pad is for --inputs that have fewer rows than the plan's batch.")
+    if own["pad"]:
+        flags["inputs"] = None  # no shapes to plan for
+    return Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
+
+
+def _print(result: Result) -> None:
+    console, trains = Screen(), result.record.get("mode") == "training"
+    if result.outputs:
+        console.print(tables.outputs_table(result.outputs))
     if result.rows:
-        title = "Planned against stock onnxruntime"
-        console.print(tables.comparison_table(result.rows, title, "run", "outputs"))
-        console.print(tables.COMPARISON_NOTE, style="dim")
+        unit, compared = ("step", "results") if trains else ("run", "outputs")
+        console.print(tables.comparison_table(result.rows, unit, compared))
+        console.print(tables.STEPS_NOTE if trains else tables.COMPARISON_NOTE, style="dim")
     for line in result.lines:
         console.print(line)
 
@@ -62,18 +85,9 @@ def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> P
     """The model itself if it has a plan, else a planned file in the folder."""
     loaded = load_as_is(model).ir
     if KEY in loaded.metadata_props:
-        _refuse_planning_options(model)
+        refuse_planning_options(model)
         return model
     del loaded
     planned = folder / "planned.onnx"
     search_plan(model, quiet, **flags).save(planned)
     return planned
-
-
-def _refuse_planning_options(model: Path) -> None:
-    """A model that has a plan is not planned again: options of planning would have no effect."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and parameter.name in ONLY_PLANNING:
-            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")

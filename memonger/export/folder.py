@@ -12,6 +12,7 @@ from memonger.errors import PlanFileError
 from memonger.export.package import Estimate, Package, describe
 from memonger.files import folder_beside, put_folder
 from memonger.units import in_full
+from memonger.words import option
 
 SETTINGS = "memonger.json"  # also tells an export from any other folder
 
@@ -43,7 +44,8 @@ def _check_free(path: Path, force: bool) -> None:
             return
         _check_export(path)
         if not force:
-            raise PlanFileError(f"{path} is there already: name another folder, or replace it with --force.")
+            replaced = option("force", True)
+            raise PlanFileError(f"{path} is there already: name another folder, or replace it with {replaced}.")
     elif path.exists() or path.is_symlink():
         raise PlanFileError(f"{path} is there already and is no folder: name another one.")
 

@@ -14,6 +14,7 @@ from memonger.lowering import calibrate
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.units import MOST_INSTANCES, in_full
+from memonger.words import either, option
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 STOCK_NOTE = (
@@ -163,7 +164,7 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
         notes.append(
             "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
         )
-    return Package(tuple(measured), _name_of(plans[0]) if name is None else name, instances, tuple(notes))
+    return Package(tuple(measured), name_of(plans[0]) if name is None else name, instances, tuple(notes))
 
 
 def binding_notes(package: Package) -> tuple[str, ...]:
@@ -173,15 +174,18 @@ def binding_notes(package: Package) -> tuple[str, ...]:
         return ()
     return (
         f"The plan is bound to {stamp.runtime} and this kind of processor: a session elsewhere refuses it. A plan "
-        "made with --device none runs everywhere.",
+        f"made with {option('device', 'none')} runs everywhere.",
     )
 
 
 def _check_mode(plan: Plan, origin: str) -> None:
     if plan.mode == "training" or plan.training is not None:
+        inference = either(
+            "memonger.search_plan(model, mode='inference')", "memonger plan MODEL --mode inference -o PLANNED.onnx"
+        )
         raise PlanError(
             f"{origin} is a plan for training, which can't be served: plan the forward model "
-            "(memonger plan MODEL --mode inference -o PLANNED.onnx). trainer.export writes trained weights into it."
+            f"({inference}). trainer.export writes trained weights into it."
         )
 
 
@@ -195,9 +199,13 @@ def _with_workspace(plan: Plan) -> Plan:
     return dataclasses.replace(plan, workspace=workspace, graph=graph_of(plan.model, plan.training, None, workspace))
 
 
-def _name_of(plan: Plan | str | Path) -> str:
+def name_of(plan: object) -> str:
+    """What a server calls a model that isn't given a name: as its file, or as the model calls itself."""
     if isinstance(plan, Plan):
         return str(plan.model.graph.name or "model")
+    if not isinstance(plan, str | Path):
+        graph = getattr(plan, "graph", None)
+        return str(getattr(graph, "name", "") or "model")
     return Path(plan).name.removesuffix(".onnx").removesuffix(".planned") or "model"
 
 
@@ -208,7 +216,7 @@ def check_name(name: str, pattern: str, words: str) -> None:
         PlanError: it isn't.
     """
     if not re.fullmatch(pattern, name):
-        raise PlanError(f"{name!r} can't be the model's name: {words}. Give another (--name).")
+        raise PlanError(f"{name!r} can't be the model's name: {words}. Give another ({option('name')}).")
 
 
 def check_standard(plan: Plan, target: str, *, own: bool) -> None:
@@ -226,9 +234,10 @@ def check_standard(plan: Plan, target: str, *, own: bool) -> None:
     for node in plan.model.graph:
         if node.domain in STANDARD or (own and node.domain == "com.microsoft"):
             continue
+        extended = option("level", "extended")
         raise PlanError(
             f"node '{node.name}' is {node.domain}::{node.op_type}, which {target} can't be relied on to run: plan the "
-            f"model with --device none{' or --level extended' if own else ''}."
+            f"model with {option('device', 'none')}{f' or {extended}' if own else ''}."
         )
 
 

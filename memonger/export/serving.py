@@ -9,6 +9,7 @@ import numpy as np
 from memonger.errors import MemongerError, SessionError
 from memonger.plan import Plan
 from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.padding import NoBatchError
 from memonger.runtime.session import Session
 
 Arrays = Mapping[str, np.ndarray]
@@ -18,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 class PlannedModel:
     """A session of one or several plans of a model. Threads may share it: one run at a time.
+
+    Where outputs begin with the batch, a batch that no plan was made for is filled up to the next larger one.
 
     Every plan is run once on made-up inputs before the first request: the session checks the executed order then, and
     not on a client's inputs, and the first answer comes as fast as the others.
@@ -33,7 +36,7 @@ class PlannedModel:
     def __init__(self, plans: Sequence[Plan | str | Path]) -> None:
         loaded = [plan if isinstance(plan, Plan) else Plan.load(plan) for plan in plans]
         self.batches = tuple(sorted(_batch(plan) for plan in loaded))
-        self.session = Session(loaded)
+        self.session = _session(loaded)
         self.input_names = tuple(value.name for value in inputs_of(loaded[0].model.graph) if value.required)
         self.output_names = self.session.output_names
         for plan in loaded:
@@ -49,7 +52,7 @@ class PlannedModel:
             _log.warning("no run before the first request: %s", error)
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Run inputs of exactly the shapes of a plan.
+        """Run inputs of the shapes of a plan, or of a smaller batch.
 
         Raises:
             SessionError: as `memonger.Session.run`.
@@ -61,8 +64,9 @@ class PlannedModel:
 
         Args:
             requests: The inputs of each.
-            together: Whether as many requests as the largest plan takes share a run, its batch filled up with zeros:
-                for models that compute each row of a batch alone. The inputs' first dimension is then the batch.
+            together: Whether as many requests as the largest plan takes share a run, its batch filled up with the
+                last row: for models that compute each row of a batch alone. The inputs' first dimension is then the
+                batch.
 
         Returns: the outputs of each request by name, or why there are none.
         """
@@ -122,18 +126,17 @@ class PlannedModel:
             left = rows - start
             batch = next((size for size in self.batches if size >= left), self.batches[-1])
             count = min(batch, left)
-            outputs = self.session.run({k: _filled(v[start : start + count], batch) for k, v in joined.items()})
-            parts.append({name: array[:count] for name, array in outputs.items()})
+            parts.append(self.session.run({k: v[start : start + count] for k, v in joined.items()}))
             start += count
         return {name: np.concatenate([part[name] for part in parts]) for name in self.output_names}
 
 
-def _filled(rows: np.ndarray, batch: int) -> np.ndarray:
-    if len(rows) == batch:
-        return rows
-    filled = np.zeros((batch, *rows.shape[1:]), rows.dtype)
-    filled[: len(rows)] = rows
-    return filled
+def _session(plans: Sequence[Plan]) -> Session:
+    """A session that takes smaller batches as well, where outputs begin with the batch."""
+    try:
+        return Session(plans, pad=True)
+    except NoBatchError:
+        return Session(plans)
 
 
 def _batch(plan: Plan) -> int:

@@ -60,6 +60,10 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         batches = None
     elif batches == (1,):
         batches = None
+    elif batches is None and plan.batch is not None:
+        notes.append(
+            "Requests have to come in the planned shapes: an input or output of the model doesn't begin with the batch."
+        )
     shared = package.instances > 1
     estimate = package.as_stock(chosen.executed, shared=shared)
     content = config(package, "onnxruntime", MODEL, batches, parameters(package, estimate, shared))

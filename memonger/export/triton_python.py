@@ -34,9 +34,9 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     (version.parent / "config.pbtxt").write_text(text_of(content))
     batching = (
         f"Requests are put together to batches of at most {max(batches)}; each is run by the plan of the next larger "
-        f"batch ({', '.join(map(str, batches))}), filled up with zeros."
+        f"batch ({', '.join(map(str, batches))}), filled up with the last row."
         if batches
-        else "Requests are run one by one: the plan was made without --batch, or the model's inputs and outputs don't "
+        else "Requests are run one by one: the plan was made without a batch, or the model's inputs and outputs don't "
         "all begin with a batch."
     )
     files.add_readme(package, folder, estimate, TEXT.format(batching=batching))

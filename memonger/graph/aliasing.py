@@ -332,6 +332,11 @@ def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
     return [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
 
 
+def is_declared_view(node: ir.Node) -> bool:
+    """Whether onnxruntime makes the output its input under another shape of its own accord."""
+    return any(rule.reason == _SAME_BYTES for rule in _VIEWS_OF.get((node.domain, node.op_type), ()))
+
+
 def may_alias_unbound(node: ir.Node) -> bool:
     """Whether onnxruntime may put an output that the caller leaves unbound into an input's memory.
 

@@ -11,6 +11,7 @@ from memonger.graph import aliasing, costs
 from memonger.model.operators import facts, operator_name
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.values import LARGEST, all_values, dense, nbytes, subgraphs
+from memonger.words import option
 
 Pair = tuple[int, int]
 
@@ -234,8 +235,8 @@ def _planned(model: ir.Model, values: list[ir.Value], sizes: list[int | None], h
         if size is None:
             raise PlanError(
                 f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "
-                "inference can't tell it. Plan for a device (--device cpu), where one run measures it, or write "
-                "its shape into the model's value_info."
+                f"inference can't tell it. Plan for a device ({option('device', 'cpu')}), where one run measures it, "
+                "or write its shape into the model's value_info."
             )
         if size:
             planned.add(value)

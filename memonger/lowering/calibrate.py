@@ -17,6 +17,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.profile import workspace_of
+from memonger.words import FILE, option
 
 
 class NoRoomError(SessionError):
@@ -137,7 +138,7 @@ def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool)
     except MemongerError:
         raise
     except Exception as error:  # pybind exceptions share no base class
-        hint = " It was fed random numbers: give real inputs (--inputs FILE.npz)." if generated else ""
+        hint = f" It was fed random numbers: give real inputs ({option('inputs', FILE)})." if generated else ""
         raise SessionError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
 
 

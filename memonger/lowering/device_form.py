@@ -22,6 +22,7 @@ from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
+from memonger.model.modules import carry_modules
 from memonger.model.names import name_nodes
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
@@ -29,6 +30,7 @@ from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
+from memonger.words import option
 
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -121,7 +123,7 @@ def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Set
     except LoadError as error:
         raise PlanError(
             f"{model.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes need: "
-            f"{error} Plan it for a smaller batch, or at --level disable."
+            f"{error} Plan it for a smaller batch, or at {option('level', 'disable')}."
         ) from error
     return lowered, Calibration(None, None, calibrate.hosted(lowered, device, settings.cuda))
 
@@ -148,6 +150,7 @@ def _reload(path: Path, original: Model) -> ir.Model:
     lowered.metadata_props.update(original.ir.metadata_props)
     lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
     name_nodes(lowered)
+    carry_modules(original.ir, lowered)
     return lowered
 
 

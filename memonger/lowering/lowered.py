@@ -17,6 +17,7 @@ from memonger.errors import PlanError
 from memonger.model.marks import forget_composites
 from memonger.model.model import Model
 from memonger.model.names import name_nodes
+from memonger.words import option
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -74,6 +75,6 @@ def _check_types(model: Model) -> None:
         if unknown is not None:
             raise PlanError(
                 f"{model.name}: the type of value '{unknown.name}' (node '{node.name}', {node.op_type}) is unknown: "
-                "ONNX's inference can't tell it. Plan for a device (--device cpu), or write it into the model's "
-                "value_info."
+                f"ONNX's inference can't tell it. Plan for a device ({option('device', 'cpu')}), or write it into the "
+                "model's value_info."
             )

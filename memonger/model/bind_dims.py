@@ -1,6 +1,7 @@
 """Sizes for a model's symbolic dimensions, from what the user gives by name, by place or by whole shapes."""
 
 import dataclasses
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +10,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError
 from memonger.model.model import Model
 from memonger.model.values import tensor_shape
-from memonger.words import FILE, SIZE, N, option
+from memonger.words import FILE, SIZE, N, did_you_mean, option
 
 Dim = int | ir.SymbolicDim
 
@@ -29,8 +30,8 @@ def bind(
     """
     name = model.name
     for key, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
-        if size < 0:
-            raise LoadError(f"the size of dimension '{key}' must be 0 or more, not {size}.")
+        if not _is_size(size):
+            raise LoadError(f"the size of dimension '{key}' must be a whole number, 0 or more, not {size!r}.")
     tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
     for value in tensors:
         _give_rank(name, value, input_shapes.get(str(value.name)))
@@ -46,6 +47,15 @@ def bind(
     for value, shape in zip(tensors, bound, strict=True):
         value.shape = shape
     return dataclasses.replace(model, batch=batch, notes=notes)
+
+
+def _is_size(given: object) -> bool:
+    return not isinstance(given, bool) and isinstance(given, numbers.Integral) and int(given) >= 0
+
+
+def has_open_batch(model: ir.Model, dims: Mapping[str, int]) -> bool:
+    """Whether the batch of a model has no size yet, with these sizes of dimensions."""
+    return bool(_open_batch([value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)], dims))
 
 
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
@@ -108,6 +118,7 @@ def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int])
     raise LoadError(
         f"{name} has no dimension named {', '.join(map(repr, unknown))}; "
         + (f"it has {', '.join(map(repr, known))}." if known else "all of its dimensions are fixed.")
+        + did_you_mean(unknown[0], known)
     )
 
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError
 from memonger.model.model import Model
+from memonger.model.tensors import all_tensors, bodies, external_tensors
 from memonger.model.values import LARGEST, SMALL, all_values, nbytes, static_shape, subgraphs
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
@@ -22,40 +23,6 @@ def root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().rstrip(".") or type(error).__name__
-
-
-def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
-    """Whatever holds nodes: the graph, the bodies of functions, and the subgraphs in all of them."""
-    yield from model.graphs()
-    for function in model.functions.values():
-        yield function
-        yield from function.subgraphs()
-
-
-def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Every tensor in a model, wherever it stands: weights and attributes, of functions and subgraphs too."""
-    for body in bodies(model):
-        if isinstance(body, ir.Graph):
-            yield from (v.const_value for v in body.initializers.values() if v.const_value is not None)
-        for node in body:
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                    yield attribute.value
-                elif attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref():
-                    yield from attribute.value
-
-
-def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Every tensor of the model that lies in a file of its own."""
-    return (tensor for tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor))
-
-
-def tensor_attributes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Attr]]:
-    """Every attribute of the graph's own nodes that is one tensor, with its node."""
-    for node in graph:
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                yield node, attribute
 
 
 def check_tensors(model: Model) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import reprlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,6 +12,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from memonger.errors import MemongerError
 
 T = TypeVar("T")
+
+_MOST = sys.float_info.max
 
 LARGEST = 2**62  # sums of two such sizes still fit 64 bits
 
@@ -65,8 +68,8 @@ class DecodingError(ValueError):
 def decode(kind: type[T], content: object, *, ignore_unknown: bool = False) -> T:
     """A dataclass from what `json.loads` gives.
 
-    Fields are strings, integers (also `AtLeast` and `OneOf`), booleans, ``tuple[X, ...]``, ``frozenset[X]``,
-    ``Mapping[str, X]``, dataclasses, or ``X | None``. A field with a default may be missing.
+    Fields are strings, integers (also `AtLeast` and `OneOf`), booleans, finite numbers (``float``), ``tuple[X, ...]``,
+    ``frozenset[X]``, ``Mapping[str, X]``, dataclasses, or ``X | None``. A field with a default may be missing.
 
     Args:
         kind: The dataclass.
@@ -125,6 +128,8 @@ def _reader(kind: Any) -> Reader:
         return partial(_list, origin, _reader(args[0]))
     if origin is Mapping:
         return partial(_mapping, _reader(args[1]))
+    if kind is float:
+        return _number
     return partial(_record if dataclasses.is_dataclass(kind) else _exactly, kind)
 
 
@@ -133,6 +138,11 @@ _WORDS = {str: "a string", int: "an integer", bool: "true or false"}
 
 def _exactly(kind: type, content: Any) -> Any:
     return content if type(content) is kind else _refuse(content, _WORDS[kind])
+
+
+def _number(content: Any) -> Any:
+    is_number = type(content) in (int, float) and abs(content) <= _MOST  # NaN isn't
+    return float(content) if is_number else _refuse(content, "a finite number")
 
 
 def _list(kind: Callable[[list[Any]], Any], read: Reader, content: Any) -> Any:

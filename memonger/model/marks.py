@@ -17,6 +17,7 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import PlanError
 from memonger.model.model import Model
+from memonger.words import did_you_mean
 
 STAGE = "mirror_stage"
 
@@ -101,7 +102,7 @@ def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
                 known = ", ".join(sorted({node.op_type for node in copy.graph})[:12])
                 raise PlanError(
                     f"{model.name}: '{pattern}' names no node: give a node's name, its operator ({known} ...) or its "
-                    "output; * and ? stand for any letters."
+                    f"output; * and ? stand for any letters.{did_you_mean(pattern, _names(copy))}"
                 )
             for node in found:
                 node.metadata_props[FORCE] = decision
@@ -109,8 +110,17 @@ def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
     return dataclasses.replace(model, ir=copy)
 
 
+def _names(model: ir.Model) -> list[str]:
+    """All that a pattern may name."""
+    return [name for node in model.graph for name in _names_of(node)]
+
+
+def _names_of(node: ir.Node) -> tuple[str, ...]:
+    return (node.name or "", node.op_type, *(str(v.name) for v in node.outputs if v.name))
+
+
 def _matches(node: ir.Node, pattern: str) -> bool:
-    names = (node.name or "", node.op_type, *(str(v.name) for v in node.outputs if v.name))
+    names = _names_of(node)
     return pattern in names or any(fnmatchcase(name, pattern) for name in names)
 
 

@@ -3,14 +3,18 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+import onnx
 import onnx_ir
 
 from memonger.model import training_roles
+from memonger.model.save import as_proto, save_model
 from memonger.model.training_roles import Training
+from memonger.units import shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A loaded model.
 
@@ -46,6 +50,34 @@ class Model:
     def is_differentiated(self) -> bool:
         """Whether there are gradients or updates in it."""
         return self.training is not None and self.training.is_differentiated
+
+    @property
+    def title(self) -> str:
+        """What to call it for short: its file's name without its suffix, else its graph's name."""
+        return str(self.graph.name or "model") if self.name.startswith("<") else Path(self.name).stem
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The model as an ``onnx.ModelProto`` of its own, all weights in it: ``onnx.save(model.proto, path)``.
+
+        Raises:
+            PlanFileError: its weights are more than one message holds: `save` has no such limit.
+        """
+        return as_proto(self.ir, self.name)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model; whole or not at all. Large weights go into a file beside it. What is there is replaced.
+
+        Raises:
+            PlanFileError: the file can't be written, or holds weights of this model.
+        """
+        save_model(self.ir.clone(), Path(path))
+
+    def __repr__(self) -> str:
+        """As ``<Model resnet18: 69 nodes, batch 1>``."""
+        kind = ", training step" if self.is_differentiated else ""
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        return shown(f"<Model {self.title}: {self.graph.num_nodes()} nodes{batch}{kind}>")
 
     def clone(self) -> "Model":
         """A copy to edit. Tensors are shared."""

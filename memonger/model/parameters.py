@@ -10,6 +10,7 @@ from memonger.errors import PlanError
 from memonger.model.model import Model
 from memonger.model.operators import facts
 from memonger.model.values import is_floating
+from memonger.words import NAME, did_you_mean, option
 
 KEY = "memonger.parameters"
 """Metadata of a model: a JSON list of its parameters' names."""
@@ -72,12 +73,12 @@ def choose(model: Model, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tu
             kind = values[each].dtype
             raise PlanError(
                 f"{name}: '{each}' is {kind.name.lower() if kind else 'no tensor'}: only floating-point tensors have "
-                "gradients. Leave it out of wrt, or freeze it (frozen=[...])."
+                "gradients. Leave it out of {option('wrt')}, or freeze it ({option('frozen', [each])})."
             )
     if not chosen:
         raise PlanError(
             f"{name} has nothing to differentiate by: no floating-point initializer is left. Name inputs or "
-            "initializers (wrt=[...])."
+            f"initializers ({option('wrt', [NAME])})."
         )
     return tuple(values[each] for each in chosen)
 
@@ -88,6 +89,9 @@ def _matching(values: dict[str, ir.Value], patterns: Sequence[str], name: str, f
         names = [pattern] if pattern in values else [n for n in values if fnmatch.fnmatchcase(n, pattern)]
         if not names:
             some = ", ".join(f"'{n}'" for n in list(values)[:8])
-            raise PlanError(f"{name}: {flag} names '{pattern}', which is no input or initializer; there are {some} ...")
+            raise PlanError(
+                f"{name}: {option(flag)} names '{pattern}', which is no input or initializer; there are {some} ..."
+                f"{did_you_mean(pattern, values)}"
+            )
         found += names
     return found

@@ -7,13 +7,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError, memory_checked
 from memonger.files import folder_beside, locked, write_whole
-from memonger.model.checks import external_tensors, tensor_attributes
+from memonger.model.tensors import external_tensors, tensor_attributes
+from memonger.units import in_full
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
+PRODUCER = "memonger"
+"""Of models that don't say."""
+MESSAGE_LIMIT = 2**31 - 2**20  # bytes of weights that one message of protobuf holds, beside the graph
+BESIDE = "Its save(path) writes large weights into a file beside the model."
 SMALLER = (
     "Nothing was left behind. Keep the weights in a file beside the model (onnx.save with save_as_external_data=True), "
     "in the folder that is written to."
@@ -33,9 +39,29 @@ def save_model(planned: ir.Model, path: Path) -> None:
             model itself.
     """
     check_not_its_weights(planned, path)
-    planned.producer_name = planned.producer_name or "memonger"
+    planned.producer_name = planned.producer_name or PRODUCER
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
         _save(planned, path)
+
+
+def as_proto(model: ir.Model, name: str) -> onnx.ModelProto:
+    """A model as one message of its own, all weights in it.
+
+    Args:
+        model: Not changed.
+        name: What messages call it.
+
+    Raises:
+        PlanFileError: its weights are more than one message holds; memory ran out.
+    """
+    with memory_checked(PlanFileError, f"{name} can't be one message", BESIDE):
+        size = _weights(model)
+        if size >= MESSAGE_LIMIT:
+            raise PlanFileError(f"{name} has {in_full(size)} of weights, and one message holds 2 GiB. {BESIDE}")
+        copy = model.clone()
+        copy.producer_name = copy.producer_name or PRODUCER
+        read_in(copy)
+        return ir.to_proto(copy)
 
 
 def check_not_its_weights(model: ir.Model, path: Path) -> None:
@@ -56,7 +82,8 @@ def _save(planned: ir.Model, path: Path) -> None:
         else:
             _write_with_data(planned, path)
     except OSError as error:
-        raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+        why = error.strerror or error if path.parent.is_dir() else f"there is no folder {path.parent}"
+        raise PlanFileError(f"{path} can't be written: {why}. Nothing was left behind.") from error
     except ValueError as error:  # protobuf's own word for a message over 2 GiB
         raise PlanFileError(f"{path} can't be written: {error}.") from error
 

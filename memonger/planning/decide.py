@@ -18,8 +18,8 @@ from memonger.remat.budget import BUDGET
 from memonger.remat.orders import ORDERS
 from memonger.units import format_size
 
-ATTEMPTS = 4
-"""Searches for one budget: where the arena doesn't fit, the next search is given that much less."""
+ATTEMPTS = 6
+"""Searches for one budget: where the arena doesn't fit, the next one is given less."""
 
 _MANY = 50_000
 """With more nodes than this ``best`` is the file's own order, as the others take seconds each."""
@@ -67,13 +67,13 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
             succeeds with the budget that the error names.
         PlanError: the strategy finds nothing at all.
     """
-    names = _orders(order, len(request.graph.nodes))
+    names = orders_of(order, len(request.graph.nodes))
     if strategy == "none":
         return _without(request, names)
     if request.budget is not None:
         return _Budgets(request, strategy, names).cheapest(request.budget)
-    ordered, schedule = _least(request, names)
-    return _lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
+    ordered, schedule = order_for_least(request, names)
+    return lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
 
 
 def frontier(request: Request, points: int, order: str, budgets: Sequence[int] = ()) -> list[Solution]:
@@ -86,7 +86,7 @@ def frontier(request: Request, points: int, order: str, budgets: Sequence[int] =
         budgets: These budgets instead. For one that nothing was found for, the smallest total found stands.
     """
     begin = time.monotonic()
-    searched = _Budgets(request, "budget", _orders(order, len(request.graph.nodes)))
+    searched = _Budgets(request, "budget", orders_of(order, len(request.graph.nodes)))
     plain, least = searched.plain, searched.least()
     results, lowest, span = [plain, least], searched.total(least), searched.total(plain) - searched.total(least)
     tried = sorted(budgets) or [lowest + span * point // points for point in range(points)]
@@ -136,8 +136,8 @@ class _Budgets:
     def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
         """The cheapest solution found within the budget.
 
-        The search holds the most live bytes and workspace of one step. Where the arena, which may have gaps, doesn't
-        fit then, it is told a budget smaller by what is missing.
+        The search holds the most live bytes of one step. Where the arena, which may have gaps, doesn't fit then, it is
+        told a budget that is smaller by what is missing, the next time by twice that, and so on.
         """
         if self.total(self.plain) <= budget:
             return self.plain
@@ -151,7 +151,7 @@ class _Budgets:
             solution = self._laid_out(outcome)
             if self.total(solution) <= budget:
                 return solution
-            target -= self.total(solution) - budget
+            target -= (self.total(solution) - budget) << attempt
         least = self.least()
         if self.total(least) > budget:
             raise BudgetError(budget, self.total(least), self._search.lower_bound)
@@ -179,18 +179,25 @@ class _Budgets:
         return None if tell is None else lambda state: tell(told + state)
 
     def _laid_out(self, outcome: Outcome) -> Solution:
-        return _lay_out(self.request, self._ordered[1], outcome)
+        return lay_out(self.request, self._ordered[1], outcome)
 
     @cached_property
     def _ordered(self) -> tuple[Request, tuple[int, ...]]:
-        return _least(self.request, self.names)
+        """The request with its nodes in order, and that order.
+
+        A budget holds the arena beside the largest workspace, whichever step takes that: it counts at all of them.
+        """
+        request, order = order_for_least(self.request, self.names)
+        graph, most = request.graph, max(request.graph.workspace, default=0)
+        even = dataclasses.replace(graph, workspace=(0,) * len(graph.nodes))
+        return dataclasses.replace(request, graph=even, base=request.base + most), order
 
     @cached_property
     def _search(self) -> BudgetSearch:
         return BudgetSearch(self._ordered[0])
 
 
-def _orders(order: str, nodes: int) -> list[str]:
+def orders_of(order: str, nodes: int) -> list[str]:
     if order != "best":
         return [order]
     return list(ORDERS)[: 1 if nodes > _MANY else None]
@@ -214,7 +221,7 @@ def _without(request: Request, names: Iterable[str]) -> Solution:
     return best
 
 
-def _least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, ...]]:
+def order_for_least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, ...]]:
     """The request with its nodes in the order that needs least memory with nothing recomputed, and that order."""
     best: tuple[int, tuple[int, ...], Graph] | None = None
     for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
@@ -234,7 +241,7 @@ def _least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, 
     ), schedule
 
 
-def _lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
+def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
     """The solution for a schedule of the ordered graph."""
     schedule = tuple(order[node] for node in outcome.schedule)
     graph = rewrite.schedule_graph(request.graph, schedule)

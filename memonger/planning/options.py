@@ -1,7 +1,6 @@
 """The options of a plan: one record that is checked when it is made, and the same as keywords of functions."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
+from memonger import units
 from memonger.autodiff.losses import Loss
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
@@ -19,8 +19,8 @@ from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
-from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, parse_size
-from memonger.words import option
+from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS
+from memonger.words import did_you_mean, option
 
 Progress = Callable[[str], None]
 
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Options:
     """The options of a plan, checked when the record is made. Each is also a keyword of `memonger.search_plan`.
 
@@ -127,10 +127,17 @@ class Options:
                 "strategy takes keep."
             )
 
+    def __repr__(self) -> str:
+        """What differs from the defaults: ``Options(mode='training', budget='4GiB')``."""
+        defaults = _defaults()
+        values = {name: getattr(self, name) for name in defaults}
+        changed = {name: value for name, value in values.items() if value is not defaults[name]}
+        return f"Options({', '.join(f'{k}={reprlib.repr(v)}' for k, v in changed.items() if v != defaults[k])})"
+
     @property
     def budget_bytes(self) -> int | None:
         """The budget in bytes."""
-        return None if self.budget is None else _bytes(self.budget)
+        return None if self.budget is None else in_bytes("budget", self.budget)
 
     @property
     def chosen_mode(self) -> Mode:
@@ -155,6 +162,12 @@ class Options:
     def trains(self) -> bool:
         """Whether the model is to be differentiated: a loss or an optimizer is given."""
         return self.loss is not None or self.optimizer is not None
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    plain = Options()
+    return {one.name: getattr(plain, one.name) for one in dataclasses.fields(Options)}
 
 
 class FrontierOfGraph(TypedDict, total=False):
@@ -206,7 +219,7 @@ def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
     if isinstance(budgets, str) or not isinstance(budgets, Sequence) or len(budgets) > MOST_POINTS:
         raise PlanError(f"budgets must be a list of at most {MOST_POINTS} sizes, as ['1GiB', '2GiB'], not "
                         f"{reprlib.repr(budgets)}.")  # fmt: skip
-    return [_bytes(budget) for budget in budgets]
+    return [in_bytes("budget", budget) for budget in budgets]
 
 
 def combine(options: Options | None, keywords: Mapping[str, Any]) -> Options:
@@ -267,8 +280,7 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
 
 
 def _unknown(function: str, name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"{function}() has no option '{name}'" + (f"; did you mean '{near[0]}'?" if near else ".")
+    return f"{function}() has no option '{name}'.{did_you_mean(name, names)}"
 
 
 def _documented(text: str, names: Sequence[str]) -> str:
@@ -309,23 +321,19 @@ def _check_patterns(option: str, value: object) -> None:
 def _check_name(option: str, value: object, names: Sequence[str]) -> None:
     if (value is not None or option == "order") and not (isinstance(value, str) and value in names):
         listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
-        raise PlanError(f"{option} must be {listed}, not {value!r}.")
+        raise PlanError(f"{option} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
 
 
-def _bytes(budget: float | str) -> int:
-    if isinstance(budget, str):
-        try:
-            return _bytes(parse_size(budget))
-        except ValueError as error:
-            raise PlanError(f"budget: {error}") from error
-    if not _is_number(budget) or not math.isfinite(budget):
-        raise PlanError(
-            f"budget must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {budget!r}."
-        )
-    if not 0 <= budget <= MOST_BUDGET:
-        end = "at least 0" if budget < 0 else f"at most {MOST_BUDGET}"
-        raise PlanError(f"budget must be {end} bytes, not {reprlib.repr(budget)}.")
-    return math.floor(budget)
+def in_bytes(option: str, size: float | str) -> int:
+    """Bytes from a number of them, of a fraction the whole part, or from a text such as ``4GiB``.
+
+    Raises:
+        PlanError: it is neither, or out of range. The message names the option.
+    """
+    try:
+        return units.in_bytes(option, size)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
 
 
 def _is_number(value: object) -> bool:

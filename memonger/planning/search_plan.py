@@ -12,7 +12,7 @@ import onnx_ir as ir
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
-from memonger.graph import schedule
+from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT
 from memonger.lowering.lowered import Lowered, portable
@@ -22,7 +22,7 @@ from memonger.model.emitter import collecting_later
 from memonger.model.load import Source, load
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
-from memonger.plan import GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
+from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
@@ -82,14 +82,14 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         return networkx_graph.plan_graph(names, _graph_request(chosen, graph), chosen.strategy, chosen.order)
     begin = time.perf_counter()
     with collecting_later():
-        job = _prepare(source, chosen)
+        job = prepare(source, chosen)
         if job.is_uncalibrated:
             tell("rehearse")
-            job = _rehearsed(job, begin)
+            job = rehearsed(job, begin)
         tell("search")
-        solution = _solve(job)
+        solution = solve(job)
         tell("verify")
-        return _finish(job, solution, begin)
+        return finish(job, solution, begin)
 
 
 @overload
@@ -143,12 +143,13 @@ def pareto(
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
     sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
-        raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
+        own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
+        raise PlanError(f"{own}: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
         return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order, sizes)
-    job = dataclasses.replace(_prepare(source, chosen), strategy="budget")
+    job = dataclasses.replace(prepare(source, chosen), strategy="budget")
     if job.is_uncalibrated:
         raise PlanError(
             f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
@@ -158,7 +159,7 @@ def pareto(
     tell("search")
     solutions = decide.frontier(job.request, points, chosen.order, sizes)
     tell("verify")
-    return tuple(_finish(job.copy() if one is not solutions[-1] else job, one, begin) for one in solutions)
+    return tuple(finish(job.copy() if one is not solutions[-1] else job, one, begin) for one in solutions)
 
 
 @takes_options(device="none", mode="training")
@@ -180,7 +181,7 @@ def make_mirror_plan(
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`; the threshold is negative.
     """
-    job = _prepare(source, combine(options, keywords))
+    job = prepare(source, combine(options, keywords))
     dropped = mirror_plan(job.request, threshold)
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
@@ -206,7 +207,7 @@ def prepared(source: Source | Model, options: Options) -> tuple[ir.Model, Graph]
     Raises:
         LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
     """
-    job = _prepare(source, options)
+    job = prepare(source, options)
     return job.lowered.model, job.request.graph
 
 
@@ -221,7 +222,7 @@ def _silent(stage: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
     """A model ready for the search.
 
     Attributes:
@@ -234,6 +235,7 @@ class _Job:
         options: The caller's options.
         notes: What the user should know.
         origins: See `memonger.model.marks.origins`.
+        stock_bytes: See `memonger.plan_file.Header`.
     """
 
     source: Model
@@ -245,24 +247,29 @@ class _Job:
     options: Options
     notes: tuple[str, ...]
     origins: Mapping[str, str]
+    stock_bytes: int | None
 
     @property
     def is_uncalibrated(self) -> bool:
         """Whether the model didn't fit its device unplanned, so that its plan has to be calibrated."""
         return self.lowered.calibration is not None and self.lowered.calibration.workspace is None
 
-    def copy(self) -> "_Job":
+    def copy(self) -> "Job":
         """The same job with a lowered model of its own, as finishing a plan changes that."""
         return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
 
 
-def _prepare(source: Source | Model, options: Options) -> _Job:
+def prepare(source: Source | Model, options: Options) -> Job:
     """Load, differentiate, lower, and make the graph."""
-    tell, device = options.progress or _silent, _device(options.device)
+    if isinstance(source, BasePlan):
+        raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
+    tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
     own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
     if options.trains and own.is_differentiated:
-        raise PlanError(f"{own.name} is differentiated already: a loss or an optimizer can't be added to it.")
+        raise PlanError(
+            f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
+        )
     asked, (options, said) = options, settle(own, options)
     mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
@@ -295,10 +302,22 @@ def _prepare(source: Source | Model, options: Options) -> _Job:
     notes = (*own.notes, *said)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
-    return _Job(own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir))
+    return Job(
+        own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
+        _stock_bytes(lowered, device, mode, base),
+    )  # fmt: skip
 
 
-def _solve(job: _Job) -> Solution:
+def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
+    """What stock onnxruntime is expected to take. It is known on the CPU alone, and for what really runs there."""
+    if lowered.calibration is None or not device.is_host:
+        return None
+    workspace = lowered.calibration.workspace or {}
+    return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
+
+
+def solve(job: Job) -> Solution:
+    """Order, recompute, lay out; see `memonger.planning.decide.decide`."""
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
@@ -309,21 +328,21 @@ def _solve(job: _Job) -> Solution:
         raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
 
 
-def _rehearsed(job: _Job, begin: float) -> _Job:
+def rehearsed(job: Job, begin: float) -> Job:
     """The job with the workspace measured by a run under a first plan, which leaves room for the unknown workspace."""
     from memonger.planning.rehearse import rehearse
 
     request = job.request
     if request.budget is None:
-        solution = _solve(job)
+        solution = solve(job)
     else:
         less = request.base + max(0, request.budget - request.base) * 3 // 4
         try:
-            solution = _solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
+            solution = solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
         except BudgetError as error:
             least = min(error.smallest, request.budget)
-            solution = _solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
-    workspace = rehearse(_finish(job.copy(), solution, begin), job.options.inputs)
+            solution = solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
+    workspace = rehearse(finish(job.copy(), solution, begin), job.options.inputs)
     graph = dataclasses.replace(request.graph, workspace=tuple(workspace.get(name, 0) for name in request.graph.nodes))
     assert job.lowered.calibration is not None
     calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
@@ -348,9 +367,10 @@ def _request(options: Options, graph: Graph, base: int) -> Request:
     )
 
 
-def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
+def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
+    before = request.live_bytes
     schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
     plan = Plan(
         model=job.lowered.model,
@@ -372,10 +392,12 @@ def _finish(job: _Job, solution: Solution, begin: float) -> Plan:
         source=job.source,
         origins=job.origins,
         notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
-        peak_before_bytes=request.peak_bytes,
+        peak_before_bytes=int(before.max(initial=0)),
+        live_before=before,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
         host=_on_host(calibration.host, solution) if calibration else frozenset(),
+        stock_bytes=job.stock_bytes,
     )
     plan.verify()
     return plan
@@ -392,7 +414,7 @@ def _on_host(host: frozenset[str], solution: Solution) -> frozenset[str]:
     return frozenset(name for name in solution.graph.values if schedule.original(name) in host) if host else host
 
 
-def _unheeded(job: _Job, solution: Solution) -> tuple[str, ...]:
+def _unheeded(job: Job, solution: Solution) -> tuple[str, ...]:
     """A note on nodes that are marked to be recomputed, but kept for the backward pass."""
     request, graph, runs = job.request, job.request.graph, Counter(solution.schedule)
     if not any(request.forced.values()) or job.strategy in ("none", "marks"):
@@ -418,7 +440,8 @@ def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
     return {name: tuple(feed.shape) for name, feed in (inputs or {}).items() if hasattr(feed, "shape")}
 
 
-def _device(device: str | Device | None) -> Device:
+def device_of(device: str | Device | None) -> Device:
+    """The device asked for; where none is, the CPU if onnxruntime is installed, else none."""
     if device is not None:
         return parse_device(device)
     from memonger.runtime import onnxruntime

@@ -9,6 +9,7 @@ from memonger.model.operators import facts_of
 from memonger.remat.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.remat.reduction import deadlines, fixed_nodes
 from memonger.remat.strategy import Outcome, Request, Strategy
+from memonger.words import option
 
 
 def recompute_marked(request: Request) -> Outcome:
@@ -27,7 +28,8 @@ def recompute_marked(request: Request) -> Outcome:
     if wrong is not None:
         raise PlanError(
             f"node '{graph.nodes[wrong]}' ({graph.ops[wrong]}) is to be recomputed (force_mirroring 'True'), but can't "
-            f"run again: {_obstacle(graph, wrong)}. Take the mark off, or keep it (force_mirroring 'False', --keep)."
+            f"run again: {_obstacle(graph, wrong)}. Take the mark off, or keep it (force_mirroring 'False', "
+            f"{option('keep')})."
         )
     return Outcome(recompute_on_demand(graph, dropped))
 

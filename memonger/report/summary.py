@@ -31,6 +31,8 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "input_bytes": plan.input_bytes,
         "total_bytes": plan.total_bytes,
         "required_bytes": plan.required_bytes,
+        "unplanned_bytes": plan.unplanned_bytes,
+        "stock_bytes": plan.stock_bytes,
         "budget_bytes": plan.budget,
         "strategy": plan.strategy,
         "overhead": plan.overhead,

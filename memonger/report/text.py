@@ -7,7 +7,6 @@ import numpy as np
 from rich.table import Table
 
 from memonger.graph.liveness import live_bytes
-from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.remat import Candidate
 from memonger.report.memory_count import MemoryCount
@@ -17,40 +16,14 @@ WIDTH = 60  # columns of the memory curve
 LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-def plan_table(record: Mapping[str, Any]) -> Table:
-    """A plan's figures, one a row, each with what it means."""
-    where = "portable, for any runtime" if record["device"] == "none" else f"on {record['device']}"
-    table = Table(title=f"{record['model']}: {record['mode']}, {where}", title_justify="left")
-    table.add_column("figure")
-    table.add_column("size", justify="right")
-    table.add_column("", style="dim")
-    for key, figure, meaning in _ROWS:
-        if record.get(key) is not None:
-            table.add_row(figure, format_size(record[key]), meaning)
-    if record["workspace_bytes"] is None:
-        table.add_row("workspace", "not measured", "what kernels take beside; --device cpu measures it")
-    return table
-
-
-_ROWS = (
-    ("parameter_bytes", "parameters", "weights, beside the arena"),
-    ("activation_bytes", "activations", "every intermediate value at once"),
-    ("peak_before_bytes", "peak before", "most alive at one step, in the file's own order"),
-    ("peak_bytes", "peak", "most alive at one step, in the planned order"),
-    ("lower_bound_bytes", "lower bound", "no layout of this order is smaller"),
-    ("arena_bytes", "arena", "what the plan allocates"),
-    ("workspace_bytes", "workspace", "most a kernel takes beside the arena, measured"),
-    ("input_bytes", "inputs", "what each run is given, beside the arena"),
-    ("required_bytes", "required", "peak with workspace, parameters and inputs"),
-    ("budget_bytes", "budget", "the most that required may be"),
-)
-
-
 def recomputation_line(record: Mapping[str, Any]) -> str:
     """What is recomputed and at what cost, in a sentence."""
+    if not record["recomputed_nodes"]:
+        return "No node runs twice."
     segments = f" in {record['segments']} segments" if record["segments"] > 1 else ""
+    strategy = f" (strategy {record['strategy']})" if record["strategy"] else ""
     return (
-        f"{record['recomputed_nodes']} nodes run again{segments} (strategy {record['strategy']}): "
+        f"{record['recomputed_nodes']} of {record['nodes']} steps compute again what was dropped{segments}{strategy}: "
         f"{record['overhead']:+.1%} of the cost of one pass."
     )
 
@@ -58,14 +31,13 @@ def recomputation_line(record: Mapping[str, Any]) -> str:
 def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Plans by falling memory, one a row, each with what it takes and costs."""
     table = Table(title="Memory against extra cost", title_justify="left")
-    for name in ("required", "peak", "of the most", "arena", "run again", "extra cost"):
+    for name in ("total", "of the most", "arena", "run again", "extra cost"):
         table.add_column(name, justify="right")
-    most = max((record["peak_bytes"] for record in records), default=0) or 1
+    most = max((record["total_bytes"] for record in records), default=0) or 1
     for record in records:
         table.add_row(
-            format_size(record["required_bytes"]), format_size(record["peak_bytes"]),
-            f"{record['peak_bytes'] / most:.0%}", format_size(record["arena_bytes"]), str(record["recomputed_nodes"]),
-            f"{record['overhead']:+.1%}",
+            format_size(record["total_bytes"]), f"{record['total_bytes'] / most:.0%}",
+            format_size(record["arena_bytes"]), str(record["recomputed_nodes"]), f"{record['overhead']:+.1%}",
         )  # fmt: skip
     return table
 
@@ -84,6 +56,11 @@ def candidates_table(candidates: Sequence[Candidate]) -> Table:
             "best" if index == best else "",
         )  # fmt: skip
     return table
+
+
+def memory_picture(plan: Plan) -> tuple[str, str]:
+    """The curve of live bytes, and before it a line on what it shows."""
+    return f"Live bytes over the {len(plan.graph.nodes)} steps, up to the arena's size:", f"[{memory_curve(plan)}]"
 
 
 def memory_curve(plan: Plan) -> str:
@@ -144,54 +121,3 @@ COUNT_NOTE = (
     "Unplanned: every value and workspace in memory of its own. Planned: bytes of the arena count once, for what lies "
     "there first."
 )
-
-
-def model_table(model: Any, name: str, count: int = 20) -> Table:
-    """Inputs and outputs of a model with their types and shapes, the first ``count`` of each."""
-    table = Table(title=name, title_justify="left")
-    for column in ("", "name", "type", "shape"):
-        table.add_column(column)
-    for kind, values in (("input", given_inputs(model)), ("output", model.graph.outputs)):
-        for value in values[:count]:
-            dims = "?" if value.shape is None else "[" + ", ".join(str(dim) for dim in value.shape) + "]"
-            dtype = value.dtype.name.lower() if value.dtype is not None else str(value.type)
-            table.add_row(kind, str(value.name), dtype, dims)
-        if len(values) > count:
-            table.add_row("", f"and {len(values) - count} more", "", "")
-    return table
-
-
-def given_inputs(model: Any) -> list[Any]:
-    """The inputs a caller gives: in old files the initializers are listed among them."""
-    old = (model.ir_version or 0) < 4
-    return [value for value in model.graph.inputs if not (old and value.name in model.graph.initializers)]
-
-
-def operator_table(model: Model | Any, count: int = 10) -> Table:
-    """How often each operator occurs, the commonest first."""
-    graph = model.ir.graph if isinstance(model, Model) else model.graph
-    counts: dict[str, int] = {}
-    for node in graph:
-        key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        counts[key] = counts.get(key, 0) + 1
-    table = Table(title="Operators", title_justify="left")
-    table.add_column("operator")
-    table.add_column("nodes", justify="right")
-    for key, number in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:count]:
-        table.add_row(key, str(number))
-    return table
-
-
-def model_record(model: Any, name: str) -> dict[str, Any]:
-    """Inputs, outputs and node count of a model, for ``--json``."""
-
-    def described(value: Any) -> dict[str, Any]:
-        dims = None if value.shape is None else [d if isinstance(d, int) else str(d) for d in value.shape]
-        return {"name": value.name, "type": None if value.dtype is None else value.dtype.name, "shape": dims}
-
-    return {
-        "model": name,
-        "nodes": model.graph.num_nodes(),
-        "inputs": [described(value) for value in given_inputs(model)],
-        "outputs": [described(value) for value in model.graph.outputs],
-    }

@@ -354,7 +354,7 @@ def bind_plan(
         cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
     """
     program = program_of(plan)
-    model = exposed(_without_defaults(plan.model, {*fixed, *scalars}), program.planned, (), False)
+    model = exposed(without_defaults(plan.model, {*fixed, *scalars}), program.planned, (), False)
     settings = plan.stamp.cuda if plan.stamp is not None else None
     engine = Engine(Group(model, (0,), (program,)), arena.device, threads, check_order, settings, cuda_graph)
     return Binding(program, engine, arena, fixed=fixed, scalars=scalars, updates=updates)
@@ -381,7 +381,7 @@ def _input_tensors(inputs: Iterable[feeding.Input]) -> Iterable[ArenaTensor]:
     )
 
 
-def _without_defaults(model: ir.Model, names: set[str]) -> ir.Model:
+def without_defaults(model: ir.Model, names: set[str]) -> ir.Model:
     """The model with inputs that have no defaults: those would be a second copy of what is bound."""
     copy = model.clone()
     for value in copy.graph.inputs:

@@ -14,6 +14,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import workspace_of
 from memonger.runtime.program import Group
+from memonger.words import option
 
 _FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
 
@@ -107,7 +108,8 @@ class Engine:
         """What is known to stand against a captured run before the session is made."""
         for program in self.programs:
             if not program.is_accounted:
-                return f"its workspace wasn't measured: plan the model for this device (--device {self.device})"
+                here = option("device", str(self.device))
+                return f"its workspace wasn't measured: plan the model for this device ({here})"
             if program.copies_from_host:
                 return f"{program.copies_from_host} reads memory of the host that is gone when a run is replayed"
             planned = {tensor.name for tensor in program.planned} | program.replacing
@@ -130,7 +132,7 @@ class Engine:
             if value.name in planned and not self.device.owns(where.name):
                 raise SessionError(
                     f"'{value.name}' is computed on the host, and the plan has it in the arena of {self.device}. Plan "
-                    f"the model for this device (--device {self.device})."
+                    f"the model for this device ({option('device', str(self.device))})."
                 )
 
     def _reserve(self) -> None:
@@ -246,6 +248,6 @@ def order_message(planned: Sequence[str], executed: Sequence[str], unknown: Coll
         what = f"it ran '{min(unknown)}' on the CPU, which isn't in the plan"
     return (
         f"onnxruntime didn't run the planned order: {what} ({len(planned)} nodes planned, {len(executed)} run). "
-        f"Nothing was returned. Plan the model for this device (--device {device}), which takes over what the runtime "
-        "inserts or inlines."
+        f"Nothing was returned. Plan the model for this device ({option('device', str(device))}), which takes over "
+        "what the runtime inserts or inlines."
     )

@@ -5,6 +5,7 @@ from functools import cache
 from types import ModuleType
 
 from memonger.errors import RuntimeUnavailableError
+from memonger.words import option
 
 OLDEST = (1, 23)  # the first release seen to honour everything a plan needs
 
@@ -22,7 +23,7 @@ def onnxruntime() -> ModuleType:
         raise RuntimeUnavailableError(
             f"onnxruntime isn't installed ({error}). Install it with `pip install 'memonger[cpu]'`, or on a machine "
             "with an NVIDIA GPU with `pip install 'memonger[gpu]'` (one of the two, never both). "
-            "Planning alone works without: --device none."
+            f"Planning alone works without: {option('device', 'none')}."
         ) from error
     version = tuple(int(part) for part in module.__version__.split(".")[:2])
     if version < OLDEST:

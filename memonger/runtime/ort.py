@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
-from memonger.model.checks import external_tensors, root_cause
+from memonger.model.checks import root_cause
+from memonger.model.tensors import external_tensors
 from memonger.runtime import weights
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
@@ -177,6 +178,11 @@ def run_options(entries: Mapping[str, str]) -> Any:
 def wrap(value: Any) -> Any:
     """The public OrtValue around one of a session's raw ones."""
     return value if isinstance(value, onnxruntime().OrtValue) else onnxruntime().OrtValue(value)
+
+
+def on_device(array: Any, device: Device) -> Any:
+    """An OrtValue with a copy of an array in the memory of a device; on the host over the array itself."""
+    return onnxruntime().OrtValue.ortvalue_from_numpy(array, device.kind, device.index)
 
 
 def names_of(items: Sequence[Any]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Runs planned models on onnxruntime with every planned value at its address in one arena."""
 
+import reprlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
+from memonger.model.operators import facts
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
@@ -17,8 +19,10 @@ from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Program, check_family, group_plans
-from memonger.units import format_size
+from memonger.runtime.padding import Padding, Smaller, is_smaller
+from memonger.runtime.program import Group, Program, check_family, group_plans
+from memonger.units import format_size, shown
+from memonger.words import option
 
 Threads = Literal["lock", "arena"]
 
@@ -44,12 +48,19 @@ class Session:
             where that can be (`cuda_graph` says whether it is), ``on`` or an error, ``off``.
         check_weights: False doesn't compare the weights of a planned file with the digests in it, which takes about a
             second for each gigabyte. A `Plan` was compared when it was read.
+        pad: Take smaller batches as well, such as the last one of a data set: inputs are filled up with their last row
+            to the next larger batch that there is a plan for, and outputs cut to the rows given. For models that
+            compute each row alone. One with an output that doesn't begin with the batch is refused, and one whose
+            rows meet (batch statistics, a mean over the batch) at its first smaller batch, which runs three times to
+            find out: with zeros in place of the last row outputs have to be the same, bit for bit. What that doesn't
+            show are rows that meet only for other inputs than those of this run, and rows of a model that draws random
+            numbers, where no two runs agree.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
         VerificationError: a plan is wrong.
         RuntimeUnavailableError: no onnxruntime, or no such device.
-        SessionError: onnxruntime refuses the model; the plans are of different models.
+        SessionError: onnxruntime refuses the model; the plans are of different models; ``pad`` can't be.
     """
 
     def __init__(
@@ -62,14 +73,22 @@ class Session:
         check_order: bool = True,
         cuda_graph: str = "auto",
         check_weights: bool = True,
+        pad: bool = False,
     ) -> None:
         if threads not in ("lock", "arena"):
-            raise SessionError(f"threads={threads!r} must be 'lock' or 'arena'.")
+            raise SessionError(
+                f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
+                "intra_op_threads is the number of threads within a node."
+            )
         check_graphs(cuda_graph)
-        given = [plan] if isinstance(plan, Plan | str | Path) else list(plan)
+        given = [plan] if isinstance(plan, Plan | str | Path) else plan
+        if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
+            kinds = "a plan, the path of a planned file, or a list of them"
+            raise SessionError(f"a session is made of {kinds}, not of {reprlib.repr(plan)}.")
         plans = [verified(one, check_weights) for one in given]
         check_family(plans)
         self.device = device_of(plans[0], device)
+        self._name, self._batches = plans[0].name, _batches(plans)
         for one in plans:
             check_stamp(one, self.device)
         if threads == "arena" and not self.device.is_host:
@@ -77,6 +96,7 @@ class Session:
         threads_within = intra_op_threads or plans[0].threads
         groups = group_plans(plans)
         check_room(plans, [program for group in groups for program in group.programs], self.device)
+        self._padding = _padding(plans, groups) if pad else None
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
         engines = [Engine(group, self.device, threads_within, check_order, settings, cuda_graph) for group in groups]
         of_plan = {
@@ -89,6 +109,11 @@ class Session:
         self._lock = threading.Lock()
         self._of_thread = threading.local()
         self._shared = self._bind() if threads == "lock" else None
+
+    def __repr__(self) -> str:
+        """As ``<Session densenet121 on cpu: batch 1, arena 6.89 MiB>``."""
+        arena = max(program.arena_bytes for program in self._programs)
+        return shown(f"<Session {self._name} on {self.device}: {self._batches}arena {format_size(arena)}>")
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -140,15 +165,33 @@ class Session:
         """
         inputs = feeding.in_place(inputs, self.device)
         given, outputs = outputs or {}, feeding.in_place(outputs or {}, self.device)
-        index = self._pick(inputs)
+        smaller = self._padding.find(inputs) if self._padding is not None else None
+        index = smaller.program if smaller is not None else self._pick(inputs)
         program, engine = self._programs[index], self._engines[index]
-        _check_targets(program, outputs)
+        _check_targets(program, outputs, smaller.rows if smaller is not None else None)
         if engine.refused is not None:
             raise SessionError(engine.refused)
         if engine.unchecked or self._shared is not None:
             with self._lock:
-                return {**self._run(index, inputs, outputs, copy), **given}
-        return {**self._run(index, inputs, outputs, copy), **given}
+                return {**self._run_any(index, smaller, inputs, outputs, copy), **given}
+        return {**self._run_any(index, smaller, inputs, outputs, copy), **given}
+
+    def _run_any(
+        self, index: int, smaller: Smaller | None, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool
+    ) -> dict[str, Any]:
+        if smaller is None or self._padding is None:
+            return self._run(index, inputs, outputs, copy)
+        if not copy and not self.device.is_host:
+            raise SessionError("a batch that is filled up has its outputs cut on the host: leave out copy=False.")
+
+        def run(filled: feeding.Feeds) -> dict[str, Any]:
+            feeding.check_feeds(self._programs[index].inputs, filled, "the model")
+            return self._run(index, filled, {}, copy)
+
+        results = self._padding.run(smaller, inputs, run)
+        for name, target in outputs.items():
+            target[...] = results[name]
+        return results
 
     def _run(self, index: int, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         binding = self._bindings()[index]
@@ -157,7 +200,12 @@ class Session:
 
     def _pick(self, inputs: feeding.Feeds) -> int:
         if len(self._programs) == 1:
-            feeding.check_feeds(self._programs[0].inputs, inputs, "the model")
+            try:
+                feeding.check_feeds(self._programs[0].inputs, inputs, "the model")
+            except SessionError as error:
+                if self._padding is None and is_smaller(self._programs[0].inputs, inputs):
+                    raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
+                raise
             return 0
         for index, program in enumerate(self._programs):
             if _fits(program, inputs):
@@ -184,6 +232,20 @@ class Session:
         return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
 
 
+def _batches(plans: Sequence[Plan]) -> str:
+    """The batches planned for, in words."""
+    batches = [str(one.batch) for one in plans if one.batch is not None]
+    return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
+
+
+def _padding(plans: Sequence[Plan], groups: Sequence[Group]) -> Padding:
+    """What fills up batches for these plans."""
+    of_plan = {index: program for group in groups for index, program in zip(group.members, group.programs, strict=True)}
+    draws = any(facts(node).random for plan in plans for node in plan.model.graph)
+    programs = [of_plan[index] for index in range(len(plans))]
+    return Padding(programs, [plan.batch for plan in plans], is_tried=not draws)
+
+
 def _fits(program: Program, inputs: feeding.Feeds) -> bool:
     return all(
         value.shape is None or feeding.shape_of(inputs[value.name]) == value.shape
@@ -192,7 +254,8 @@ def _fits(program: Program, inputs: feeding.Feeds) -> bool:
     )
 
 
-def _check_targets(program: Program, outputs: Mapping[str, Any]) -> None:
+def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | None) -> None:
+    """Check what outputs are to be written to; ``rows``: how many of each are given, where a batch is filled up."""
     planned = {tensor.name: tensor for tensor in program.planned}
     for name, target in outputs.items():
         if name not in program.outputs:
@@ -201,10 +264,13 @@ def _check_targets(program: Program, outputs: Mapping[str, Any]) -> None:
         if tensor is None:
             raise SessionError(f"output '{name}' has no planned size, so it can't be written to a given array.")
         dtype, shape = feeding.described(target)
-        if (dtype, shape) != (tensor.dtype, tensor.shape):
+        wanted = tensor.shape if rows is None else (rows, *tensor.shape[1:])
+        if rows is not None and not isinstance(target, np.ndarray):
+            raise SessionError(f"output '{name}' of a batch that is filled up is written to arrays of the host alone.")
+        if (dtype, shape) != (tensor.dtype, wanted):
             given = dtype.numpy() if dtype is not None else type(target).__name__
             raise SessionError(
-                f"output '{name}' is {tensor.dtype.numpy()}{list(tensor.shape)}, what was given for it is "
+                f"output '{name}' is {tensor.dtype.numpy()}{list(wanted)}, what was given for it is "
                 f"{given}{list(shape or ())}."
             )
         if isinstance(target, np.ndarray) and not (target.flags.c_contiguous and target.flags.writeable):
@@ -244,7 +310,8 @@ def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Devic
         raise SessionError(
             f"{device} has too little free memory: {format_size(sum(parts.values()))} are needed ({listed}), "
             f"{format_size(room.free)} of {format_size(room.total)} are free. Nothing was allocated. Plan for "
-            "less (--budget, a smaller --batch), or end what else uses the device (nvidia-smi lists it)."
+            f"less ({option('budget')}, a smaller {option('batch')}), or end what else uses the device "
+            "(nvidia-smi lists it)."
         )
 
 
@@ -280,7 +347,7 @@ def check_stamp(plan: Plan, device: Device) -> None:
         if planned != current:
             raise PlanFileError(
                 f"the plan is bound to another {key}: it was made for {planned}, this is {current}. Plan the model "
-                f"again here (--device {device}), or make a portable plan (--device none)."
+                f"again here ({option('device', str(device))}), or make a portable plan ({option('device', 'none')})."
             )
 
 
@@ -293,5 +360,6 @@ def _check_portable(plan: Plan, device: Device) -> None:
         verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
     except VerificationError as error:
         raise PlanFileError(
-            f"the portable plan can't run on {device}: {error} Plan the model for that device (--device {device})."
+            f"the portable plan can't run on {device}: {error} Plan the model for that device "
+            f"({option('device', str(device))})."
         ) from error

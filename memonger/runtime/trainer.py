@@ -27,6 +27,7 @@ from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.program import program_of
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
+from memonger.units import format_size, shown
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Trainer:
             check_stamp(one, self.device)
         stamp = plans[0].stamp
         self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
-        self._name = str(plans[0].model.graph.name)
+        self._name = plans[0].name
         tensors = _persistent(plans, self._roles)
         check_room(plans, [program_of(one) for one in plans], self.device)
         self._allocate(tensors)
@@ -78,6 +79,11 @@ class Trainer:
         self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
         del plan, accumulation, plans, one  # with the models, whose weights would be there twice
         process_memory.settle()
+
+    def __repr__(self) -> str:
+        """As ``<TrainingSession digits on cpu: 12 steps, arena 1.20 MiB>``."""
+        steps, arena = f"{self.steps} step{'' if self.steps == 1 else 's'}", format_size(self._arena.size)
+        return shown(f"<{type(self).__name__} {self._name} on {self.device}: {steps}, arena {arena}>")
 
     def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
         """Train on one batch, or on several micro-batches whose gradients are summed and averaged.

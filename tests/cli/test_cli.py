@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import memonger
 from memonger.cli import commands
+from memonger.units import format_size
 from tests.support.stock import normal, parse, run_stock
 
 PLAN_KEYS = {
@@ -107,12 +108,33 @@ def test_a_plans_figures_as_json(model: Path, device: str) -> None:
     assert _json("plan", "--mode", "inference", model, "--batch", 4, "--device", device)["output"] is None
 
 
-def test_a_plans_figures_as_a_table(model: Path) -> None:
+def test_a_plans_figures_as_sentences_and_as_a_table(model: Path) -> None:
     text = _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "none", "-o", "planned.onnx")
-    for word in ("model.onnx", "inference", "portable", "activations", "peak", "lower bound", "arena", "workspace",
-                 "not measured", "Planned in", "Wrote planned.onnx", "memonger run planned.onnx"):  # fmt: skip
-        assert word in text
-    assert "on cpu" in _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu")
+    for word in ("model.onnx takes", "arena", "without", "not measured", "--device cpu", "Planned in",
+                 "Wrote planned.onnx", "memonger run planned.onnx"):  # fmt: skip
+        assert word.lower() in text.lower()
+    assert len(text.splitlines()) < 10
+    details = _run("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu", "--details")
+    for word in ("on cpu", "smallest arena", "in file order", "without reuse", "stock onnxruntime", "total"):
+        assert word in details
+
+
+def test_the_headline_adds_up_and_compares_with_stock_onnxruntime(model: Path) -> None:
+    arguments = ("plan", "--mode", "inference", model, "--batch", 4, "--device", "cpu")
+    record = _json(*arguments, "-o", "planned.onnx")
+    assert record["total_bytes"] == sum(
+        record[f"{part}_bytes"] for part in ("arena", "workspace", "parameter", "input")
+    )  # fmt: skip
+    assert record["unplanned_bytes"] == sum(record[f"{part}_bytes"] for part in ("parameter", "activation", "input"))
+    assert record["stock_bytes"] > record["total_bytes"] - record["arena_bytes"]
+    less = round(100 - 100 * record["total_bytes"] / record["stock_bytes"])
+    first, second = _run_wide(*arguments, "--force").replace("\n", " ").split(" Stock onnxruntime is ")
+    assert first.startswith(f"model.onnx takes {format_size(record['total_bytes'])}: weights ")
+    assert second.startswith(f"expected to take about {format_size(record['stock_bytes'])}: this plan takes {less} %")
+    assert f"it would take {format_size(record['unplanned_bytes'])}." in second
+    read = _json("inspect", "planned.onnx")["plan"]
+    assert all(read[key] == record[key] for key in ("stock_bytes", "unplanned_bytes", "total_bytes"))
+    assert "Stock onnxruntime is expected to take" in _run("inspect", "planned.onnx").replace("\n", " ")
 
 
 def test_progress_is_shown_on_a_terminal_only_and_not_when_quiet(model: Path) -> None:
@@ -249,10 +271,29 @@ def test_run_with_given_inputs(planned: Path, source: str) -> None:
     assert np.array_equal(np.load("outputs.npz")["y"], stock)
 
 
+@pytest.mark.parametrize("source", [("planned.onnx",), ("model.onnx", "--mode", "inference", "--batch", "4")])
+def test_run_with_fewer_rows_than_planned(planned: Path, source: tuple[str, ...]) -> None:
+    x = normal(7, 3, 32)
+    np.savez("inputs.npz", x=x)
+    _run("run", *source, "--inputs", "inputs.npz", "--pad", "--runs", 1, "--outputs", "outputs.npz")
+    stock = run_stock(_model(), {"x": np.concatenate([x, x[-1:]])}, "ORT_ENABLE_ALL")["y"]
+    assert np.array_equal(np.load("outputs.npz")["y"], stock[:3])
+
+
+def test_padding_is_offered_and_needs_inputs(planned: Path) -> None:
+    np.savez("inputs.npz", x=normal(7, 3, 32))
+    result = _invoke(commands.main, "run", planned, "--inputs", "inputs.npz")
+    assert result.exit_code == 1
+    assert "--pad" in result.stderr
+    assert _invoke(commands.main, "run", planned, "--pad").exit_code == 2
+
+
 def test_run_as_json(planned: Path) -> None:
     record = _json("run", planned)
     assert record["outputs"] == {"y": {"type": "float32", "shape": [4, 32]}}
     assert record["model"] == "planned.onnx"
+    assert record["latency_p95_seconds"] >= record["latency_seconds"] > 0
+    assert (record["runs"], record["warm_up"]) == (30, 3)
 
 
 def test_options_of_planning_do_not_fit_a_model_that_is_planned(planned: Path) -> None:
@@ -265,18 +306,21 @@ def test_options_of_planning_do_not_fit_a_model_that_is_planned(planned: Path) -
 @pytest.mark.parametrize("source", ["planned.onnx", "model.onnx"])
 def test_compare_as_json(planned: Path, source: str) -> None:
     flags = ("--mode", "inference", "--batch", 4) if source == "model.onnx" else ("--against", "model.onnx")
-    record = _json("run", source, "--compare", "--runs", 5, *flags)
+    record = _json("run", source, "--compare", "--quiet", "--runs", 5, *flags)
     keys = {"bitwise_equal", "max_abs_diff", "latency_ratio", "peak_ratio"}
     assert record.keys() >= keys | {"default_session"}
     assert record["default_session"].keys() >= keys
-    assert record["bitwise_equal"] is True
+    assert record["bitwise_equal"] is record["passed"] is True
+    assert record["first_difference"] is None
     assert record["max_abs_diff"] == 0
     assert record["latency_ratio"] > 0
     assert record["model"] == source
 
 
 def test_compare_as_a_table_fits_80_columns(planned: Path) -> None:
-    text = _run("run", planned, "--compare", "--runs", 5, "--against", "model.onnx", "--outputs", "outputs.npz")
+    text = _run(
+        "run", planned, "--compare", "--quiet", "--runs", 5, "--against", "model.onnx", "--outputs", "outputs.npz"
+    )
     for word in ("planned", "stock, same level", "stock, default", "PASSED: outputs are identical", "run", "p95",
                  "planned ÷ stock"):  # fmt: skip
         assert word in " ".join(text.split())
@@ -317,7 +361,7 @@ def test_version_and_help() -> None:
         shown = _invoke(commands.main, name, "--help")
         assert shown.exit_code == 0
         assert f"Usage: memonger {name} " in shown.stdout
-    assert "..." not in text.split("Commands:")[1]
+    assert "..." not in text.split("Plan:")[1].split("Examples:")[0]
 
 
 def test_both_programs_are_installed(model: Path) -> None:

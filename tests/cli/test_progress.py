@@ -14,14 +14,14 @@ def test_a_line_every_few_seconds_says_what_is_done_now(
     monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
     with progress_bar(False, "Planning m.onnx") as tell:
         tell("load")
-        tell("search: attempt 1 of at most 4, 37%, best +5.20%, about 12 s left")
+        tell("search: attempt 1 of at most 6, 37%, best +5.20%, about 12 s left")
         time.sleep(0.2)
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
     assert len(lines) > 1
     assert set(lines) == {
-        "Planning m.onnx: search: attempt 1 of at most 4, 37%, best +5.20%, about 12 s left (0 s)"
+        "Planning m.onnx: search: attempt 1 of at most 6, 37%, best +5.20%, about 12 s left (0 s)"
     }  # and nothing of what took less
     time.sleep(0.1)
     assert capsys.readouterr().err == ""

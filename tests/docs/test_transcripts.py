@@ -1,9 +1,11 @@
 """What stands below a command in the pages is what the command prints."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.support import transcript
-from tests.support.transcript import Command
+from tests.support.transcript import Command, Page
 
 RENEW = "python -m tests.support.transcript --write PAGE writes it anew, if that is what shall be printed."
 
@@ -26,6 +28,10 @@ def _command(output: str, varies: bool = True) -> Command:
     [
         ("│ arena │ 6.89 MiB │\n│ peak │ 0 B │\n", "│ arena   │  12 KiB │\n│ peak    │ 1.5 GiB │\n"),
         ("┏━━━┳━━┓\n│ 10.4 MiB │ +0.0% │\n│ 4.6 MiB │ +30% │\n", "┏━┳━┓\n│ 3.4 MiB │ -1.5e-07% │\n"),
+        (
+            "It holds.\nmemonger: note: The machine is noisy: load 6. Trust\nit not; --runs 2 says\nmore.\nPASSED\n",
+            "It holds.\nPASSED\n",
+        ),
         ("Wrote a.planned.onnx. It takes\n22.01 ms now.\n", "Wrote b/c.onnx. It takes 1 s\nnow.\n"),
     ],
 )
@@ -52,3 +58,28 @@ def test_other_numbers_are_a_difference_and_other_times_are_none() -> None:
     assert not transcript.difference(page, "22 values in 1.7 s.\n", same_machine=True)
     assert transcript.difference(page, other, same_machine=True)
     assert not transcript.difference(page, other, same_machine=False)
+
+
+def test_a_page_is_written_anew(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    untouched = "# Page\n\n```console\n$ echo never run > made\n```\n\n<!-- numbers vary -->\n"
+    page.write_text(
+        f"{untouched}```console\n$ printf 'id,lower,upper,size\\n0,0,3,4096\\n' > a.csv\n$ memonger pack a.csv\n...\n"
+        "$ ls\nold\n```\n\nText.\n\n<!-- printed with nothing yet -->\n"
+    )
+    assert transcript.written(Page(str(page))) == (
+        f"{untouched}```console\n$ printf 'id,lower,upper,size\\n0,0,3,4096\\n' > a.csv\n$ memonger pack a.csv\n"
+        "1 buffers in 4096 bytes (lower bound 4096).\n$ ls\na.csv\n```\n\nText.\n\n"
+        f"{transcript.machine()}\n"
+    )
+
+
+def test_a_page_like_another_has_no_command_that_the_other_lacks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ memonger-plan a/b.onnx --batch 4 -o c.onnx\nWrote c.onnx in 2 s.\n```\n")
+    like = Page(str(page), like="other.md")
+    found, printed = transcript.differences(like, {"memonger plan MODEL -o MODEL": "Wrote x.onnx in 7 s.\n"})
+    assert not found
+    assert list(printed) == ["memonger plan MODEL -o MODEL"]
+    with pytest.raises(AssertionError, match=r"page\.md: no command like 'memonger-plan a/b\.onnx"):
+        transcript.differences(like, {"memonger plan MODEL": "Wrote x.onnx in 7 s.\n"})

@@ -232,7 +232,7 @@ def test_the_batch_of_a_fixed_model_can_only_be_its_own() -> None:
     [
         ({"M": 3, "N": 2}, r"no dimension named 'M'; it has 'N'"),
         ({"N": 2, "x[1]": 9}, r"x\[1\] is 8 in the model and can't be set to 9"),
-        ({"N": -1}, "'N' must be 0 or more, not -1"),
+        ({"N": -1}, "'N' must be a whole number, 0 or more, not -1"),
         ({"y[0]": 2}, r"no dimension named 'y\[0\]'"),
     ],
 )
@@ -257,7 +257,7 @@ def test_declared_sizes_count_where_inference_knows_nothing() -> None:
     graph = helper.make_graph([node, helper.make_node("Neg", ["a"], ["y"])], "g", values[:1], values[1:2])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    with pytest.raises(memonger.PlanError, match=r"type of value 'a'.*QuickGelu.*--device cpu.*value_info"):
+    with pytest.raises(memonger.PlanError, match=r"type of value 'a'.*QuickGelu.*device='cpu'.*value_info"):
         memonger.search_plan(model, device="none", mode="inference")
     model.graph.value_info.append(values[2])
     assert planned_names(memonger.search_plan(model, device="none", mode="inference")) == {"a", "y"}

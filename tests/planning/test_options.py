@@ -66,11 +66,11 @@ def test_the_type_checker_refuses_unknown_keywords_and_names(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: memonger.search_plan("m", bugdet=1), "search_plan() has no option 'bugdet'; did you mean 'budget'?"),
-        (lambda: memonger.pareto("m", point=1), "pareto() has no option 'point'; did you mean 'points'?"),
+        (lambda: memonger.search_plan("m", bugdet=1), "search_plan() has no option 'bugdet'. Did you mean 'budget'?"),
+        (lambda: memonger.pareto("m", point=1), "pareto() has no option 'point'. Did you mean 'points'?"),
         (
             lambda: memonger.make_mirror_plan("m", 1, keeps="a"),
-            "make_mirror_plan() has no option 'keeps'; did you mean 'keep'?",
+            "make_mirror_plan() has no option 'keeps'. Did you mean 'keep'?",
         ),
         (lambda: memonger.get_cost("m", zzz=1), "get_cost() has no option 'zzz'."),
     ],

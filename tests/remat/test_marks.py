@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 
 import memonger
@@ -303,7 +302,7 @@ def _planned_again(first: memonger.Plan, folder: Path, loss: str) -> memonger.Pl
     """The plan of the annotated model, read from a file, by its marks."""
     annotated = first.annotated
     assert all(node.metadata_props[FORCE] in ("True", "False") for node in annotated.graph)
-    ir.save(annotated, folder / "annotated.onnx")
+    annotated.save(folder / "annotated.onnx")
     onnx.checker.check_model(folder / "annotated.onnx", full_check=True)
     return plan(folder / "annotated.onnx", strategy="marks", loss=loss)
 

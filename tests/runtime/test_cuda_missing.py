@@ -71,7 +71,7 @@ def test_the_wheel_for_the_cpu_is_named_with_the_command_that_replaces_it(machin
     words = refusal()
     assert "is the one for the CPU" in words
     assert "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'memonger[gpu]'" in words
-    assert "--device cpu" in words
+    assert "device='cpu'" in words
     machine.setattr(missing, "_is_installed", lambda name: True)
     assert "both installed" in refusal()
 

@@ -71,7 +71,10 @@ def test_runs_of_a_model_whose_need_is_known(tmp_path: Path) -> None:
 
 
 def test_scratch_of_several_steps_takes_the_largest_alone(tmp_path: Path) -> None:
-    """LRN takes scratch as large as its input: 8 MiB at first, then 24. Left alone the runtime keeps 32."""
+    """LRN takes scratch as large as its input: 8 MiB at first, then 24. Left alone the runtime keeps 32.
+
+    What the plan expects stock onnxruntime to take is measured, too.
+    """
     nodes = [
         helper.make_node("LRN", ["x"], ["a"], name="small", size=3),
         helper.make_node("Concat", ["a", "a", "a"], ["b"], name="concat", axis=0),
@@ -79,7 +82,12 @@ def test_scratch_of_several_steps_takes_the_largest_alone(tmp_path: Path) -> Non
     ]
     model = networks.model_of(nodes, {"x": [8, 32, 64, 128]}, {"y": [24, 32, 64, 128]})
     np.savez(tmp_path / "x.npz", x=np.ones((8, 32, 64, 128), np.float32))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     plan = memonger.search_plan(model, device="cpu", level="disable", mode="inference")
+    stock = _measure(tmp_path, tmp_path / "model.onnx", planned=False)
+    assert stock.peak_bytes is not None
+    assert plan.stock_bytes is not None
+    assert stock.peak_bytes == pytest.approx(plan.stock_bytes - plan.input_bytes, rel=0.05)
     assert plan.workspace_bytes is not None
     assert plan.workspace_bytes > 24 * MIB
     plan.save(tmp_path / "planned.onnx")

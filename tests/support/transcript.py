@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from click.testing import CliRunner
 import models.__main__
 from memonger.cli import commands
 from memonger.runtime.backend import HostBackend
+from tests.support import notebook
 
 ROOT = Path(__file__).parent.parent.parent
 COLUMNS = "80"
@@ -53,6 +55,7 @@ class Page:
     like: str | None = None
 
 
+TUTORIAL = "docs/tutorial.ipynb"
 FIRST_TEN = "docs/first-ten-commands.md"
 PAGES = (
     Page(FIRST_TEN),
@@ -143,6 +146,7 @@ def _tidy(text: str) -> str:
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:µs|ms|s)\b")
 _NUMBER = re.compile(r"[+-]?\d[\d,.]*\d(?:e-?\d+)?|[+-]?\d")
 _UNIT = re.compile(r"# (?:B|bytes|[KMG]iB|µs|ms|s)\b")
+_NOISE = re.compile(r"^(?:memonger: note: )?The machine is noisy:.*?says\s+more\.\n", re.DOTALL | re.MULTILINE)
 _BARS = re.compile("[▁-█]+")
 
 
@@ -153,7 +157,9 @@ def exact(text: str) -> str:
 
 def form(text: str) -> str:
     """What has to be the same for other models, too: words, rows and columns; of equal rows one."""
+    text = _NOISE.sub("", text)
     masked = _BARS.sub("▁", _UNIT.sub("#", _NUMBER.sub("#", re.sub(r"[\w./-]+\.onnx", "MODEL", text))))
+    masked = re.sub(r"#(?:, #)+", "#", masked)  # a list of numbers has any length
     lines = [" ".join(re.sub("([━─])+", r"\1", line).split()) for line in masked.splitlines()]
     return " ".join(line for index, line in enumerate(lines) if index == 0 or line != lines[index - 1])
 
@@ -187,7 +193,7 @@ def differences(page: Page, kinds: Mapping[str, str] | None = None) -> tuple[lis
     with tempfile.TemporaryDirectory() as folder:
         for command in [command for session in sessions(text) for command in commands_of(session)]:
             if kinds is None:
-                output = run(f"{command.line} {command.added}", Path(folder))
+                output = _without(command.added, run(f"{command.line} {command.added}", Path(folder)))
             elif command.kind in kinds:
                 output = kinds[command.kind]
             else:
@@ -195,6 +201,11 @@ def differences(page: Page, kinds: Mapping[str, str] | None = None) -> tuple[lis
             printed[command.kind] = output
             found.append(difference(command, output, same_machine and kinds is None))
     return [each for each in found if each], printed
+
+
+def _without(added: str, output: str) -> str:
+    """Commands that are suggested repeat the options of the one that was given."""
+    return output.replace(f" {added}", "") if added else output
 
 
 def written(page: Page) -> str:
@@ -219,13 +230,19 @@ def written(page: Page) -> str:
 @click.option("--write", is_flag=True, help="Write what is printed now; else pages are compared with it.")
 @click.argument("paths", nargs=-1)
 def main(write: bool, paths: tuple[str, ...]) -> None:
-    """Run the commands of PATHS, pages with sessions; all of them if none is named."""
-    for page in [page for page in PAGES if page.path in paths or not paths]:
-        before, after = (ROOT / page.path).read_text("utf-8"), written(page)
-        changed = list(difflib.unified_diff(before.splitlines(), after.splitlines(), page.path, "printed", lineterm=""))
-        click.echo("\n".join(changed) or f"{page.path}: as it is.")
+    """Run the commands of PATHS, pages with sessions, and the cells of the tutorial; all of them if none is named."""
+    makers = {page.path: partial(written, page) for page in PAGES} | {TUTORIAL: _written_tutorial}
+    for path in [path for path in makers if path in paths or not paths]:
+        before, after = (ROOT / path).read_text("utf-8"), makers[path]()
+        changed = list(difflib.unified_diff(before.splitlines(), after.splitlines(), path, "printed", lineterm=""))
+        click.echo("\n".join(changed) or f"{path}: as it is.")
         if write and changed:
-            (ROOT / page.path).write_text(after, "utf-8")
+            (ROOT / path).write_text(after, "utf-8")
+
+
+def _written_tutorial() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return notebook.written(ROOT / TUTORIAL, Path(folder))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,14 @@ from types import ModuleType
 from memonger.devices import Device
 from memonger.errors import RuntimeUnavailableError
 from memonger.runtime.onnxruntime import onnxruntime
+from memonger.words import option
 
 PROVIDER = "CUDAExecutionProvider"
 REPLACE = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'memonger[gpu]'"
-ON_THE_CPU = "Or use the CPU: --device cpu."
+
+
+def _on_the_cpu() -> str:
+    return f"Or use the CPU: {option('device', 'cpu')}."
 
 
 def check(device: Device) -> None:
@@ -29,7 +33,7 @@ def check(device: Device) -> None:
         there = f"there {'is' if count == 1 else 'are'} {', '.join(f'cuda:{n}' for n in range(count))}"
         raise RuntimeUnavailableError(
             f"device {device} isn't there: {there if count else 'the driver shows no device'}. `nvidia-smi -L` lists "
-            f"what the machine has, and CUDA_VISIBLE_DEVICES hides what it doesn't name. {ON_THE_CPU}"
+            f"what the machine has, and CUDA_VISIBLE_DEVICES hides what it doesn't name. {_on_the_cpu()}"
         )
     _check_version(module)
     _check_libraries(device)
@@ -45,7 +49,7 @@ def _check_wheel(device: Device) -> None:
     else:
         why = f"the onnxruntime installed here ({runtime.__version__}) is the one for the CPU"
     raise RuntimeUnavailableError(
-        f"device {device} needs onnxruntime's {PROVIDER}: {why}. Run `{REPLACE}`. {ON_THE_CPU}"
+        f"device {device} needs onnxruntime's {PROVIDER}: {why}. Run `{REPLACE}`. {_on_the_cpu()}"
     )
 
 
@@ -70,20 +74,20 @@ def driver() -> ModuleType:
         raise RuntimeUnavailableError(
             f"there is no NVIDIA driver here ({error}). On a machine with an NVIDIA GPU install it (Ubuntu: `sudo "
             "ubuntu-drivers install`) and see that `nvidia-smi` lists the GPU; a container needs the NVIDIA Container "
-            f"Toolkit and `docker run --gpus all`. {ON_THE_CPU}"
+            f"Toolkit and `docker run --gpus all`. {_on_the_cpu()}"
         ) from error
     try:
         module = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise RuntimeUnavailableError(
-            f"CUDA devices need the package cuda-bindings ({error}): `pip install 'memonger[gpu]'`. {ON_THE_CPU}"
+            f"CUDA devices need the package cuda-bindings ({error}): `pip install 'memonger[gpu]'`. {_on_the_cpu()}"
         ) from error
     (code,) = module.cuInit(0)
     if code != module.CUresult.CUDA_SUCCESS:
         raise RuntimeUnavailableError(
             f"the NVIDIA driver doesn't start ({code.name}): see what `nvidia-smi` says. CUDA_ERROR_NO_DEVICE means "
             "that the machine, the container or CUDA_VISIBLE_DEVICES shows it no GPU; after an update of the driver, "
-            f"restart the machine. {ON_THE_CPU}"
+            f"restart the machine. {_on_the_cpu()}"
         )
     return module
 
@@ -96,7 +100,7 @@ def _check_version(module: ModuleType) -> None:
         raise RuntimeUnavailableError(
             f"this onnxruntime is built for CUDA {wanted}, and the NVIDIA driver here serves CUDA up to "
             f"{version // 1000}.{version % 1000 // 10}. Install a newer driver, or a wheel for that CUDA: "
-            f"https://onnxruntime.ai/docs/install has them. {ON_THE_CPU}"
+            f"https://onnxruntime.ai/docs/install has them. {_on_the_cpu()}"
         )
 
 
@@ -134,7 +138,7 @@ def _check_libraries(device: Device) -> None:
         raise RuntimeUnavailableError(
             f"onnxruntime's CUDA provider doesn't load for device {device}: {error}. {library} belongs to "
             f"CUDA {built_for() or '(see the wheel)'} or cuDNN 9: `pip install 'onnxruntime-gpu[cuda,cudnn]'` installs "
-            f"both; or `import torch` first, where PyTorch is built for the same CUDA. {ON_THE_CPU}"
+            f"both; or `import torch` first, where PyTorch is built for the same CUDA. {_on_the_cpu()}"
         ) from error
 
 
@@ -143,5 +147,5 @@ def unloaded(device: Device) -> RuntimeUnavailableError:
     return RuntimeUnavailableError(
         f"onnxruntime didn't take device {device}: its {PROVIDER} failed to start, and it would run on the CPU. "
         '`python -c "import onnxruntime as o; o.set_default_logger_severity(0); o.preload_dlls()"` says which library '
-        f"is missing; `pip install 'onnxruntime-gpu[cuda,cudnn]'` installs CUDA's and cuDNN's. {ON_THE_CPU}"
+        f"is missing; `pip install 'onnxruntime-gpu[cuda,cudnn]'` installs CUDA's and cuDNN's. {_on_the_cpu()}"
     )

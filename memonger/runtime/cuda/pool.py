@@ -16,6 +16,7 @@ from memonger.devices import Device
 from memonger.errors import MemongerError
 from memonger.runtime.cuda import driver
 from memonger.units import format_size
+from memonger.words import option
 
 GRAIN = 256  # bytes; what CUDA aligns allocations to
 
@@ -152,7 +153,8 @@ class Pool:
         if self._capped:
             self.refused = (
                 f"a kernel asked for {format_size(size)} of workspace on {self.device}, and the plan measured "
-                f"{format_size(self.scratch_bytes)}: plan the model again on this device (--device {self.device})"
+                f"{format_size(self.scratch_bytes)}: plan the model again on this device "
+                f"({option('device', str(self.device))})"
             )
             return None
         address = driver.allocate(self.device.index, size)

@@ -1,0 +1,64 @@
+"""The command ``fit``: the largest size that fits a memory."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memonger.cli.output import Screen, print_json, print_notes, progress_bar
+from memonger.cli.planning import source_and_options
+from memonger.planning import fit as planner
+from memonger.report.fit import fit_lines, fit_record, sizes_table
+
+
+def fit(
+    model: Path,
+    memory: int,
+    vary: str,
+    frontier: int,
+    output: Path | None,
+    certificate: Path | None,
+    as_json: bool,
+    quiet: bool,
+    train_mode: bool,
+    **flags: Any,
+) -> None:
+    """Find the largest size that fits, write what is asked for, and print the answer. The exit status is 1 if none."""
+    if certificate is not None and output is None:
+        raise click.UsageError("--certificate names the planned file: say with -o where that goes.")
+    _, options = source_and_options(model, flags)
+    with progress_bar(quiet, f"Fitting {model.name}") as tell:
+        found = planner.fit(
+            model, memory, vary, train_mode=train_mode, frontier=frontier, options=options, progress=tell
+        )
+    written = None
+    if found.plan is not None:
+        print_notes(found.plan.notes)
+        if output is not None:
+            found.plan.save(output)
+            written = output
+    if certificate is not None:
+        found.save_certificate(certificate, written)
+    if as_json:
+        names = [None if path is None else str(path) for path in (written, certificate)]
+        print_json(fit_record(found, str(model), *names))
+    else:
+        _print(found, model, written, certificate)
+    if not found.fits:
+        sys.exit(1)
+
+
+def _print(found: planner.Fit, model: Path, written: Path | None, certificate: Path | None) -> None:
+    console = Screen()
+    for line in fit_lines(found, str(model)):
+        console.print(line, soft_wrap=True)
+    if found.frontier:
+        console.print(sizes_table(found))
+    console.print(
+        f"Took {found.seconds:.1f} s. Planned at {found.vary} {', '.join(map(str, found.tried))}.", soft_wrap=True
+    )
+    if written is not None:
+        console.print(f"Wrote {written}.", soft_wrap=True)
+    if certificate is not None:
+        console.print(f"Wrote {certificate}. Check it: memonger verify {certificate}", soft_wrap=True)

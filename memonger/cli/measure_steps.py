@@ -1,0 +1,241 @@
+"""Training steps in a process of their own, measured: ``python -m memonger.cli.measure_steps JOB.json``.
+
+A plan's steps in a `memonger.TrainingSession`, or those of a training model on stock onnxruntime, driven as one would
+by hand: what an update gives is the next step's input. The first answer says what the first steps took; then more are
+asked for (see `memonger.cli.worker`), and last that outputs and state be written.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.cli.measure import MeasuredSession, device_peak, in_use
+from memonger.cli.worker import say, serve
+from memonger.devices import Cuda, parse_device
+from memonger.errors import MemongerError, SessionError
+from memonger.model import training_roles
+from memonger.model.load import load_as_is
+from memonger.model.values import static_shape
+from memonger.runtime import feeds as feeding
+from memonger.runtime import ort, process_memory
+from memonger.runtime.binding import without_defaults
+from memonger.runtime.trainer import TYPES, Trainer
+
+STATE = "state: "
+"""Begins the names of what persists in the file of outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a measuring process trains.
+
+    Attributes:
+        model: Path of a planned training model, or of one for stock onnxruntime.
+        inputs: An .npz with the inputs of every step.
+        outputs: Where to write what the last step gave and the state after it, an .npz.
+        planned: Whether to run it as planned.
+        untimed: Steps taken before the first answer; the peak is theirs. At least 2: the first allocates.
+        level: onnxruntime's optimization level for a stock session.
+        threads: Threads within a node; 0 is onnxruntime's default.
+        device: Where to run.
+        dims: Sizes of symbolic dimensions that a stock session is told, by name.
+        cuda: Settings of the CUDA provider for a stock session, fields of `Cuda`; None leaves onnxruntime its own.
+        cuda_graph: See `memonger.Session`.
+        weight_bytes: What persists on a CUDA device, which isn't counted.
+    """
+
+    model: str
+    inputs: str
+    outputs: str
+    planned: bool
+    untimed: int = 1
+    level: str = "ORT_ENABLE_ALL"
+    threads: int = 0
+    device: str = "cpu"
+    dims: Mapping[str, int] = field(default_factory=dict)
+    cuda: Mapping[str, Any] | None = None
+    cuda_graph: str = "auto"
+    weight_bytes: int = 0
+
+
+class Stepper(Protocol):
+    """What takes steps."""
+
+    def step(self, inputs: feeding.Feeds) -> float:
+        """Take one; returns its loss."""
+        ...
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """What the last step gave: the model's outputs, and gradients where it gives them."""
+        ...
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """What persists, by name."""
+        ...
+
+    def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take over what `state_dict` gave."""
+        ...
+
+
+class StockTrainer:
+    """A training model on stock onnxruntime. What persists stays on the device; nothing is there twice.
+
+    Raises:
+        SessionError: the model has no loss; onnxruntime refuses it.
+    """
+
+    def __init__(self, job: Job) -> None:
+        model = load_as_is(job.model).ir
+        roles = training_roles.read(model, job.model)
+        if roles is None or roles.loss is None:
+            raise SessionError(f"{job.model} is no training model with a loss.")
+        self.roles, self.device, self.steps = roles, parse_device(job.device), 0
+        inputs = {str(value.name): value for value in model.graph.inputs}
+        self.scalars = {role: _start(inputs[name]).astype(TYPES[role]) for role, name in roles.scalars.items()}
+        if "accumulation_scale" in self.scalars:
+            self.scalars["accumulation_scale"][...] = 1
+        self.state = {name: self._on_device(_start(inputs[name])) for name in roles.persistent}
+        lean = without_defaults(model, {*roles.persistent, *roles.scalars.values()})
+        cuda = Cuda(**job.cuda) if job.cuda is not None else None
+        options = ort.Options(job.level, threads=job.threads, dims=job.dims, cuda=cuda)
+        self.session = ort.make_session(lean, self.device, options)
+        self.given = {name: value for name, value in inputs.items() if name not in self.state}
+        self.last: dict[str, Any] = {}
+
+    def _on_device(self, array: np.ndarray) -> Any:
+        return ort.on_device(array, self.device)
+
+    def step(self, inputs: feeding.Feeds) -> float:
+        """See `Stepper`."""
+        roles = self.roles
+        if "step" in self.scalars:
+            self.scalars["step"][...] = self.steps
+        binding = self.session.io_binding()
+        scalars = {name: self.scalars[role] for role, name in roles.scalars.items()}
+        for name, array in {**inputs, **scalars}.items():
+            binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, self.given[name].type))
+        for name, value in self.state.items():
+            binding.bind_ortvalue_input(name, value)
+        assert roles.loss is not None
+        shown = [*dict.fromkeys((roles.loss, *roles.outputs, *roles.gradients.values()))]
+        for name in shown:
+            binding.bind_output(name)
+        for name in roles.updates.values():
+            binding.bind_output(name, self.device.kind, self.device.index)
+        self.session.run_with_iobinding(binding)
+        found = dict(zip([*shown, *roles.updates.values()], binding.get_outputs(), strict=True))
+        self.state.update({old: found[new] for old, new in roles.updates.items()})
+        self.last, self.steps = {name: found[name] for name in shown}, self.steps + 1
+        return float(found[roles.loss].numpy().reshape(()))
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """See `Stepper`."""
+        names = (*self.roles.outputs, *self.roles.gradients.values())
+        return {name: self.last[name].numpy() for name in names}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """See `Stepper`."""
+        dropped = self.roles.accumulated.values()
+        return {name: value.numpy() for name, value in self.state.items() if name not in dropped}
+
+    def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """See `Stepper`."""
+        self.state.update({name: self._on_device(array.copy()) for name, array in tensors.items()})
+
+
+def _start(value: ir.Value) -> np.ndarray:
+    """What a persistent or scalar input is before the first step: its default, else zeros."""
+    if value.const_value is not None:
+        return np.array(value.const_value.numpy())
+    assert value.dtype is not None
+    return np.zeros(static_shape(value) or (), value.dtype.numpy())
+
+
+def _stepper(job: Job, check_order: bool) -> Stepper:
+    if not job.planned:
+        return StockTrainer(job)
+    return Trainer(
+        job.model, device=job.device, intra_op_threads=job.threads, check_order=check_order, cuda_graph=job.cuda_graph
+    )
+
+
+def _inputs(job: Job) -> dict[str, np.ndarray]:
+    with np.load(job.inputs) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def run(job: Job) -> None:
+    """Measure in this process.
+
+    Memory is the most that steps take above the loaded session, whose weights and optimizer state are in place by then:
+    of a plan its arena and workspace. What the check of the planned order leaves behind isn't in it: another session
+    makes it before.
+    """
+    device, losses, inputs = parse_device(job.device), list[float](), _inputs(job)
+    if job.planned:
+        _stepper(job, check_order=True).step(inputs)
+    before = in_use(device)
+    begin = time.perf_counter()
+    stepper = _stepper(job, check_order=False)
+    load_seconds = time.perf_counter() - begin
+
+    def steps() -> None:
+        losses.extend(stepper.step(inputs) for _ in range(job.untimed))
+
+    peak = _peak(steps, stepper) if before is None else device_peak(steps, device, before + job.weight_bytes)
+    say({"peak_bytes": peak, "load_seconds": load_seconds, "losses": losses})
+
+    def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "save" in request:
+            state = {f"{STATE}{name}": array for name, array in stepper.state_dict().items()}
+            np.savez(job.outputs, **dict[str, Any](stepper.outputs() | state))
+            return {}
+        times, found = list[float](), list[float]()
+        for _ in range(request["runs"]):
+            begin = time.perf_counter()
+            found.append(stepper.step(inputs))
+            times.append(time.perf_counter() - begin)
+        return {"times": times, "losses": found}
+
+    serve(answer)
+
+
+def _peak(steps: Callable[[], None], stepper: Stepper) -> int | None:
+    if not process_memory.is_measurable():
+        steps()
+        return None
+    stepper.load_state_dict(stepper.state_dict())  # fresh memory takes no room until it is written
+    return process_memory.peak_over(process_memory.settle(), steps)
+
+
+class MeasuredTrainer(MeasuredSession):
+    """The parent's end of a process that takes steps. To be used in a ``with`` statement."""
+
+    def __init__(self, job: Job, folder: Path, name: str) -> None:
+        super().__init__(job, folder, name, module="memonger.cli.measure_steps")
+        self.losses: list[float] = self.loaded["losses"]
+
+    def round(self, runs: int) -> None:
+        """Time some more steps: one turn."""
+        answer = self.ask({"runs": runs})
+        self.turns.append(answer["times"])
+        self.losses.extend(answer["losses"])
+
+    def save(self) -> None:
+        """Have outputs and state written."""
+        self.ask({"save": True})
+
+
+if __name__ == "__main__":
+    try:
+        run(Job(**json.loads(Path(sys.argv[1]).read_text())))
+    except MemongerError as error:
+        say({"failed": str(error)})

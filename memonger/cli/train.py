@@ -1,0 +1,179 @@
+"""A training plan run as training: losses, seconds of a step and memory, alone or beside stock onnxruntime."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memonger.cli import compare as comparing
+from memonger.cli import gradients, noise
+from memonger.cli.measure import Measured, take_turns
+from memonger.cli.measure_steps import STATE, Job, MeasuredTrainer
+from memonger.cli.settings import Result, Settings
+from memonger.cli.verdicts import Case, Ran, judge
+from memonger.errors import MemongerError
+from memonger.plan import Plan
+from memonger.report.runs import format_seconds
+from memonger.runtime import feeds as feeding
+from memonger.runtime.session import device_of
+from memonger.units import format_size
+
+SHOWN = 12
+"""Losses that are printed; of more the first and the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a process that trained has to show: figures, the loss of each step, and arrays by name."""
+
+    measured: Measured
+    losses: list[float]
+    arrays: Mapping[str, np.ndarray]
+
+
+def is_trained(plan: Plan) -> bool:
+    """Whether a plan is one of training steps, with a loss; a backward pass without a loss runs like any model."""
+    return plan.training is not None and plan.training.loss is not None
+
+
+def random_batch(plan: Plan, seed: int) -> dict[str, np.ndarray]:
+    """An array for each input of a step: as `feeding.random_feeds`, and class numbers among the classes."""
+    roles = plan.training
+    assert roles is not None
+    own = {*roles.persistent, *roles.scalars.values()}
+    inputs = [value for value in feeding.inputs_of(plan.model.graph) if value.name not in own]
+    feeds, rng = feeding.random_feeds(inputs, seed), np.random.default_rng(seed)
+    for name, classes in roles.classes.items():
+        if name in feeds:
+            feeds[name] = rng.integers(0, classes, feeds[name].shape).astype(feeds[name].dtype)
+    return feeds
+
+
+def train(
+    plan: Plan,
+    planned: Path,
+    stock: Path | None,
+    feeds: feeding.Feeds | None,
+    settings: Settings,
+    steps: int,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> Result:
+    """Take steps as planned, each on the same batch.
+
+    Args:
+        plan: Of a training model with a loss.
+        planned: Its file.
+        stock: The training model that stock onnxruntime trains beside it; None: nothing does.
+        feeds: The inputs of a step; random ones if None.
+        settings: See `Settings`; of the steps ``warm_up`` aren't timed, if that leaves one that is.
+        steps: How many to take, at least 3.
+        folder: For what the processes exchange.
+        tell: Called with each stage's name.
+    """
+    if settings.pad:
+        raise MemongerError("--pad is not for training: rows that fill up would have a part in loss and gradients.")
+    before = noise.load()
+    given = feeds if feeds is not None else random_batch(plan, settings.seed)
+    comparing.check_numbers(plan, given)
+    np.savez(folder / "inputs.npz", **dict[str, Any](given))
+    device = str(device_of(plan, settings.device))
+    job = Job(
+        model=str(planned), inputs=str(folder / "inputs.npz"), outputs=str(folder / "planned.npz"), planned=True,
+        untimed=max(2, min(settings.warm_up, steps - 1)), threads=settings.threads or plan.threads, device=device,
+        cuda_graph=settings.cuda_graph, weight_bytes=plan.parameter_bytes,
+    )  # fmt: skip
+    jobs = {"planned": job}
+    if stock is not None:
+        jobs |= _stock_jobs(plan, job, stock, given, folder)
+    trained = _in_turns(jobs, steps, folder, tell)
+    result = _alone(plan, trained["planned"], device)
+    if stock is None:
+        return result
+    what, level = "losses, outputs and the state after the last step", jobs["stock"].level
+    case = Case(plan, stock, given, device_of(plan, settings.device), settings, level, before, what)
+    return _compared(case, result, trained, tell)
+
+
+def _stock_jobs(plan: Plan, job: Job, stock: Path, given: feeding.Feeds, folder: Path) -> dict[str, Job]:
+    """Stock onnxruntime with the plan's level and settings, and with its own."""
+    cuda = None if plan.stamp is None or plan.stamp.cuda is None else asdict(plan.stamp.cuda)
+    default = replace(job, model=str(stock), outputs=str(folder / "default.npz"), planned=False)
+    same = replace(
+        default, outputs=str(folder / "stock.npz"), cuda=cuda, level=comparing.level_of(plan, stock),
+        dims=comparing.symbolic_sizes(stock, given),
+    )  # fmt: skip
+    return {"stock": same, "default": default}
+
+
+def _in_turns(jobs: Mapping[str, Job], steps: int, folder: Path, tell: Callable[[str], None]) -> dict[str, Trained]:
+    with ExitStack() as stack:
+        workers = dict[str, MeasuredTrainer]()
+        for name, job in jobs.items():
+            tell(f"loading {name}")
+            workers[name] = stack.enter_context(MeasuredTrainer(job, folder, name))
+        tell("timing")
+        timed = max(1, steps - jobs["planned"].untimed)
+        turns = min(comparing.ROUNDS, timed)
+        for turn in range(turns):
+            take_turns(list(workers.values()), 1, timed * (turn + 1) // turns - timed * turn // turns)
+        for worker in workers.values():
+            worker.save()
+        return {
+            name: Trained(worker.result(), worker.losses, comparing.read_arrays(Path(jobs[name].outputs)))
+            for name, worker in workers.items()
+        }
+
+
+def _alone(plan: Plan, trained: Trained, device: str) -> Result:
+    roles, ours = plan.training, trained.measured
+    assert roles is not None
+    outputs = {name: array for name, array in trained.arrays.items() if not name.startswith(STATE)}
+    sums = gradients.summary(roles, outputs)
+    record = {
+        "device": device, "mode": "training", "steps": len(trained.losses),
+        "losses": trained.losses, "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,
+        "peak_bytes": ours.peak_bytes, "total_bytes": plan.total_bytes, "arena_bytes": plan.arena_bytes,
+        "workspace_bytes": plan.workspace_bytes, "parameter_bytes": plan.parameter_bytes,
+        "input_bytes": plan.input_bytes, "gradients": sums,
+    }  # fmt: skip
+    timed = f"Seconds of a step: median {format_seconds(ours.latency_seconds)}, p95 {format_seconds(ours.p95_seconds)}."
+    lines = (_losses_line(trained.losses), timed, memory_line(plan, ours), *gradients.lines(sums, roles))
+    shown = {name: outputs[name] for name in roles.outputs if name in outputs and name != roles.loss}
+    return Result(shown, record, lines=lines, saved=outputs)
+
+
+def _losses_line(losses: list[float]) -> str:
+    numbers = [f"{loss:.6g}" for loss in losses]
+    if len(numbers) > SHOWN:
+        numbers = [*numbers[: SHOWN // 2], "...", *numbers[-SHOWN // 2 :]]
+    return f"Losses of {len(losses)} steps on one batch: {' '.join(numbers)}"
+
+
+def memory_line(plan: Plan, ours: Measured) -> str:
+    """The predicted total and what it consists of, beside what was measured."""
+    parts = {
+        "arena": plan.arena_bytes, "workspace": plan.workspace_bytes, "parameters and state": plan.parameter_bytes,
+        "inputs": plan.input_bytes,
+    }  # fmt: skip
+    sizes = (f"{name} {'not measured' if size is None else format_size(size)}" for name, size in parts.items())
+    said = f"The plan says {format_size(plan.total_bytes)} in all: {', '.join(sizes)}."
+    if ours.peak_bytes is None:
+        return said
+    total = ours.peak_bytes + plan.parameter_bytes + plan.input_bytes
+    return f"{said} Measured: {format_size(ours.peak_bytes)} for arena and workspace, so {format_size(total)} in all."
+
+
+def _compared(case: Case, alone: Result, trained: Mapping[str, Trained], tell: Callable[[str], None]) -> Result:
+    sessions = {name: Ran(each.measured, _with_losses(each)) for name, each in trained.items()}
+    verdict = judge(case, sessions, tell)
+    record = {**verdict.record, **alone.record, "stock_losses": trained["stock"].losses}
+    lines = (*alone.lines, *verdict.lines)
+    return replace(alone, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
+
+
+def _with_losses(trained: Trained) -> dict[str, np.ndarray]:
+    return {"the losses": np.array(trained.losses, np.float64), **trained.arrays}

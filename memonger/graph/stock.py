@@ -1,0 +1,137 @@
+"""What stock onnxruntime takes for a graph on the CPU, worked out without running it.
+
+Learned from onnxruntime's source (``allocation_planner.cc``, ``graph_viewer.cc``): it frees a value after its last
+reader; an output takes the memory of an input where its kernel says that it may and nobody else reads it, else that of
+a dead value of the same shape, which is held until then, else new memory. Outputs of the model are new memory always.
+"""
+
+from collections.abc import Hashable, Mapping
+
+import onnx_ir as ir
+
+from memonger.graph import aliasing
+from memonger.graph.graph import read_values
+from memonger.layout.buffers import Buffer
+from memonger.layout.onnxruntime_arena import onnxruntime_bytes
+from memonger.model.operators import operator_name
+from memonger.model.values import dense, nbytes, static_shape
+
+_TAKES_INPUT = frozenset(
+    {
+        "Cast", "Celu", "Clip", "Elu", "Gemm", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Scatter",
+        "ScatterElements", "Selu", "Shrink", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "TensorScatter",
+        "ThresholdedRelu", "Trilu", "com.microsoft::FusedConv", "com.microsoft::FusedGemm", "com.microsoft::Trilu",
+        "com.microsoft.nchwc::Conv",
+    }
+)  # fmt: skip
+"""Operators whose kernel onnxruntime 1.31.1 was seen to give an input's memory, of those that may run in place."""
+
+
+def allocated_bytes(model: ir.Model, workspace: Mapping[str, int], *, as_written: bool) -> int:
+    """Bytes that stock onnxruntime takes beside weights and inputs, its second run included: later ones take no more.
+
+    Args:
+        model: Lowered, in the order it was made in.
+        workspace: Bytes of workspace of each node, by name.
+        as_written: Its nodes run in file order; else in the order that onnxruntime would run that file in.
+    """
+    nodes = list(model.graph)
+    if not as_written:
+        nodes = [nodes[number] for number in default_order(nodes)]
+    planned, single = _Allocations(model, nodes).buffers()
+    return onnxruntime_bytes(planned, [*single, *_scratch(nodes, workspace)])
+
+
+def _scratch(nodes: list[ir.Node], workspace: Mapping[str, int]) -> list[Buffer]:
+    """The workspace of each node; only its sum was measured, so that it counts as one piece."""
+    found: list[Buffer] = []
+    for step, node in enumerate(nodes):
+        size, pieces = workspace.get(str(node.name), 0), 2 if node.op_type == "LRN" else 1  # squares, and their sums
+        found += [Buffer(-1 - 2 * step - i, size // pieces, step, step + 1) for i in range(pieces)]
+    return found
+
+
+def default_order(nodes: list[ir.Node]) -> list[int]:
+    """The order that onnxruntime runs a file's nodes in by default: backwards from the last, depth first."""
+    number = {value: index for index, node in enumerate(nodes) for value in node.outputs}
+    before = [sorted({number[value] for value in read_values(node) if value in number}) for node in nodes]
+    read = {source for sources in before for source in sources}
+    stack = [(index, False) for index in range(len(nodes)) if index not in read]
+    order: list[int] = []
+    seen: set[int] = set()
+    while stack:
+        index, leaving = stack.pop()
+        if leaving:
+            order.append(index)
+        elif index not in seen:
+            seen.add(index)
+            stack.append((index, True))
+            stack.extend((source, False) for source in before[index] if source not in seen)
+    return order
+
+
+class _Allocations:
+    """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which."""
+
+    def __init__(self, model: ir.Model, nodes: list[ir.Node]) -> None:
+        self.nodes = nodes
+        self.results = set(model.graph.outputs)
+        self.uses: dict[ir.Value, int] = {}  # left, by the value that owns the memory
+        for value in (*model.graph.inputs, *model.graph.initializers.values()):
+            self.uses[value] = 1  # the caller's: never overwritten
+        for value in (*self.results, *(value for node in nodes for value in read_values(node))):
+            self.uses[value] = self.uses.get(value, 0) + 1
+        self.owner: dict[ir.Value, ir.Value] = {}
+        self.dead: dict[Hashable, list[ir.Value]] = {}
+        self.start: dict[ir.Value, int] = {}
+        self.stop: dict[ir.Value, int] = {}
+
+    def buffers(self) -> tuple[list[Buffer], list[Buffer]]:
+        """Of the values inside the model, and of its outputs."""
+        for step, node in enumerate(self.nodes):
+            for index, value in enumerate(node.outputs):
+                if value.name and dense(value):
+                    self._allocate(step, node, index, value)
+            for value in (*read_values(node), *(v for v in node.outputs if not self.uses.get(v))):
+                self._release(step, self.owner.get(value, value))
+        planned: list[Buffer] = []
+        single: list[Buffer] = []
+        for number, (value, start) in enumerate(self.start.items()):
+            kind = single if value in self.results else planned
+            kind.append(Buffer(number, nbytes(value) or 0, start, self.stop.get(value, len(self.nodes))))
+        return planned, single
+
+    def _allocate(self, step: int, node: ir.Node, index: int, value: ir.Value) -> None:
+        """Give an output memory of its own, or that of another value."""
+        owner = None if value in self.results else self._reused(node, index, value)
+        if owner is None:
+            self.start[value] = step
+        else:
+            self.owner[value] = owner
+            self.uses[owner] = self.uses.get(owner, 0) + self.uses.get(value, 0)
+
+    def _reused(self, node: ir.Node, index: int, value: ir.Value) -> ir.Value | None:
+        for source, target in aliasing.view_pairs(node):
+            given = node.inputs[source]
+            if target == index and given is not None and aliasing.is_declared_view(node):
+                return self.owner.get(given, given)
+        for source, target in aliasing.inplace_pairs(node) if operator_name(node) in _TAKES_INPUT else ():
+            given = node.inputs[source]
+            if target == index and given is not None and _kind(given) == _kind(value) is not None:
+                owner = self.owner.get(given, given)
+                if self.uses.get(owner) == 1:
+                    return owner
+        waiting = self.dead.get(_kind(value)) if value.shape else None
+        return waiting.pop() if waiting else None
+
+    def _release(self, step: int, owner: ir.Value) -> None:
+        left = self.uses[owner] = self.uses.get(owner, 0) - 1
+        if left <= 0 and owner in self.start:
+            self.stop[owner] = step + 1
+            self.dead.setdefault(_kind(owner), []).append(owner)
+
+
+def _kind(value: ir.Value) -> Hashable:
+    """What two values must have in common for one to take the other's memory; None for one of unknown shape."""
+    dims = static_shape(value)
+    return None if dims is None or value.dtype is None else (dims, value.dtype.bitwidth)

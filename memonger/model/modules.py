@@ -1,0 +1,56 @@
+"""The PyTorch module that a node comes from, where the exporter left it."""
+
+import ast
+import re
+
+import onnx_ir as ir
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Where PyTorch's exporter writes the modules around a node, the outermost first, and the node's own name last."""
+
+_FUSED = re.compile(r"_nchwc$|/\w+Fusion/?$")
+"""What onnxruntime's optimizer puts behind the name of a node, or of its output, for the node it puts there instead."""
+
+
+def module_of(node: ir.Node) -> str | None:
+    """The path of the PyTorch module a node comes from, as in ``named_modules()``; None where the file doesn't say.
+
+    PyTorch's exporter writes it into the node's metadata, the older one (``dynamo=False``) into its name.
+    """
+    scopes = node.metadata_props.get(SCOPES)
+    if scopes is None:
+        return _module_in(node.name or "")
+    try:
+        names = ast.literal_eval(scopes)
+        return str(names[-2]) or None
+    except (ValueError, SyntaxError, TypeError, LookupError, MemoryError, RecursionError):
+        return None  # written by another program
+
+
+def _module_in(name: str) -> str | None:
+    """Of ``/layers/layers.0/conv/Conv`` ``layers.0.conv``: a part that repeats the one before it goes on from there."""
+    if not name.startswith("/"):
+        return None
+    path: list[str] = []
+    for part in name.split("/")[1:-1]:
+        if path and part.startswith(path[-1] + "."):
+            path.pop()
+        path.append(part)
+    return ".".join(path) or None
+
+
+def carry_modules(source: ir.Model, made: ir.Model) -> None:
+    """Write the modules of a model's nodes on those of a model that onnxruntime's optimizer made of it.
+
+    A node is known by its name, or by that of a value it writes or was named after.
+    """
+    scopes = {node.name: node.metadata_props[SCOPES] for node in source.graph if SCOPES in node.metadata_props}
+    if not scopes:
+        return
+    of_value = {value.name: scopes[node.name] for node in source.graph if node.name in scopes for value in node.outputs}
+    for node in made.graph:
+        base = _FUSED.sub("", str(node.name))
+        names = (base, *(value.name for value in node.outputs))
+        found = scopes.get(base) or next((of_value[name] for name in names if name in of_value), None)
+        if found is not None:
+            node.metadata_props.setdefault(SCOPES, found)

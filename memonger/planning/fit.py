@@ -1,0 +1,203 @@
+"""Whether a model fits a memory, and the largest size of one of its dimensions with which it does: `fit`."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Unpack
+
+from memonger.errors import PlanError
+from memonger.model.emitter import collecting_later
+from memonger.model.load import Source
+from memonger.model.model import Model
+from memonger.plan import Plan
+from memonger.planning import certificate
+from memonger.planning.certificate import Beyond
+from memonger.planning.names import Strategy
+from memonger.planning.options import Keywords, Options, combine, in_bytes, takes_options
+from memonger.planning.sizing import Attempt, Sizing
+from memonger.units import MOST_POINTS
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan of one size within the memory.
+
+    Attributes:
+        size: The size.
+        total_bytes: Its total.
+        overhead: Cost of what is recomputed over the cost of one pass.
+        seconds: Estimated time of one run; None where no device measured it.
+        samples_per_second: The batch over ``seconds``; None where either isn't known.
+    """
+
+    size: int
+    total_bytes: int
+    overhead: float
+    seconds: float | None = None
+    samples_per_second: float | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fit:
+    """The largest size of a dimension with which a model fits a memory.
+
+    Attributes:
+        memory: Bytes for everything: arena, workspace, parameters (of a training model with their state) and inputs.
+        vary: The dimension: ``batch``, its name or its place.
+        size: The largest size that was found to fit; 0 if none was.
+        plan: The plan of that size; None if there is none.
+        lower_bound_bytes: No plan of that size takes less, whatever its order and whatever it recomputes.
+        beyond: What is known of one size more; of the smallest size if none fits; None if there is no larger size.
+        tried: Every size that was planned from the model itself, with the smallest total found.
+        frontier: Plans of several sizes, the largest last.
+        seconds: What all this took.
+        strategy: What decided what is recomputed. With ``none`` the bounds are for plans that recompute nothing.
+        source: Where the model came from.
+        options: The options of the plan.
+        train_mode: Whether BatchNormalization and Dropout were turned into training form first.
+    """
+
+    memory: int
+    vary: str
+    size: int
+    plan: Plan | None
+    lower_bound_bytes: int | None
+    beyond: Beyond | None
+    tried: Mapping[int, int]
+    frontier: tuple[Point, ...] = ()
+    seconds: float
+    strategy: Strategy
+    source: Source | Model = field(repr=False)
+    options: Options = field(repr=False)
+    train_mode: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether any size fits."""
+        return self.plan is not None
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Total of the plan; see `Plan.total_bytes`."""
+        return None if self.plan is None else self.plan.total_bytes
+
+    @property
+    def overhead(self) -> float | None:
+        """The plan's extra cost: see `Plan.overhead`."""
+        return None if self.plan is None else self.plan.overhead
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the bounds are for plans in which nodes may run again, too."""
+        return self.strategy != "none"
+
+    def save_certificate(self, path: str | Path, planned: str | Path | None) -> None:
+        """Write what `memonger verify` checks this answer with.
+
+        Args:
+            path: The file to write.
+            planned: Where the plan was saved; None if there is none, as nothing fits.
+
+        Raises:
+            PlanError: the model didn't come from a file, or an option can't be written down.
+            PlanFileError: the planned file isn't this plan's.
+        """
+        if not isinstance(self.source, str | Path):
+            raise PlanError("a certificate names the model's file: give memonger.fit a path.")
+        answer = certificate.Answer(
+            memory=self.memory,
+            vary=self.vary,
+            size=self.size,
+            recomputes=self.recomputes,
+            total_bytes=self.total_bytes,
+            beyond=self.beyond,
+            recipe=certificate.recipe(self.options, self.train_mode),
+        )
+        certificate.write(Path(path), answer, Path(self.source), None if planned is None else Path(planned))
+
+
+@takes_options("budget")
+def fit(
+    source: Source | Model,
+    memory: float | str = "8GiB",
+    vary: str = "batch",
+    *,
+    train_mode: bool = False,
+    frontier: int = 0,
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
+) -> Fit:
+    """The largest size of a dimension with which a model fits into a memory, with its plan.
+
+    Args:
+        source: What `memonger.load` takes, with a dimension that is open.
+        memory: Bytes for everything, or a text such as ``8GiB``: arena, workspace, parameters, optimizer state, inputs.
+        vary: ``batch``, or the name or place of another open dimension: ``seq``, ``x[1]``.
+        train_mode: Turn BatchNormalization and Dropout into their training form first; see
+            `memonger.to_training_mode`.
+        frontier: How many sizes, up to the largest one, are planned for `Fit.frontier`.
+        options: A record of options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`.
+
+    Raises:
+        LoadError: the model can't be read, or another dimension has no size.
+        PlanError: there is no such dimension, or it has a size; parameters alone take more than the memory; or as
+            `memonger.search_plan`.
+        RuntimeUnavailableError: the device isn't there.
+        TypeError: a keyword is no option.
+    """
+    chosen = combine(options, keywords)
+    if chosen.budget is not None:
+        raise PlanError("fit takes the memory as its budget: leave budget out.")
+    if type(frontier) is not int or not 0 <= frontier <= MOST_POINTS:
+        raise PlanError(f"frontier must be a whole number from 0 to {MOST_POINTS}, not {frontier!r}.")
+    with collecting_later():
+        sizing = Sizing(source, in_bytes("memory", memory), vary, train_mode, chosen)
+        sizing.run()
+        return _answer(sizing, frontier)
+
+
+def _answer(sizing: Sizing, frontier: int) -> Fit:
+    points = _frontier(sizing, frontier) if frontier else ()
+    best = sizing.best
+    plan = None if best is None else sizing.plan(best)
+    return Fit(
+        memory=sizing.memory,
+        vary=sizing.vary,
+        size=best.size if best else 0,
+        plan=plan,
+        lower_bound_bytes=best.bound if best else None,
+        beyond=sizing.beyond,
+        tried={size: each.total for size, each in sorted(sizing.attempts.items()) if each.total is not None},
+        frontier=points,
+        seconds=time.perf_counter() - sizing.begin,
+        source=sizing.source,
+        strategy=sizing.strategy,
+        options=dataclasses.replace(sizing.options, mode=sizing.mode),
+        train_mode=sizing.train_mode,
+    )
+
+
+def _frontier(sizing: Sizing, points: int) -> tuple[Point, ...]:
+    """Plans of so many sizes up to the largest."""
+    best = sizing.best
+    if best is None:
+        return ()
+    sizes = sorted({max(1, best.size * number // points) for number in range(1, points + 1)})
+    made = (sizing.attempt(size) for size in sizes)
+    return tuple(_point(sizing, each) for each in made if each.fits)
+
+
+def _point(sizing: Sizing, attempt: Attempt) -> Point:
+    solution, job = sizing.cheaper(attempt), attempt.job
+    assert job is not None
+    assert attempt.total is not None
+    once, cost = math.fsum(job.request.graph.costs), solution.cost
+    calibration = job.lowered.calibration
+    seconds = cost if calibration is not None and calibration.seconds is not None else None
+    batch = attempt.size if sizing.dimension.is_batch else sizing.options.batch
+    rate = batch / seconds if batch and seconds else None
+    return Point(attempt.size, attempt.total, cost / once - 1 if once else 0.0, seconds, rate)

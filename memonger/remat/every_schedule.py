@@ -1,0 +1,165 @@
+"""Bytes of the arena that every schedule of a graph needs, in whatever order, and whatever it computes again.
+
+At a step some values have to be in memory together. Of these one was computed last, and at that step the others were
+there already, together with what that node reads. So from a set of values there is one earlier set for each node that
+may have been the last, and every schedule goes one of these ways back to the empty set. The way whose largest set is
+smallest is looked for, as Dijkstra's algorithm finds shortest ones (Pollack 1960, "The maximum capacity through a
+network"). What is found when the effort is spent is a bound, too: every way not ended leads through a set on the heap.
+
+Left out, which makes the bound smaller and never wrong: alignment, what must not run again, and the gaps of a layout.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import Sharing
+
+EFFORT = 3_000_000
+"""Values looked at in the search of one bound: less than a second."""
+
+_SHARES = (0.0, 0.5, 0.75, 0.9, 1.0)
+"""The search begins behind the last node that touches so large a part of what the largest one touches."""
+
+Values = frozenset[int]
+
+
+def least_arena(graph: Graph, sharing: Sharing | None = None, *, again: bool = True, effort: int = EFFORT) -> int:
+    """Bytes below which no arena of any schedule of the graph is.
+
+    Args:
+        graph: Its nodes in any topological order.
+        sharing: Which values may share an address.
+        again: Whether nodes may run more than once. If not, every value is there from its one step to its last reader,
+            in every order, and the bound is larger.
+        effort: Values that the search may look at.
+    """
+    steps = _Steps.of(graph, sharing or Sharing())
+    needs = [steps.needed(node) for node in range(len(graph.nodes))]
+    outputs = steps.roots(graph.outputs)
+    largest = max(needs)
+    most = max(largest, steps.bytes_of(outputs))
+    if not again:
+        most = max([most, *_without_repeats(graph, steps, outputs)])
+    starts = [max(node for node, need in enumerate(needs) if need >= share * largest) for share in _SHARES]
+    sets = [outputs, *(steps.writes[node] or steps.reads[node] for node in dict.fromkeys(starts))]
+    return max([most, *(_bottleneck(steps, values, effort // len(sets)) for values in dict.fromkeys(sets) if values)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What each node reads and writes of the arena, views being what they are views of.
+
+    Attributes:
+        sizes: Bytes of each value.
+        root: For each value the one it is a view of, or itself; -1: it isn't in the arena.
+        reads: Of each node, without what it writes.
+        writes: Of each node, without views.
+        over: For each value those that it may overwrite.
+        producer: The node that writes each value.
+    """
+
+    sizes: Sequence[int]
+    root: Sequence[int]
+    reads: Sequence[Values]
+    writes: Sequence[Values]
+    over: Sequence[Values]
+    producer: Sequence[int]
+
+    @classmethod
+    def of(cls, graph: Graph, sharing: Sharing) -> "_Steps":
+        root = [value if planned else -1 for value, planned in enumerate(graph.planned)]
+        for pairs in graph.views if sharing.views else ():
+            for source, target in pairs:
+                root[target] = root[source]
+        writes = [frozenset(v for v in each if root[v] == v) for each in graph.writes]
+        reads = [
+            frozenset(root[v] for v in each if root[v] >= 0) - own
+            for each, own in zip(graph.reads, writes, strict=True)
+        ]
+        over: list[set[int]] = [set() for _ in graph.values]
+        for pairs in graph.inplace if sharing.inplace else ():
+            for source, target in pairs:
+                over[target].add(root[source])
+        return cls(graph.sizes, root, reads, writes, tuple(map(frozenset, over)), graph.producer)
+
+    def roots(self, values: Sequence[int]) -> Values:
+        return frozenset(self.root[value] for value in values if self.root[value] >= 0)
+
+    def bytes_of(self, values: Values) -> int:
+        return sum(self.sizes[value] for value in values)
+
+    def needed(self, node: int, after: Values = frozenset()) -> int:
+        """Bytes at the step of a node when these other values are there, and stay."""
+        before = (after - self.writes[node]) | self.reads[node]
+        return self.bytes_of(before) + self.born(node, after)
+
+    def born(self, node: int, after: Values) -> int:
+        """Bytes of what a node writes, without what may lie over an input that isn't needed after."""
+        return sum(self.sizes[v] for v in self.writes[node] if self.over[v] <= after)
+
+
+def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
+    """Bytes that a schedule needs at some step up to the one after which these values are in memory."""
+    most = steps.bytes_of(values)
+    heap = [(most, _latest(steps, values), 0, values)]
+    seen = {values}
+    number = 0
+    while heap:
+        bottleneck, _, _, values = heapq.heappop(heap)
+        most = max(most, bottleneck)
+        if not values or effort < 0:
+            break
+        effort -= len(values) ** 2
+        for node in _last_nodes(steps, values):
+            before = (values - steps.writes[node]) | steps.reads[node]
+            if before not in seen:
+                seen.add(before)
+                number += 1
+                needed = steps.bytes_of(before) + steps.born(node, values)
+                heapq.heappush(heap, (max(most, needed), _latest(steps, before), number, before))
+    return most
+
+
+def _latest(steps: _Steps, values: Values) -> int:
+    return max((steps.producer[value] for value in values), default=-1)
+
+
+def _last_nodes(steps: _Steps, values: Values) -> Sequence[int]:
+    """The nodes that may have run last. Only one, if it reads and writes nothing but these values: it may as well."""
+    nodes = sorted({steps.producer[value] for value in values}, reverse=True)
+    for node in nodes:
+        if steps.reads[node] <= values and steps.writes[node] <= values:
+            return [node]
+    return nodes
+
+
+def _without_repeats(graph: Graph, steps: _Steps, outputs: Values) -> Iterator[int]:
+    """Bytes at each node's step, of what is there in every order: written before it in all, and read after it in all.
+
+    Sets of values are bits of one integer each, so that this takes a step an edge.
+    """
+    nodes = len(graph.nodes)
+    before, after = [0] * nodes, [_bits(outputs)] * nodes
+    for node in range(nodes):
+        for source in graph.sources[node]:
+            before[node] |= before[source] | _bits(steps.writes[source])
+    for node in reversed(range(nodes)):
+        for source in graph.sources[node]:
+            after[source] |= after[node] | _bits(steps.reads[node])
+    for node in range(nodes):
+        yield steps.needed(node, _values(before[node] & after[node]))
+
+
+def _bits(values: Values) -> int:
+    return sum(1 << value for value in values)
+
+
+def _values(bits: int) -> Values:
+    found = []
+    while bits:
+        lowest = bits & -bits
+        found.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return frozenset(found)

@@ -1,0 +1,203 @@
+"""Two models, or two plans, part by part: what one has that the other hasn't, and by how much they differ."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import onnx_ir as ir
+from rich.table import Table
+
+from memonger import plan_file
+from memonger.graph import schedule
+from memonger.model.operators import operator_name
+from memonger.model.values import subgraphs
+from memonger.plan import Plan
+from memonger.report.inspection import model_record, operators, shape_text
+from memonger.report.summary import plan_record
+from memonger.units import format_size
+
+TOTALS = {
+    "parameter_bytes": "weights", "arena_bytes": "arena", "workspace_bytes": "workspace", "input_bytes": "inputs",
+    "total_bytes": "total", "stock_bytes": "stock onnxruntime", "unplanned_bytes": "without reuse",
+    "lower_bound_bytes": "smallest arena",
+}  # fmt: skip
+_NAMED = 5  # names of a kind that are printed
+
+
+def diff_record(
+    models: tuple[ir.Model, ir.Model], plans: tuple[Plan | None, Plan | None], names: tuple[str, str]
+) -> dict[str, Any]:
+    """All differences of two models, and of their plans where both have one; ``same`` says whether there is none.
+
+    Args:
+        models: Both models.
+        plans: Their plans; a plan's model is the one in ``models``.
+        names: What they are called.
+    """
+    found = {"facts": _facts(models, plans), **_nodes(models), "weights": _weights(models), "totals": {}}
+    if plans[0] is not None and plans[1] is not None:
+        found |= _plans(plans[0], plans[1], names)
+    return {"models": list(names), "same": not any(_differs(part) for part in found.values()), **found}
+
+
+def _differs(part: Any) -> bool:
+    """Whether a part of the record says of a difference."""
+    if isinstance(part, Mapping):
+        return any(_differs(each) for each in part.values())
+    return bool(part)
+
+
+def _facts(models: tuple[ir.Model, ir.Model], plans: tuple[Plan | None, Plan | None]) -> dict[str, list[Any]]:
+    """Of each fact that differs both sides: versions, producer, inputs, outputs, and what the plans were made for."""
+    sides = [_facts_of(model, plan) for model, plan in zip(models, plans, strict=True)]
+    keys = dict.fromkeys([*sides[0], *sides[1]])
+    return {key: [side.get(key) for side in sides] for key in keys if sides[0].get(key) != sides[1].get(key)}
+
+
+def _facts_of(model: ir.Model, plan: Plan | None) -> dict[str, Any]:
+    record = model_record(model, "")
+    facts = {key: record[key] for key in ("ir_version", "producer", "parameters")}
+    used = {"ai.onnx", *(op.rpartition("::")[0] for op in record["operators"])}
+    facts |= {f"operator set {name}": version for name, version in record["opsets"].items() if name in used}
+    for kind in ("input", "output"):
+        for value in record[f"{kind}s"]:
+            facts[f"{kind} {value['name']}"] = f"{(value['type'] or '?').lower()}{shape_text(value['shape'])}"
+    facts["plan"] = plan is not None
+    if plan is not None:
+        header = plan.header()
+        facts |= {key: header[key] for key in ("mode", "device", "batch", "threads")}
+        facts |= {} if plan.stamp is None else {f"made for {key}": value for key, value in asdict(plan.stamp).items()}
+    return facts
+
+
+def _nodes(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
+    """Nodes by name, recomputations left out: those of one model only, those that differ, and where the order does."""
+    sides = [{_name(node): node for node in model.graph if not schedule.is_copy(_name(node))} for model in models]
+    only = [[name for name in sides[i] if name not in sides[1 - i]] for i in (0, 1)]
+    both = [name for name in sides[0] if name in sides[1]]
+    counts = [operators(model) for model in models]
+    pairs = {op: [side.get(op, 0) for side in counts] for op in dict.fromkeys([*counts[0], *counts[1]])}
+    return {
+        "operators": {op: pair for op, pair in pairs.items() if pair[0] != pair[1]},
+        "removed_nodes": only[0],
+        "added_nodes": only[1],
+        "changed_nodes": [name for name in both if _digest(sides[0][name]) != _digest(sides[1][name])],
+        "first_other_step": _first_other_step(models, set(both)),
+    }
+
+
+def _first_other_step(models: tuple[ir.Model, ir.Model], both: set[str]) -> dict[str, list[Any]] | None:
+    """Of what both models run, recomputations included, where they first go on differently: both steps and nodes."""
+    orders = [
+        [(step, name) for step, node in enumerate(model.graph) if schedule.original(name := _name(node)) in both]
+        for model in models
+    ]
+    for here, there in zip(*orders, strict=False):
+        if here[1] != there[1]:
+            return {"steps": [here[0], there[0]], "nodes": [here[1], there[1]]}
+    return None
+
+
+def _name(node: ir.Node) -> str:
+    return node.name or next((str(value.name) for value in node.outputs if value.name), node.op_type)
+
+
+def _digest(node: ir.Node) -> str:
+    """Of all that a node computes: its operator, attributes with their bodies, and the names it reads and writes.
+
+    Which copy of a recomputed value it reads doesn't count.
+    """
+    digest = hashlib.sha256(operator_name(node).encode())
+    read = [schedule.original(str(value.name)) if value is not None else "" for value in node.inputs]
+    digest.update("\0".join([*read, "->", *(str(value.name) for value in node.outputs)]).encode())
+    for name in sorted(node.attributes):
+        digest.update(plan_file.attribute_bytes(node.attributes[name]))
+    for graph in subgraphs(node):
+        for inner in graph:
+            digest.update(_digest(inner).encode())
+    return digest.hexdigest()
+
+
+def _weights(models: tuple[ir.Model, ir.Model]) -> dict[str, list[str]]:
+    """Weights of one model only, and those of other content."""
+    first, second = (plan_file.weight_digests(model) for model in models)
+    return {
+        "removed": [name for name in first if name not in second],
+        "added": [name for name in second if name not in first],
+        "changed": [name for name, digest in first.items() if second.get(name, digest) != digest],
+    }
+
+
+def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
+    records = [plan_record(plan, name, None) for plan, name in zip((first, second), names, strict=True)]
+    again = [[schedule.original(plan.graph.nodes[step]) for step in plan.recomputed] for plan in (first, second)]
+    offsets = [{p.graph.values[value]: offset for value, offset in p.offsets.items()} for p in (first, second)]
+    both = [name for name in offsets[0] if name in offsets[1]]
+    totals = {key: [record[key] for record in records] for key in TOTALS}
+    return {
+        "totals": {key: pair for key, pair in totals.items() if pair[0] != pair[1]},
+        "overhead": [r["overhead"] for r in records] if records[0]["overhead"] != records[1]["overhead"] else None,
+        "recomputed": {
+            "only_in_first": [name for name in dict.fromkeys(again[0]) if name not in set(again[1])],
+            "only_in_second": [name for name in dict.fromkeys(again[1]) if name not in set(again[0])],
+        },
+        "offsets_changed": sum(offsets[0][name] != offsets[1][name] for name in both),
+        "workspace_changed": sum(1 for _ in _changed(first.workspace or {}, second.workspace or {})),
+    }
+
+
+def _changed(first: Mapping[str, int], second: Mapping[str, int]) -> Iterator[str]:
+    return (name for name in {**first, **second} if first.get(name) != second.get(name))
+
+
+def totals_table(record: Mapping[str, Any]) -> Table:
+    """The parts of the total that differ, with the difference."""
+    table = Table()
+    for name in ("", *record["models"], "difference", ""):
+        table.add_column(name, justify="left" if not name and not table.columns else "right", overflow="fold")
+    for key, (before, after) in record["totals"].items():
+        cells = ["not known" if size is None else format_size(size) for size in (before, after)]
+        gap, percent = "", ""
+        if before is not None and after is not None:
+            gap = f"{'+' if after > before else '-'}{format_size(abs(after - before))}"
+            percent = f"{(after - before) / before:+.1%}" if before else ""
+        table.add_row(TOTALS[key], *cells, gap, percent)
+    return table
+
+
+def diff_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """The differences but the totals, a sentence each."""
+    first, second = record["models"]
+    for fact, (before, after) in record["facts"].items():
+        yield f"{fact}: {_word(before)} -> {_word(after)}"
+    for op, (before, after) in record["operators"].items():
+        yield f"{op}: {before} -> {after} nodes"
+    yield from _listed(f"nodes only in {first}", record["removed_nodes"])
+    yield from _listed(f"nodes only in {second}", record["added_nodes"])
+    yield from _listed("nodes that differ", record["changed_nodes"])
+    if record["first_other_step"]:
+        (step, other), (here, there) = record["first_other_step"].values()
+        yield f"another order: step {step} of {first} is '{here}', step {other} of {second} is '{there}'"
+    for kind, where in (("removed", f"only in {first}"), ("added", f"only in {second}"), ("changed", "that differ")):
+        yield from _listed(f"weights {where}", record["weights"][kind])
+    recomputed = record.get("recomputed", {})
+    yield from _listed(f"recomputed only in {first}", recomputed.get("only_in_first", ()))
+    yield from _listed(f"recomputed only in {second}", recomputed.get("only_in_second", ()))
+    if record.get("overhead"):
+        before, after = record["overhead"]
+        yield f"cost of what is recomputed: {before:+.1%} -> {after:+.1%} of one pass"
+    if record.get("offsets_changed"):
+        yield f"values at another place of the arena: {record['offsets_changed']}"
+    if record.get("workspace_changed"):
+        yield f"nodes with other workspace: {record['workspace_changed']}"
+
+
+def _word(fact: Any) -> str:
+    return "none" if fact is None else ("no", "yes")[fact] if isinstance(fact, bool) else str(fact)
+
+
+def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"{what}: {len(names)} ({', '.join(names[:_NAMED])}{more})"

@@ -1,0 +1,138 @@
+"""An answer of `memonger.fit` in words, as a table of sizes, and as the record that ``--json`` prints."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+
+from memonger.planning.certificate import Certificate
+from memonger.planning.fit import Fit
+from memonger.report.summary import plan_record
+from memonger.units import format_size, in_full
+
+
+def fit_record(fit: Fit, model: str, output: str | None, certificate: str | None) -> dict[str, Any]:
+    """Every figure of an answer; sizes are bytes.
+
+    Args:
+        fit: The answer.
+        model: Where the model came from.
+        output: Where the planned model was written, if it was.
+        certificate: Where the certificate was written, if it was.
+    """
+    return {
+        "model": model,
+        "memory": fit.memory,
+        "vary": fit.vary,
+        "fits": fit.fits,
+        "size": fit.size,
+        "total_bytes": fit.total_bytes,
+        "lower_bound_bytes": fit.lower_bound_bytes,
+        "overhead": fit.overhead,
+        "strategy": fit.strategy,
+        "beyond": None if fit.beyond is None else dataclasses.asdict(fit.beyond),
+        "tried": [{"size": size, "total_bytes": total} for size, total in fit.tried.items()],
+        "frontier": [dataclasses.asdict(point) for point in fit.frontier],
+        "seconds": fit.seconds,
+        "plan": None if fit.plan is None else plan_record(fit.plan, model, output),
+        "output": output,
+        "certificate": certificate,
+    }
+
+
+def fit_lines(fit: Fit, model: str) -> Iterator[str]:
+    """The answer in sentences: what fits, at what cost, and what is known of one size more."""
+    plan, memory = fit.plan, format_size(fit.memory)
+    if plan is None:
+        yield f"{model} doesn't fit {memory}: no plan was found that does, at any {fit.vary}."
+    else:
+        where = "portable, workspace not counted" if plan.device == "none" else f"on {plan.device}"
+        yield (
+            f"{fit.vary} {fit.size} fits {memory} ({plan.mode}, {where}): {format_size(plan.total_bytes)} in all, "
+            + (f"{plan.overhead:+.1%} extra cost." if plan.recomputed else "nothing is recomputed.")
+        )
+        parts = {
+            "weights" if plan.training is None else "weights and state": plan.parameter_bytes,
+            "arena": plan.arena_bytes,
+            "workspace": plan.workspace_bytes or 0,
+            "inputs": plan.input_bytes,
+        }
+        yield "  " + " + ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+    yield _beyond(fit)
+
+
+def _beyond(fit: Fit) -> str:
+    beyond = fit.beyond
+    if beyond is None:
+        return f"No larger {fit.vary} can be planned."
+    what = f"{fit.vary} {beyond.size}"
+    if beyond.status == "refused":
+        return f"{what} is more than the model itself takes: {beyond.reason}"
+    assert beyond.lower_bound_bytes is not None
+    least = format_size(beyond.lower_bound_bytes)
+    if beyond.status == "proven":
+        over = in_full(beyond.lower_bound_bytes - fit.memory)
+        return f"{what} doesn't, proven: {_every(fit.recomputes)} takes at least {least}, {over} too much."
+    assert beyond.total_bytes is not None
+    return (
+        f"{what} is open: the smallest plan found takes {format_size(beyond.total_bytes)}, "
+        f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit.recomputes)} takes at least {least}."
+    )
+
+
+def _every(recomputes: bool) -> str:
+    """What a lower bound is said of."""
+    return (
+        "every plan, in any order and whatever it recomputes," if recomputes else "every plan that recomputes nothing"
+    )
+
+
+def sizes_table(fit: Fit) -> Table:
+    """Plans of several sizes within the memory."""
+    table = Table(title=f"Within {format_size(fit.memory)}", title_justify="left")
+    for name in (fit.vary, "total", "extra cost", "a run", "samples/s"):
+        table.add_column(name, justify="right")
+    for point in fit.frontier:
+        seconds, rate = point.seconds, point.samples_per_second
+        table.add_row(
+            str(point.size), format_size(point.total_bytes), f"{point.overhead:+.1%}",
+            "not measured" if seconds is None else f"{seconds * 1e3:.1f} ms", "" if rate is None else f"{rate:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def certificate_record(certificate: Certificate, path: str) -> dict[str, Any]:
+    """What a certificate that was checked says, for ``--json``."""
+    beyond = certificate.beyond
+    return {
+        "certificate": path,
+        "verified": True,
+        "model": certificate.model,
+        "planned": certificate.planned,
+        "memory": certificate.memory,
+        "vary": certificate.vary,
+        "size": certificate.size,
+        "total_bytes": certificate.total_bytes,
+        "beyond": None if beyond is None else {"size": beyond.size, "status": beyond.status},
+    }
+
+
+def certificate_line(certificate: Certificate) -> str:
+    """What was checked, in a sentence."""
+    memory, beyond = in_full(certificate.memory), certificate.beyond
+    said = f"nothing fits {memory}"
+    if certificate.total_bytes is not None:
+        said = f"{certificate.vary} {certificate.size} fits {memory}"
+        said += f": the plan is correct and takes {certificate.total_bytes}"
+    if beyond is None:
+        return f"{said}."
+    more = {
+        "proven": f"doesn't fit, by the lower bound of {_every(certificate.recomputes).rstrip(',')}",
+        "refused": "is refused by the model itself",
+        "open": "is open",
+    }[beyond.status]
+    return f"{said}; {certificate.vary} {beyond.size} {more}."
+
+
+__all__ = ["certificate_line", "certificate_record", "fit_lines", "fit_record", "sizes_table"]
