@@ -279,9 +279,9 @@ def report_command(**arguments: Any) -> None:
     AS_JSON,
 )  # fmt: skip
 def unplan(**arguments: Any) -> None:
-    """Write the model that PLANNED was made from, without the plan.
+    """Write the model that PLANNED was made from.
 
-    Of a training plan that is the forward model.
+    The plan is taken out, marks stay. Of a training plan that is the forward model.
     """
     from memonger.cli import files
 
@@ -308,9 +308,10 @@ def unplan(**arguments: Any) -> None:
     AS_JSON,
 )  # fmt: skip
 def draw(**arguments: Any) -> None:
-    """Draw MODEL, nodes coloured by where in memory their outputs lie.
+    """Draw MODEL with a colour for each place in memory.
 
-    A planned one is drawn before and after, side by side.
+    A planned one is drawn before and after, side by side. Boxes name operator, node, byte of the arena, size and
+    shape; dashed ones run again. Pictures are made by graphviz' program dot.
     """
     from memonger.cli import drawing
 

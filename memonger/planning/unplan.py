@@ -32,8 +32,10 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
         PlanError: a file for a device, and no ``as_planned``.
     """
     name = str(plan)
-    if not isinstance(plan, Plan):
+    if isinstance(plan, str | Path):
         plan = Plan.load(plan)
+    elif not isinstance(plan, Plan):
+        raise PlanError(f"a plan is given as memonger.Plan or as the path of a planned file, not as {plan!r}.")
     elif plan.source is not None and not as_planned:
         return plan.source.clone()
     else:

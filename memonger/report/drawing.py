@@ -24,9 +24,10 @@ from memonger.model.model import Model
 from memonger.model.values import static_shape
 from memonger.plan import BasePlan, GraphPlan, Plan
 from memonger.planning.options import Options
-from memonger.planning.search_plan import prepared
+from memonger.planning.search_plan import prepare
 from memonger.report.memory_count import planned_file
 from memonger.units import format_size, shown
+from memonger.words import did_you_mean
 
 ColorBy = Literal["address", "storage"]
 Attributes = Mapping[str, object]
@@ -217,7 +218,8 @@ def _of_plan(plan: BasePlan) -> _Subject:
 
 def _of_model(model: Model) -> _Subject:
     mode: Literal["training", "inference"] = "training" if model.is_differentiated else "inference"
-    lowered, graph = prepared(model, Options(mode=mode, device="none"))
+    job = prepare(model, Options(mode=mode, device="none"))
+    lowered, graph = job.lowered.model, job.request.graph
     storage = assign_storage(graph)
     live = live_bytes(storage.buffers, len(graph.nodes))
     size = format_size(sum(size for size, planned in zip(graph.sizes, graph.planned, strict=True) if planned))
@@ -249,9 +251,10 @@ def _named(subject: _Subject, patterns: Sequence[str]) -> list[int]:
         here = [step for step in range(len(graph.nodes)) if _matches(graph, step, pattern)]
         if not here:
             known = ", ".join(dict.fromkeys(graph.nodes[:4]))
+            near = did_you_mean(pattern, [*graph.nodes, *graph.values])
             raise PlanError(
                 f"{subject.title}: '{pattern}' names no node to draw around: give a node's name ({known} ...), its "
-                "operator or its output; * and ? stand for any letters."
+                f"operator or its output; * and ? stand for any letters.{near}"
             )
         found.extend(here)
     return list(dict.fromkeys(found))

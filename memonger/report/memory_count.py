@@ -23,7 +23,7 @@ from memonger.model.values import nbytes
 from memonger.plan import BasePlan, GraphPlan, Plan, input_bytes, parameter_bytes
 from memonger.plan_file import KEY
 from memonger.planning.options import Keywords, Options, combine, takes_options
-from memonger.planning.search_plan import prepared
+from memonger.planning.search_plan import prepare
 from memonger.remat.on_demand import forward_pass
 
 IN_ARENA = ("outputs", "output_gradients", "parameter_gradients", "temporaries")
@@ -46,7 +46,7 @@ class KindBytes:
         output_gradients: Gradients of what the forward pass writes, and of its inputs: OptNet's ``gradInputs``.
         parameter_gradients: Gradients of parameters, and accumulated ones.
         temporaries: What the backward pass and the updates compute on the way to gradients and new contents.
-        workspace: What kernels take beside the arena; None where it was never measured, which counts as none.
+        workspace: The most that any kernel takes besides; None where it was never measured, which counts as none.
         parameters: Weights and constants, of a training model its running statistics, too.
         optimizer_state: Momentum and the like.
         inputs: What each run is given.
@@ -89,10 +89,10 @@ class MemoryCount:
     """Bytes by kind without a plan, and with it.
 
     Attributes:
-        before: Every value, and every kernel's workspace, in memory of its own; nothing is recomputed. An update is
-            written over what it replaces.
-        after: As planned. Each byte of the arena counts once, under the kind of the first value that lies there; of
-            the workspaces counts the largest. Its total is the plan's. None without a plan.
+        before: Every value in memory of its own; nothing is recomputed, and an update is written over what it replaces.
+            Its total is `memonger.Plan.unplanned_bytes`.
+        after: As planned. Each byte of the arena counts once, under the kind of the first value that lies there. Its
+            total is the plan's. None without a plan.
         at_peak: What is alive at the worst step, each value under the kind that it is there. None without a plan.
     """
 
@@ -125,9 +125,10 @@ def count_memory(
     found = planned_file(source) if isinstance(source, str | Path) else source
     if isinstance(found, BasePlan):
         return count_plan(found)
-    model, graph = prepared(found, combine(options, keywords))
+    job = prepare(found, combine(options, keywords))
+    model, graph = job.lowered.model, job.request.graph
     roles = training_roles.read(model, str(model.graph.name))
-    rest = replace(_persistent(model, roles), workspace=sum(graph.workspace) or None)
+    rest = replace(_persistent(model, roles), workspace=max(graph.workspace, default=0) or None)
     return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
 
 
@@ -148,13 +149,9 @@ def count_plan(plan: BasePlan) -> MemoryCount:
         return MemoryCount(
             _before(graph, kinds, nothing), _added(nothing, _first_held(plan, kinds)), _at_peak(plan, kinds, nothing)
         )
-    kinds, rest = value_kinds(graph, plan.training), _persistent(plan.model, plan.training)
-    largest = replace(rest, workspace=plan.workspace_bytes)
-    once = sum(size for name, size in zip(graph.nodes, graph.workspace, strict=True) if not schedule.is_copy(name))
-    each = replace(rest, workspace=None if plan.workspace is None else once)
-    return MemoryCount(
-        _before(graph, kinds, each), _added(largest, _first_held(plan, kinds)), _at_peak(plan, kinds, largest)
-    )
+    kinds = value_kinds(graph, plan.training)
+    rest = replace(_persistent(plan.model, plan.training), workspace=plan.workspace_bytes)
+    return MemoryCount(_before(graph, kinds, rest), _added(rest, _first_held(plan, kinds)), _at_peak(plan, kinds, rest))
 
 
 def value_kinds(graph: Graph, roles: Training | None) -> list[int]:

@@ -95,7 +95,7 @@ def memory_count_table(count: MemoryCount) -> Table:
     """What the bytes are for, a kind a row; kinds without any are left out."""
     table = Table(title="What the memory is for", title_justify="left")
     table.add_column("kind")
-    for name in ("unplanned", "planned", "at the peak"):
+    for name in ("without reuse", "planned", "at the peak"):
         table.add_column(name, justify="right")
     columns = [kinds.to_dict() for kinds in (count.before, count.after, count.at_peak) if kinds is not None]
     for key, name in _KINDS.items():
@@ -118,6 +118,6 @@ _KINDS = {
 }
 
 COUNT_NOTE = (
-    "Unplanned: every value and workspace in memory of its own. Planned: bytes of the arena count once, for what lies "
-    "there first."
+    "Without reuse: every value in memory of its own. Planned: each byte of the arena counts once, for what lies there "
+    "first. At the peak: what is alive at the worst step."
 )
