@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import schedule
-from memonger.model import forward_model
+from memonger.model import forward_model, marks, training_roles
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.plan_file import KEY
@@ -63,6 +63,8 @@ def _without_plan(planned: ir.Model) -> ir.Model:
     """A copy without plan and recomputed copies: who reads a copy reads what it is a copy of."""
     model = planned.clone()
     model.metadata_props.pop(KEY, None)
+    if training_roles.KEY not in model.metadata_props:
+        marks.forget_parts(model)
     named = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
     nodes = {node.name: node for node in model.graph}
     for node in list(model.graph):

@@ -33,6 +33,26 @@ _OUTPUTS, _OUTPUT_GRADIENTS, _PARAMETER_GRADIENTS, _TEMPORARIES = range(4)
 
 _SCALAR = 8  # bytes; what is no larger carries no gradient of a tensor
 
+KIND_NAMES = {
+    "outputs": "values of the forward pass",
+    "output_gradients": "their gradients",
+    "parameter_gradients": "gradients of parameters",
+    "temporaries": "temporaries of the backward pass",
+    "workspace": "workspace of kernels",
+    "parameters": "parameters",
+    "optimizer_state": "optimizer state",
+    "inputs": "inputs",
+    "unused": "gaps in the arena",
+    "total": "total",
+}
+"""What people read for each key of `KindBytes.to_dict`."""
+
+COUNT_NOTE = (
+    "Without reuse: every value in memory of its own. Planned: each byte of the arena counts once, for what lies there "
+    "first. At the peak: what is alive at the worst step."
+)
+"""What the columns of a table of kinds are."""
+
 _MANY = -2
 """In place of a parameter: more than one."""
 

@@ -777,6 +777,13 @@ function table(names, rows, isChosen = () => false) {
   return make("div", { className: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
 }
 
+function showMemory({ plan, memory }) {
+  const columns = [plan.memory.before, plan.memory.after, plan.memory.at_peak];
+  const kinds = Object.entries(memory.kinds).filter(([kind]) => columns.some((column) => column[kind]));
+  const rows = kinds.map(([kind, name]) => [name, ...columns.map((column) => size(column[kind] ?? 0))]);
+  byId("memory").append(make("p", { className: "faint" }, memory.note), table(["kind", "without reuse", "planned", "at the peak"], rows));
+}
+
 function showLargest(rectangles, choose) {
   const r = rectangles;
   const order = Array.from({ length: r.count }, (_, i) => i).filter((i) => r.kindOf(i) !== "workspace");
@@ -879,6 +886,7 @@ async function main() {
   performance.mark("map drawn");
   bars = new ModuleBars(byId("modules"), rectangles);
   showCurve(data, rectangles);
+  showMemory(data);
   showLargest(rectangles, (index) => {
     map.show(index);
     map.select(index);
