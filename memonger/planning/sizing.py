@@ -158,7 +158,7 @@ class Sizing:
         roles = training_roles.read(job.lowered.model, job.source.name)
         weights = parameter_bytes(job.lowered.model, roles)
         if weights > self.memory:
-            what = "weights" if roles is None else "parameters with what training keeps of them"
+            what = "weights" if job.mode == "inference" else "parameters with what training keeps of them"
             raise PlanError(
                 f"{job.source.name}: its {what} alone take {in_full(weights)}, more than the memory of "
                 f"{in_full(self.memory)}: it fits at no {self.vary}."
