@@ -8,6 +8,7 @@ from memonger.errors import PlanError
 from memonger.graph import schedule
 from memonger.model import forward_model, marks, training_roles
 from memonger.model.model import Model
+from memonger.model.save import read_in
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.words import option
@@ -46,7 +47,10 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
             return Model(forward, name, plan.batch, foreign=True)
         if plan.stamp is not None:
             raise PlanError(_not_in_it(plan.model, plan.stamp.runtime, name))
-    return Model(_without_plan(plan.model), name, plan.batch, foreign=True)
+    model = _without_plan(plan.model)
+    if plan.files is not None:
+        read_in(model)  # its tensors lie in files that go with the plan
+    return Model(model, name, plan.batch, foreign=True)
 
 
 def _not_in_it(model: ir.Model, runtime: str, name: str) -> str:

@@ -1,5 +1,6 @@
 """`memonger.unplan` and ``memonger unplan``: the user's own model again, from plans and from files."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -85,6 +86,15 @@ def test_a_plan_in_memory_gives_its_source() -> None:
     plan = memonger.search_plan(classifier(), device="cpu", mode="inference")
     feeds = {"x": batch()["x"]}
     assert _outputs(ir.to_proto(memonger.unplan(plan).ir), feeds) == _outputs(classifier(), feeds)
+
+
+def test_what_onnxruntime_made_of_a_model_outlives_the_plan() -> None:
+    plan = memonger.search_plan(classifier(), device="cpu", mode="inference")
+    feeds = {"x": batch()["x"]}
+    made = memonger.unplan(plan, as_planned=True)
+    del plan
+    gc.collect()
+    assert _outputs(ir.to_proto(made.ir), feeds) == _outputs(classifier(), feeds)
 
 
 def test_a_node_that_is_only_named_like_a_copy_stays(tmp_path: Path) -> None:
