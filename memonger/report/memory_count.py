@@ -237,7 +237,8 @@ def _parameter_of(graph: Graph, roles: Training) -> dict[int, int]:
     """Values that change one parameter alone, each with that parameter: by value number.
 
     Nodes are followed from last to first, from the new content of each parameter, its gradient or accumulated gradient.
-    Single numbers (the gradients' norm, whether the loss is finite) are left out: they change all.
+    A gradient that a normalization's input gradient is computed from as well still counts: what an update reads. Single
+    numbers (the gradients' norm, whether the loss is finite) are left out: they change all.
     """
     number = {name: value for value, name in enumerate(graph.values)}
     reached: dict[int, int] = {}
@@ -246,13 +247,18 @@ def _parameter_of(graph: Graph, roles: Training) -> dict[int, int]:
         for name in (roles.updates.get(parameter), roles.gradients.get(parameter), roles.updates.get(summed)):
             if name in number and parameter in number:
                 reached[number[name]] = number[parameter]
-    for reads, writes in zip(reversed(graph.reads), reversed(graph.writes), strict=True):
-        ends = {reached[value] for value in writes if value in reached}
+    settled = set(reached)
+    for step in reversed(range(len(graph.nodes))):
+        ends = {reached[value] for value in graph.writes[step] if value in reached}
         if not ends:
             continue
         end = ends.pop() if len(ends) == 1 else _MANY
-        for value in reads:
-            if graph.sizes[value] > _SCALAR:
+        updates = end != _MANY and graph.nodes[step].startswith("update/")
+        for value in graph.reads[step]:
+            if updates and graph.sizes[value] == graph.sizes[end]:
+                settled.add(value)
+                reached[value] = end
+            elif graph.sizes[value] > _SCALAR and value not in settled:
                 reached[value] = end if reached.get(value, end) == end else _MANY
     return {value: parameter for value, parameter in reached.items() if parameter != _MANY}
 

@@ -11,7 +11,7 @@ import pytest
 import memonger
 from memonger.report.memory_count import IN_ARENA, value_kinds
 from tests.support import planning_models
-from tests.support.stock import parse
+from tests.support.stock import normal, parse
 from tests.support.training_models import BATCH, CLASSES, FEATURES, HIDDEN, classifier
 
 FLOAT = 4
@@ -47,6 +47,23 @@ def test_a_training_step_has_one_gradient_a_parameter_and_the_optimizers_state(
     before = memonger.count_memory(classifier(), loss=planning_models.LOSS, optimizer=optimizer).before
     assert before.parameter_gradients == WEIGHTS + FLOAT * HIDDEN
     assert before.optimizer_state == tensors * WEIGHTS
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_normalization_has_a_gradient_a_parameter(clip_norm: float | None) -> None:
+    model = parse(
+        "g (float[4,3,8,8] x) => (float[4,5] y) { c = Conv<pads = [1,1,1,1]>(x, weight)"
+        "  n = BatchNormalization(c, scale, bias, mean, variance)  r = Relu(n)"
+        "  p = GlobalAveragePool(r)  y = Flatten(p) }"
+    )
+    ones = {name: np.ones(5, np.float32) for name in ("scale", "bias", "mean", "variance")}
+    for name, array in {"weight": normal(0, 5, 3, 3, 3), **ones}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    training = memonger.differentiate(
+        memonger.to_training_mode(model), loss=planning_models.LOSS, optimizer=memonger.SGD(lr=0.1), clip_norm=clip_norm
+    )
+    before = memonger.count_memory(training).before
+    assert before.parameter_gradients == FLOAT * (5 * 3 * 3 * 3 + 2 * 5)  # the bias's is also part of the input's
 
 
 def test_accumulated_gradients_are_gradients_of_parameters() -> None:
