@@ -106,7 +106,7 @@ def by_name(given: Any, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         if len(names) == 1:
             return {names[0]: given}
-        raise FeedError(f"{reprlib.repr(given)} was given instead of arrays by name: {quoted(names)}.")
+        raise FeedError(f"{_what(given)} was given instead of arrays by name: {quoted(names)}.")
     missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
     if missing or unknown:
         problem = f"{quoted(missing)} is missing" if missing else f"{quoted(unknown)} is none of its tensors"
@@ -119,6 +119,11 @@ def _array(value: Any, tensor: Tensor) -> np.ndarray:
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise FeedError(f"'{tensor.name}' is {array.dtype}{list(array.shape)}, and the configuration says {tensor}.")
     return array
+
+
+def _what(given: object) -> str:
+    """An array by its type and shape, anything else as it is."""
+    return f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else reprlib.repr(given)
 
 
 def _number(value: Any, tensor: Tensor) -> np.ndarray:

@@ -61,6 +61,7 @@ def _sample(**changes: Any) -> Callable[[str], Any]:
         (_twice, "sample 's5': the reader gave more samples than one_read_count, 1"),
         (lambda _: None, "sample 's5': the reader returned None; it has to yield samples"),
         (lambda _: iter([3]), "sample 's5': 3 was given instead of arrays by name: 'x', 'labels'"),
+        (lambda _: np.zeros(3), r"sample 's5': float64\[3\] was given instead of arrays by name: 'x', 'labels'"),
         (lambda _: iter([(1, 2, 3)]), "sample 's5': 3 tensors were given, and a sample has 2"),
         (_sample(x=np.zeros((3, 1), np.float32)), r"sample 's5': 'x' is float32\[3, 1\], .* says float32\[3\]"),
         (_sample(x=np.zeros(3)), r"sample 's5': 'x' is float64\[3\], and the configuration says float32\[3\]"),
