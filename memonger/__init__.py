@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from memonger.planning.fit import Fit, fit
     from memonger.planning.options import Options
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
+    from memonger.planning.unplan import unplan
+    from memonger.report.drawing import draw
+    from memonger.report.memory_count import count_memory
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
@@ -46,8 +49,8 @@ __all__ = [
     "FeederConfig", "Fit", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError",
     "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError",
     "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "VerificationError",
-    "differentiate", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack", "pareto", "search_plan",
-    "to_training_mode",
+    "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack",
+    "pareto", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -65,6 +68,9 @@ _LAZY = {
     "memonger.planning.fit": ("Fit", "fit"),
     "memonger.planning.options": ("Options",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
+    "memonger.planning.unplan": ("unplan",),
+    "memonger.report.drawing": ("draw",),
+    "memonger.report.memory_count": ("count_memory",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }
@@ -80,7 +86,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if home is None or name not in __all__:
-        raise AttributeError(f"module 'memonger' has no attribute {name!r}")
+        from memonger.words import did_you_mean
+
+        raise AttributeError(f"module 'memonger' has no attribute {name!r}.{did_you_mean(name, __all__)}")
     globals()[name] = getattr(import_module(home), inner)
     return globals()[name]
 

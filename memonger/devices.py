@@ -148,5 +148,6 @@ def parse_device(text: "str | Device") -> Device:
     if match is None or (match.group(2) and not PROVIDERS[match.group(1)].is_numbered):
         forms = ", ".join(PROVIDERS)
         numbered = " or ".join(f"{kind}:N" for kind, facts in PROVIDERS.items() if facts.is_numbered)
-        raise PlanError(f"{text!r} is not a device: write {forms} or {numbered}.{did_you_mean(str(text), PROVIDERS)}")
+        near = " Did you mean 'cuda'?" if str(text).lower().startswith("gpu") else did_you_mean(str(text), PROVIDERS)
+        raise PlanError(f"{text!r} is not a device: write {forms} or {numbered}.{near}")
     return Device(match.group(1), int(match.group(2) or 0))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
@@ -31,6 +31,7 @@ from memonger.units import format_size, shown
 
 if TYPE_CHECKING:
     import networkx
+    import numpy
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -168,6 +169,8 @@ class Plan(BasePlan, Header):
         source: The user's own model, loaded; None for a plan from a file.
         origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
         notes: What the user should know about the plan, one sentence each.
+        live_before: Live bytes at each step of the given order with nothing recomputed, ``int64[steps]``; None for a
+            plan from a file.
         files: Keeps temporary files alive that the model's tensors lie in.
         weight_digests: Digests of the weights in the file that the plan is from, if any; None where there are none.
     """
@@ -179,6 +182,7 @@ class Plan(BasePlan, Header):
     source: Model | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    live_before: "numpy.ndarray | None" = None
     files: object = None
     weight_digests: Mapping[str, str] | None = None
 
@@ -324,6 +328,29 @@ class Plan(BasePlan, Header):
             graph_digest=plan_file.graph_digest(self.model),
             offsets=offsets,
         )
+
+    def report(self, path: str | Path, **options: Any) -> None:
+        """Write a page that shows the plan, or a file for another viewer; ``options`` as of `memonger.report.report`.
+
+        Raises:
+            PlanError: there is no such format.
+            OSError: the file can't be written.
+        """
+        from memonger.report import report
+
+        report(self, path, **options)
+
+    def plot(self, path: str | Path, *, title: str | None = None) -> None:
+        """Write a picture of the plan, by matplotlib: see `memonger.report.plot`.
+
+        Raises:
+            RuntimeUnavailableError: matplotlib isn't installed.
+            PlanError: it doesn't write files with such an ending.
+            OSError: the file can't be written.
+        """
+        from memonger.report import plot
+
+        plot(self, path, title=title)
 
     @staticmethod
     def load(path: str | Path, *, check_weights: bool = True) -> "Plan":

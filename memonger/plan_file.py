@@ -21,6 +21,7 @@ from memonger.model.load import load_as_is
 from memonger.model.save import SMALLER, save_model
 from memonger.model.values import static_shape
 from memonger.units import MOST_BATCH, MOST_THREADS
+from memonger.words import either
 
 KEY = "memonger.plan"
 
@@ -191,7 +192,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         raise PlanFileError(str(error)) from error
     text = model.metadata_props.get(KEY)
     if text is None:
-        raise PlanFileError(f"{path} has no plan in it: make one with `memonger-plan {path} -o PLANNED.onnx`.")
+        how = either(f"memonger.search_plan({str(path)!r})", f"`memonger-plan {path} -o PLANNED.onnx`")
+        raise PlanFileError(f"{path} has no plan in it: make one with {how}.")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

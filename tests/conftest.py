@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.bad_input import Place
+
+settings.register_profile("memonger", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("memonger")
 
 
 @pytest.fixture

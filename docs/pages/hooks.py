@@ -66,12 +66,15 @@ def _cell_text(cell: dict[str, Any]) -> str:
     source = "".join(cell["source"])
     if cell["cell_type"] != "code":
         return source
-    outputs = [f"```text\n{''.join(_output_text(output)).rstrip()}\n```" for output in cell["outputs"]]
-    return "\n\n".join([f"```python\n{source}\n```", *outputs])
+    return "\n\n".join([f"```python\n{source}\n```", *map(_output_text, cell["outputs"])])
 
 
-def _output_text(output: dict[str, Any]) -> list[str]:
-    return list(output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"])
+def _output_text(output: dict[str, Any]) -> str:
+    """What was printed as text; a value as HTML where it has that form."""
+    if "text/html" in output.get("data", {}):
+        return "".join(output["data"]["text/html"])
+    text = output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
+    return f"```text\n{''.join(text).rstrip()}\n```"
 
 
 def _linked(page: Path) -> set[Path]:

@@ -162,7 +162,8 @@ class _Work:
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
     if model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
-        raise PlanError(f"{model.name} has gradients or updates in it already: it was differentiated before.")
+        why = "has gradients or updates in it already: it was differentiated before"
+        raise PlanError(f"{model.name} {why}. Give the forward model.")
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -172,7 +173,7 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         names = ", ".join(losses.NAMES)
         raise PlanError(f"{model.name}: an optimizer needs a loss ({option('loss', NAME)}): {names}, or an output.")
     if optimizer is None and (clip_norm is not None or accumulate == "apply"):
-        needed = option("optimizer", NAME)
+        needed = either("optimizer=memonger.SGD()", "--optimizer sgd")
         raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer ({needed}).")
     if clip_norm is not None and not 0 < clip_norm < math.inf:
         raise PlanError(f"clip_norm must be a finite number above 0, not {clip_norm}.")

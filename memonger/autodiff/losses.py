@@ -232,8 +232,8 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
         return Built(value, value, op.constant(np.ones(op.dims(value), (value.dtype or _FLOAT).numpy())))
     if isinstance(loss, str) and loss not in NAMES:
         raise PlanError(
-            f"{name}: there is no loss '{loss}': it can be {', '.join(NAMES)}, or a scalar output: {_listed(known)}."
-            f"{did_you_mean(loss, [*NAMES, *known])}"
+            f"{name}: there is no loss '{loss}': it can be {', '.join(NAMES)}, or an output that is one number "
+            f"({_listed(known)}).{did_you_mean(loss, [*NAMES, *known])}"
         )
     chosen = NAMES[loss]() if isinstance(loss, str) else loss
     if not isinstance(chosen, Loss):

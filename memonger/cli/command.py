@@ -192,6 +192,8 @@ def _check_targets(ctx: click.Context) -> None:
         for _, source in sources:
             if _same(path, source):
                 raise MemongerError(f"{flag} {path} names what is read, which is never overwritten: name another file.")
+        if not path.absolute().parent.is_dir():
+            raise MemongerError(f"{path} can't be written: there is no folder {path.parent}.")
         if path.is_file() and not ctx.meta.get(FORCED):
             raise MemongerError(f"{path} is there already: name another file, or replace it with --force.")
 

@@ -13,6 +13,7 @@ from memonger.cli.options import (
     AS_JSON,
     DIMS,
     ENVIRONMENT,
+    FORMATS,
     HELP,
     LOWERING,
     MODE,
@@ -20,10 +21,13 @@ from memonger.cli.options import (
     OUTPUT,
     PLANNING,
     QUIET,
+    REPORT,
     SOURCE,
     TARGETS,
     TRAINING,
     Choice,
+    Number,
+    Whole,
     completes,
     memory_size,
     options,
@@ -71,6 +75,7 @@ PLAN_EXAMPLES = (
     click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
+    REPORT,
     AS_JSON,
     QUIET,
 )
@@ -106,7 +111,7 @@ plan = click.version_option(__version__)(
 @options(
     MODEL,
     MODE,
-    click.option("--points", type=click.IntRange(1, MOST_POINTS), default=8, metavar="N", show_default=True,
+    click.option("--points", type=Whole(1, MOST_POINTS), default=8, metavar="N", show_default=True,
                  help="Number of budgets to try."),
     click.option("--budget", "budgets", multiple=True, metavar="SIZE", callback=parse_sizes,
                  help="Try this budget instead: 4GiB. May be repeated."),
@@ -140,7 +145,7 @@ def pareto_command(**arguments: Any) -> None:
                  help="Bytes for everything: arena, workspace, weights, optimizer state and inputs."),
     click.option("--vary", default="batch", metavar="NAME", show_default=True,
                  help="The dimension to make as large as possible: batch, or by name or place: seq, x[1]."),
-    click.option("--frontier", type=click.IntRange(0, MOST_POINTS), default=0, metavar="N", show_default=True,
+    click.option("--frontier", type=Whole(0, MOST_POINTS), default=0, metavar="N", show_default=True,
                  help="Also plan N sizes up to the largest, with their extra cost and samples a second."),
     click.option("-o", "--output", type=OUTPUT, help="Write the planned model of the largest size here."),
     click.option("--certificate", type=OUTPUT, metavar="FILE.json",
@@ -202,7 +207,7 @@ def differentiate_command(**arguments: Any) -> None:
 def inspect(**arguments: Any) -> None:
     """Show what a MODEL holds, and its plan if it has one.
 
-    Sizes without a number are shown by name; --batch and --dim give them one for --layers.
+    Open sizes are shown by name; for --layers, --batch and --dim give them one.
     """
     from memonger.cli import files
 
@@ -238,6 +243,81 @@ def verify(**arguments: Any) -> None:
 
 
 @main.command(
+    name="report",
+    examples=(
+        "memonger report planned.onnx -o planned.html",
+        "memonger report planned.onnx --format perfetto -o trace.json",
+    ),
+)
+@options(
+    click.argument("planned", type=SOURCE),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="The file to write."),
+    click.option("--format", type=Choice(FORMATS), default="html", show_default=True,
+                 help="A page, or what another viewer opens."),
+    click.option("--frontier", type=SOURCE, metavar="FILE",
+                 help="What memonger pareto --json printed: shown beside the plan."),
+    click.option("--measured", type=SOURCE, metavar="FILE",
+                 help="What memonger run --compare --json printed: shown beside what the plan says."),
+    AS_JSON,
+)  # fmt: skip
+def report_command(**arguments: Any) -> None:
+    """Show the plan in PLANNED as a page to look at.
+
+    The page opens without a network. Other formats are for PyTorch's memory viewer, Perfetto, speedscope and Netron.
+    """
+    from memonger.cli import report
+
+    report.report(**arguments)
+
+
+@main.command(examples=("memonger unplan planned.onnx -o model.onnx",))
+@options(
+    click.argument("planned", type=SOURCE),
+    click.option("-o", "--output", type=OUTPUT, required=True, help="Write the model here."),
+    click.option("--as-planned", is_flag=True,
+                 help="Write the model that was planned: the whole training step, or what onnxruntime made of it."),
+    AS_JSON,
+)  # fmt: skip
+def unplan(**arguments: Any) -> None:
+    """Write the model that PLANNED was made from, without the plan.
+
+    Of a training plan that is the forward model.
+    """
+    from memonger.cli import files
+
+    files.unplan(**arguments)
+
+
+@main.command(
+    examples=("memonger draw planned.onnx -o planned.svg", "memonger draw model.onnx --around conv1 -o near.svg")
+)
+@options(
+    MODEL,
+    click.option("-o", "--output", type=OUTPUT, help="Write .svg, .png or .pdf (drawn by graphviz), .dot or .gv; left "
+                 "out: DOT on standard output."),
+    click.option("--dot", is_flag=True, help="Write DOT whatever the file is called."),
+    click.option("--around", multiple=True, metavar="PATTERN",
+                 help="Draw what is near these nodes (name, operator or output). May be repeated."),
+    click.option("--depth", type=click.IntRange(0), default=3, metavar="N", show_default=True,
+                 help="How many edges from those."),
+    click.option("--max-nodes", type=click.IntRange(1), default=200, metavar="N", show_default=True,
+                 help="The most steps to draw; of a larger graph those around its worst step."),
+    click.option("--color-by", type=Choice(["address", "storage"]), default="address", show_default=True,
+                 help="What has one colour: the values that begin at one byte of the arena, or those of one storage."),
+    *DIMS,
+    AS_JSON,
+)  # fmt: skip
+def draw(**arguments: Any) -> None:
+    """Draw MODEL, nodes coloured by where in memory their outputs lie.
+
+    A planned one is drawn before and after, side by side.
+    """
+    from memonger.cli import drawing
+
+    drawing.draw(**arguments)
+
+
+@main.command(
     name="run",
     examples=(
         "memonger run model.onnx --compare",
@@ -255,16 +335,16 @@ def verify(**arguments: Any) -> None:
     click.option("--against", type=SOURCE, help="Model for the stock sessions; MODEL if left out."),
     click.option("--cuda-graph", type=Choice(GRAPHS), default="auto", show_default=True,
                  help="Capture runs on a CUDA device once and replay them; auto: where that is possible."),
-    click.option("--atol", type=click.FloatRange(0), metavar="X",
+    click.option("--atol", type=Number(0), metavar="X",
                  help="Outputs pass if |planned - stock| <= X + rtol * |stock|; without both, bit for bit."),
-    click.option("--rtol", type=click.FloatRange(0), metavar="X", help="See --atol."),
-    click.option("--runs", type=click.IntRange(1, MOST_INSTANCES), default=30, show_default=True,
+    click.option("--rtol", type=Number(0), metavar="X", help="See --atol."),
+    click.option("--runs", type=Whole(1, MOST_INSTANCES), default=30, show_default=True,
                  help="Timed runs of each session."),
-    click.option("--steps", type=click.IntRange(3, MOST_INSTANCES), default=10, show_default=True, metavar="N",
+    click.option("--steps", type=Whole(3, MOST_INSTANCES), default=10, show_default=True, metavar="N",
                  help="Steps of a model that trains, those to warm up among them."),
-    click.option("--warm-up", type=click.IntRange(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
+    click.option("--warm-up", type=Whole(0, MOST_INSTANCES), default=3, show_default=True, metavar="N",
                  help="Runs of each session before the timed ones."),
-    click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True,
+    click.option("--seed", type=Whole(0, 2**64 - 1), default=0, show_default=True,
                  help="Seed of random inputs."),
     AS_JSON,
     QUIET,
@@ -284,7 +364,7 @@ def run_command(**arguments: Any) -> None:
 @main.command(examples=("memonger pack problem.csv --capacity 1048576 -o solution.csv",))
 @options(
     click.argument("problem", type=SOURCE),
-    click.option("--capacity", type=click.IntRange(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
+    click.option("--capacity", type=Whole(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
     click.option("-o", "--output", type=OUTPUT, help="Write the offsets here."),
     AS_JSON,
 )
@@ -311,7 +391,7 @@ def pack(**arguments: Any) -> None:
                  help=f"One of {', '.join(TARGETS)}."),
     click.option("--output", "-o", type=SOURCE, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
-    click.option("--instances", type=click.IntRange(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
+    click.option("--instances", type=Whole(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Requests served at a time, each in memory of its own."),
     click.option("--force", is_flag=True, help="Replace an earlier export."),
     click.option("--batches", callback=parse_batches, metavar="N,N,...",

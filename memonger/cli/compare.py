@@ -3,23 +3,26 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from memonger.cli import first_difference, gradients, noise
-from memonger.cli.differences import Difference, Tolerance, difference
-from memonger.cli.first_difference import FirstDifference
+from memonger.cli import gradients, noise
 from memonger.cli.measure import Job, Measured, MeasuredSession, latency, take_turns
+from memonger.cli.settings import Result, Settings
+from memonger.cli.verdicts import Case, Ran, judge
 from memonger.errors import MemongerError
 from memonger.files import write_whole
+from memonger.graph.schedule import is_copy, original
 from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
+from memonger.model.save import save_model
 from memonger.model.values import dense
 from memonger.plan import Plan
+from memonger.plan_file import KEY
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
 from memonger.runtime.padding import Padding, cut
@@ -31,54 +34,6 @@ LONGEST = 10.0  # seconds that the runs of a model that isn't compared may take
 ROUNDS = 5  # turns each session takes
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to run.
-
-    Attributes:
-        runs: Timed runs of each session.
-        warm_up: Runs of each session before those.
-        tolerance: What outputs may differ by.
-        seed: Of random inputs.
-        threads: Threads within a node; 0 is the default.
-        device: Where to run; None: the plan's own.
-        cuda_graph: See `memonger.Session`.
-        pad: Whether inputs with fewer rows than planned are filled up.
-    """
-
-    runs: int = 30
-    warm_up: int = 3
-    tolerance: Tolerance = field(default_factory=Tolerance)
-    seed: int = 0
-    threads: int = 0
-    device: str | None = None
-    cuda_graph: str = "auto"
-    pad: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a command that runs has to show.
-
-    Attributes:
-        outputs: By name.
-        record: For ``--json``.
-        rows: For a table, where there was a comparison.
-        lines: To be printed below, one sentence or more each.
-        passed: False where a comparison found a difference that isn't allowed.
-        saved: What ``--outputs`` writes, where that is more than ``outputs``.
-        notes: Warnings.
-    """
-
-    outputs: Mapping[str, Any]
-    record: Mapping[str, Any]
-    rows: tuple[Mapping[str, Any], ...] = ()
-    lines: tuple[str, ...] = ()
-    passed: bool = True
-    saved: Mapping[str, Any] | None = None
-    notes: tuple[str, ...] = ()
-
-
 def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Result:
     """Run a planned model, and time it in this process for no longer than `LONGEST` seconds."""
     given = inputs_for(plan, feeds, settings)
@@ -87,9 +42,8 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Re
     seconds = _timed(lambda: session.run(given, copy=not session.device.is_host), settings)
     times = latency(seconds)
     record = {
-        "device": str(session.device), "arena_bytes": plan.arena_bytes,
-        "workspace_bytes": plan.workspace_bytes, "predicted_bytes": plan.predicted_bytes, "runs": len(seconds),
-        "warm_up": settings.warm_up, "latency_seconds": times.median, "latency_p95_seconds": times.p95,
+        **_figures(plan), "device": str(session.device), "runs": len(seconds), "warm_up": settings.warm_up,
+        "latency_seconds": times.median, "latency_p95_seconds": times.p95,
         "outputs": {name: _described(v) for name, v in outputs.items()},
     }  # fmt: skip
     if session.device.facts.has_graphs:
@@ -169,37 +123,38 @@ def compare(
         folder: For what the processes exchange.
         tell: Called with each stage's name.
     """
-    before = noise.load()
-    given = inputs_for(plan, feeds, settings)
+    before, given = noise.load(), inputs_for(plan, feeds, settings)
     check_numbers(plan, given)
     checked = _session(plan, settings)
     checked.run(given)  # checks the executed order
-    given, count = filled(plan, given, settings)
     graphs, device = _graph_verdict(checked), checked.device
     del checked
+    given, rows = filled(plan, given, settings)
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
     level = level_of(plan, stock)
     jobs = _jobs(plan, {"planned": planned, "stock": stock}, str(device), settings, folder)
     jobs["stock"] = replace(jobs["stock"], level=level, dims=symbolic_sizes(stock, given))
     measured = measure_in_turns(jobs, folder, settings, tell)
-    outputs = {name: cut(read_arrays(folder / f"{name}.npz"), count) for name in jobs}
-    gaps = {name: difference(outputs["planned"], outputs[name], settings.tolerance) for name in ("stock", "default")}
-    sections = {name: section(measured["planned"], measured[name], gap) for name, gap in gaps.items()}
-    where = None
-    if not gaps["stock"].passed:
-        tell("finding the first node that differs")
-        where = first_difference.find(plan, stock, given, device, settings.threads, settings.tolerance)
-    record = _record(plan, level, measured["planned"], sections)
-    record.update(runs=settings.runs, warm_up=settings.warm_up, **verdict_record(gaps["stock"], settings, where))
-    noisy, stock_at = noise_line(sections, before), f"stock onnxruntime's at the plan's own level ({level})"
-    record["noise"] = {**asdict(before), "warning": noisy or None}
-    told = verdict(gaps["stock"], settings.tolerance, stock_at, first_difference.explain(plan, where))
-    lines = (*gradients_of(plan, outputs["planned"]), _prediction(plan, measured["planned"]), graphs, told)
-    rows = (own_row(measured["planned"]), *stock_rows(sections))
+    sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), rows)) for name in jobs}
+    verdict = judge(Case(plan, stock, given, device, settings, level, before), sessions, tell)
+    outputs = sessions["planned"].arrays
+    lines = (*gradients_of(plan, outputs), _prediction(plan, measured["planned"]), graphs, *verdict.lines)
     return Result(
-        shown_of(plan, outputs["planned"]), record, rows, tuple(filter(None, lines)), gaps["stock"].passed,
-        saved=outputs["planned"], notes=(noisy,) if noisy else (),
+        shown_of(plan, outputs), {**verdict.record, **_figures(plan), "runs": ROUNDS * _a_turn(settings)}, verdict.rows,
+        tuple(filter(None, lines)), verdict.passed, saved=outputs, notes=verdict.notes,
     )  # fmt: skip
+
+
+def _figures(plan: Plan) -> dict[str, Any]:
+    return {
+        "device": plan.device, "arena_bytes": plan.arena_bytes, "workspace_bytes": plan.workspace_bytes,
+        "predicted_bytes": plan.predicted_bytes,
+    }  # fmt: skip
+
+
+def _a_turn(settings: Settings) -> int:
+    """Timed runs of each session in one turn."""
+    return -(-settings.runs // ROUNDS)
 
 
 def filled(plan: Plan, feeds: feeding.Feeds, settings: Settings) -> tuple[feeding.Feeds, int | None]:
@@ -255,7 +210,7 @@ def measure_in_turns(
         tell("timing")
         for worker in workers.values():
             worker.times(settings.warm_up)
-        take_turns(list(workers.values()), ROUNDS, -(-settings.runs // ROUNDS))
+        take_turns(list(workers.values()), ROUNDS, _a_turn(settings))
         return {name: worker.result() for name, worker in workers.items()}
 
 
@@ -277,10 +232,40 @@ def symbolic_sizes(model: Path, feeds: feeding.Feeds) -> dict[str, int]:
     return sizes
 
 
+def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
+    """What stock onnxruntime runs beside a plan where nothing is said: the model itself if it has no plan.
+
+    Of a planned file, and of a model that was differentiated to be planned, it is the planned model with every node
+    once and in no order: what is recomputed is the plan's own doing.
+    """
+    given = load_as_is(model).ir
+    names = {value.name for value in given.graph.inputs}
+    if KEY not in given.metadata_props and all(value.name in names for value in plan.model.graph.inputs):
+        return model
+    if not plan.recomputed:
+        return planned
+    path = folder / "every_node_once.onnx"
+    save_model(once_each(load_as_is(planned).ir), path)
+    return path
+
+
+def once_each(model: ir.Model) -> ir.Model:
+    """The model of a planned file with every node once, in place: who reads a recomputed value reads the first one."""
+    graph = model.graph
+    values = {value.name: value for node in graph for value in node.outputs}
+    copies = [node for node in graph if is_copy(str(node.name)) and original(str(node.outputs[0].name)) in values]
+    for node in copies:
+        for value in node.outputs:
+            if value.name:
+                value.replace_all_uses_with(values[original(value.name)])
+    graph.remove(copies, safe=True)
+    return model
+
+
 def level_of(plan: Plan, stock: Path) -> str:
     """The level at which stock onnxruntime runs the same kernels: a planned file is lowered already."""
     loaded = load_as_is(stock).ir
-    if plan.stamp is None or any(key.startswith("memonger") for key in loaded.metadata_props):
+    if plan.stamp is None or KEY in loaded.metadata_props:
         return LEVELS["disable"]
     return LEVELS[plan.stamp.level]
 
@@ -289,73 +274,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz that a measuring process wrote, by name."""
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
-
-
-def section(ours: Measured, theirs: Measured, gap: Difference) -> dict[str, Any]:
-    """What a comparison with one stock session found, for JSON."""
-    ratio = ours.peak_bytes / theirs.peak_bytes if ours.peak_bytes is not None and theirs.peak_bytes else None
-    return {
-        "bitwise_equal": gap.bitwise_equal,
-        "max_abs_diff": gap.max_abs_diff,
-        "max_rel_diff": gap.max_rel_diff,
-        "latency_seconds": theirs.latency_seconds,
-        "latency_p95_seconds": theirs.p95_seconds,
-        "latency_ratio": ours.latency_seconds / theirs.latency_seconds,
-        "latency_ratio_range": noise.ratio_range(ours.turns, theirs.turns),
-        "peak_bytes": theirs.peak_bytes,
-        "peak_ratio": ratio,
-    }
-
-
-def own_row(ours: Measured) -> dict[str, Any]:
-    """The planned session's row of the table."""
-    return {
-        "session": "planned", "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,
-        "peak_bytes": ours.peak_bytes,
-    }  # fmt: skip
-
-
-def stock_rows(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of stock sessions."""
-    titles = {"stock": "stock, same level", "default": "stock, default"}
-    return [{"session": titles[name], **section} for name, section in sections.items()]
-
-
-def _record(plan: Plan, level: str, ours: Measured, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        **sections["stock"], "device": plan.device, "level": level,
-        "arena_bytes": plan.arena_bytes, "workspace_bytes": plan.workspace_bytes,
-        "predicted_bytes": plan.predicted_bytes, "peak_bytes": ours.peak_bytes,
-        "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,
-        "stock_session": sections["stock"], "default_session": sections["default"],
-    }  # fmt: skip
-
-
-def verdict_record(gap: Difference, settings: Settings, where: FirstDifference | None) -> dict[str, Any]:
-    """Whether the comparison passed, and by what measure, for JSON."""
-    return {
-        "passed": gap.passed, "atol": settings.tolerance.atol, "rtol": settings.tolerance.rtol,
-        "first_difference": None if where is None else asdict(where),
-    }  # fmt: skip
-
-
-def noise_line(sections: Mapping[str, Mapping[str, Any]], before: noise.Load) -> str:
-    """How far the latency ratios can be trusted, where that isn't far; of the session whose ratio moved most."""
-    moved = max(sections.values(), key=lambda one: one["latency_ratio_range"][1] - one["latency_ratio_range"][0])
-    return noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], before)
-
-
-def verdict(gap: Difference, tolerance: Tolerance, stock: str, where: str, what: str = "outputs") -> str:
-    """PASSED or FAILED, by what measure, and ``where``; ``what`` was compared with ``stock``."""
-    if gap.bitwise_equal:
-        return f"PASSED: {what} are identical, bit for bit, to {stock}."
-    apart = gap.why or f"the largest difference is {gap.max_abs_diff:.2g}, {gap.max_rel_diff:.2g} of stock's number"
-    if gap.passed:
-        return f"PASSED: {what} are within {tolerance} of {stock}; {apart}."
-    names = ", ".join(f"'{name}'" for name in gap.names[:3]) + (" and others" if len(gap.names) > 3 else "")
-    verb = "is" if len(gap.names) == 1 else "are"
-    beyond = f"{verb} not identical, bit for bit, to" if tolerance.is_exact else f"{verb} further than {tolerance} from"
-    return f"FAILED: {names} {beyond} {stock}; {apart}. {where}"
 
 
 def _parts(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""The commands that look at files or lay out buffers: ``inspect``, ``diff``, ``verify`` and ``pack``."""
+"""The commands that look at files or lay out buffers: ``inspect``, ``diff``, ``verify``, ``unplan``, ``pack``."""
 
 import math
 import sys
@@ -18,16 +18,19 @@ from memonger.layout.minimalloc_csv import read_problem, write_solution
 from memonger.model.load import load, load_as_is
 from memonger.model.model import Model
 from memonger.model.names import name_nodes
+from memonger.model.save import save_model
 from memonger.model.shape_inference import infer_once
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.planning import certificate
+from memonger.planning.unplan import unplan as made_without_plan
 from memonger.report import text
 from memonger.report.diff import diff_lines, diff_record, totals_table
 from memonger.report.fit import certificate_line, certificate_record
 from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
 from memonger.report.layers import Layer, layer_record, layers_of, layers_table
+from memonger.report.memory_count import count_memory
 from memonger.report.summary import plan_record
 
 TIMED_RUNS = 3
@@ -64,6 +67,22 @@ def inspect(
     console.print(details_table(figures, planned.lower_bound_bytes))
     print_lines(console, text.memory_picture(planned))
     console.print(text.largest_table(planned))
+    console.print(text.memory_count_table(count_memory(planned)))
+    console.print(text.COUNT_NOTE)
+
+
+def unplan(planned: Path, output: Path, as_planned: bool, as_json: bool) -> None:
+    """Write the model of a planned file without its plan."""
+    model = made_without_plan(planned, as_planned=as_planned)
+    record = {
+        "planned": str(planned), "output": str(output), "nodes": model.graph.num_nodes(),
+        "kind": "training" if model.is_differentiated else "forward",
+    }  # fmt: skip
+    save_model(model.ir, output)
+    if as_json:
+        print_json(record)
+        return
+    print_line(f"Wrote {output}: the {record['kind']} model of {planned}, {record['nodes']} nodes, without the plan.")
 
 
 def _read(model: Path) -> tuple[Model, Plan | None]:

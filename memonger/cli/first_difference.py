@@ -56,7 +56,7 @@ class FirstDifference:
 def explain(plan: Plan, where: FirstDifference | None) -> str:
     """Where the first difference is, and what may be behind it."""
     sentences = ["No value that both compute on the way was seen to differ." if where is None else str(where)]
-    if plan.stamp is not None and (where is None or where.against != OWN):
+    if plan.stamp is not None and plan.stamp.level != "disable" and (where is None or where.against != OWN):
         sentences.append("onnxruntime's optimizer merged nodes: --device none, unplanned, compares more of them.")
     drawing = next((node for node in plan.model.graph if facts(node).random), None)
     if drawing is not None:
@@ -86,11 +86,12 @@ def find(
     Returns: the first that differs; None where none of the values that both have does.
     """
     theirs = load_as_is(stock).ir
-    words = f"{stock} run by stock onnxruntime, nothing optimized"
+    is_own = KEY in theirs.metadata_props
+    words = OWN if is_own else f"{stock.name} run by stock onnxruntime, nothing optimized"
     if plan.stamp is None:
         return _first(plan, theirs, feeds, device, threads, tolerance.takes, words)
     found = _first(plan, plan.model, feeds, device, threads, tolerance.takes, OWN)
-    if found is not None or KEY in theirs.metadata_props:
+    if found is not None or is_own:
         return found
     allowed = _rounding if tolerance.is_exact else tolerance.takes
     return _first(plan, theirs, feeds, device, threads, allowed, words)

@@ -20,15 +20,13 @@ from memonger.cli.measure import MeasuredSession, device_peak, in_use
 from memonger.cli.worker import say, serve
 from memonger.devices import Cuda, parse_device
 from memonger.errors import MemongerError, SessionError
-from memonger.graph.schedule import is_copy, original
 from memonger.model import training_roles
 from memonger.model.load import load_as_is
 from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.binding import without_defaults
-from memonger.runtime.trainer import TYPES
-from memonger.training_session import TrainingSession
+from memonger.runtime.trainer import TYPES, Trainer
 
 STATE = "state: "
 """Begins the names of what persists in the file of outputs."""
@@ -95,7 +93,7 @@ class StockTrainer:
     """
 
     def __init__(self, job: Job) -> None:
-        model = once_each(load_as_is(job.model).ir)
+        model = load_as_is(job.model).ir
         roles = training_roles.read(model, job.model)
         if roles is None or roles.loss is None:
             raise SessionError(f"{job.model} is no training model with a loss.")
@@ -161,23 +159,10 @@ def _start(value: ir.Value) -> np.ndarray:
     return np.zeros(static_shape(value) or (), value.dtype.numpy())
 
 
-def once_each(model: ir.Model) -> ir.Model:
-    """The model of a planned file with every node once: who reads a recomputed value reads the first one."""
-    graph = model.graph
-    values = {value.name: value for node in graph for value in node.outputs}
-    copies = [node for node in graph if is_copy(str(node.name)) and original(str(node.outputs[0].name)) in values]
-    for node in copies:
-        for value in node.outputs:
-            if value.name:
-                value.replace_all_uses_with(values[original(value.name)])
-    graph.remove(copies, safe=True)
-    return model
-
-
 def _stepper(job: Job, check_order: bool) -> Stepper:
     if not job.planned:
         return StockTrainer(job)
-    return TrainingSession(
+    return Trainer(
         job.model, device=job.device, intra_op_threads=job.threads, check_order=check_order, cuda_graph=job.cuda_graph
     )
 

@@ -51,6 +51,6 @@ def warning(ratio: float, within: tuple[float, float], before: Load) -> str:
         return ""
     other = f"load average {before.average:.1f} on {before.cores} cores, and " if before.is_high else ""
     return (
-        f"The machine is noisy: {other}the latency ratio moved by {moved:.0%} between turns, from {low:.3f} to "
-        f"{high:.3f}. Trust it no further than that; --runs 200 on an idle machine says more."
+        f"the machine is noisy: {other}the ratio of times moved by {moved:.0%} between turns, from {low:.3f} to "
+        f"{high:.3f}. Trust it no further than that; more --runs on an idle machine say more."
     )

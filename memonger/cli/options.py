@@ -64,6 +64,18 @@ class Choice(click.Choice[str]):
         return super().get_invalid_choice_message(value, ctx) + did_you_mean(str(value), self.choices)
 
 
+class Whole(click.IntRange):
+    """A whole number within bounds."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number within bounds."""
+
+    name = "number"
+
+
 class Target(click.Path):
     """A file to write; see `memonger.cli.command`."""
 
@@ -84,7 +96,7 @@ MODE = click.option(
     help="What the model is planned for; left out: training if it has marks, gradients or a loss, else inference.",
 )
 DIMS = (
-    click.option("--batch", type=click.IntRange(1, MOST_BATCH), metavar="N",
+    click.option("--batch", type=Whole(1, MOST_BATCH), metavar="N",
                  help="Size of the inputs' open first dimension; left out: 1."),
     click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
                  help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
@@ -100,13 +112,13 @@ LOWERING = (
     DEVICE,
     click.option("--level", type=Choice(get_args(Level)),
                  help="onnxruntime's optimization level, for device plans.", show_default=True),
-    click.option("--threads", type=click.IntRange(0, MOST_THREADS), default=0, metavar="N",
+    click.option("--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N",
                  help="Threads within a node; 0: onnxruntime's default."),
     click.option("--order", default="best", type=Choice(get_args(Order)), show_default=True,
                  help="Order of the nodes; best tries all."),
     click.option("--keep", multiple=True, metavar="PATTERN",
                  help="Don't recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--time-limit", type=click.FloatRange(0), metavar="SECONDS",
+    click.option("--time-limit", type=Number(0), metavar="SECONDS",
                  help="Improve nothing after that; the plan then depends on the machine's speed."),
     click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                  help="An .npz with inputs for the calibrating run."),
@@ -129,7 +141,7 @@ PLANNING = (
                  "none for inference."),
     click.option("--mirror", multiple=True, metavar="PATTERN",
                  help="Recompute these nodes (name, operator or output). May be repeated."),
-    click.option("--trials", type=click.IntRange(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
+    click.option("--trials", type=Whole(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
                  help="Thresholds in the sweep's grid."),
 )  # fmt: skip
 
@@ -138,34 +150,42 @@ TRAINING = (
                  help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
     click.option("--optimizer", type=Choice(["sgd", "adam", "adamw"]),
                  help="Write the updates into the model; without it the gradients are outputs."),
-    click.option("--lr", type=click.FloatRange(0, min_open=True), metavar="X", help="The optimizer's learning rate."),
-    click.option("--momentum", type=click.FloatRange(0, 1), metavar="X", help="Momentum, for sgd."),
-    click.option("--weight-decay", type=click.FloatRange(0), metavar="X", help="Weight decay."),
+    click.option("--lr", type=Number(0, min_open=True), metavar="X", help="The optimizer's learning rate."),
+    click.option("--momentum", type=Number(0, 1), metavar="X", help="Momentum, for sgd."),
+    click.option("--weight-decay", type=Number(0), metavar="X", help="Weight decay."),
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
+
+FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
+"""What `memonger.report.report` writes."""
+
+REPORT = click.option("--report", type=OUTPUT, help="Write a page here that shows the plan: see memonger report.")
 
 TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml", "openvino")
 """The names in `memonger.export.TARGETS`."""
 
 COMMANDS = {
     "Plan": ("plan", "pareto", "fit", "differentiate"),
-    "Look": ("inspect", "diff", "verify"),
+    "Look": ("inspect", "report", "draw", "diff", "verify", "unplan"),
     "Run and serve": ("run", "export"),
 }
 """The commands by what they are for, as ``memonger --help`` lists them."""
 
 _OPTIONS = {
-    "Model": ("batch", "dims", "vary", "mode", "inputs", "name", "instances"),
+    "Model": ("batch", "dims", "vary", "batches", "mode", "inputs", "name", "instances"),
     "Memory": (
-        "budget", "memory", "budgets", "points", "strategy", "mirror", "keep", "order", "trials", "time_limit",
-        "no_inplace", "no_views", "no_reuse", "capacity",
+        "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "order", "trials",
+        "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
-    "Run": ("compare", "against", "atol", "rtol", "runs", "warm_up", "seed"),
-    "Output": ("output", "target", "annotated", "outputs", "force", "details", "layers", "as_json", "quiet"),
+    "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed"),
+    "Output": (
+        "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
+        "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
+    ),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")
 """The headings under which ``--help`` lists options; the last is for those that no other lists."""

@@ -31,7 +31,8 @@ from memonger.units import format_size
 
 
 def plan(
-    model: Path, output: Path | None, annotated: Path | None, details: bool, as_json: bool, quiet: bool, **flags: Any
+    model: Path, output: Path | None, annotated: Path | None, report: Path | None, details: bool, as_json: bool,
+    quiet: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Plan a model, write what is asked for, and print the plan's figures."""
     made = search_plan(model, quiet, **flags)
@@ -39,6 +40,8 @@ def plan(
         made.save(output)
     if annotated is not None:
         made.annotated.save(annotated)
+    if report is not None:
+        made.report(report, title=model.name)
     record = plan_record(made, str(model), None if output is None else str(output))
     if as_json:
         print_json(record)
@@ -52,6 +55,8 @@ def plan(
     if annotated is not None:
         again = "with --strategy marks and the same loss it gives this plan again"
         console.print(f"Wrote {annotated}: {again}.", soft_wrap=True)
+    if report is not None:
+        console.print(f"Wrote {report}: open it in a browser.", soft_wrap=True)
 
 
 def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
@@ -127,7 +132,10 @@ def refuse_planning_options(model: Path, *others: str) -> None:
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if given and parameter.name in (*ONLY_PLANNING, *others):
-            raise click.UsageError(f"{model} has a plan already, which {parameter.opts[0]} can't change.")
+            flag = parameter.opts[0]
+            raise click.UsageError(
+                f"{model} has a plan already, which {flag} can't change: give the model that it was made from."
+            )
 
 
 def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:

@@ -10,7 +10,7 @@ from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
 from memonger.cli.output import Screen, print_json, print_notes, progress_bar, read_inputs
 from memonger.cli.planning import refuse_planning_options, search_plan
-from memonger.errors import MemongerError
+from memonger.cli.settings import Result, Settings
 from memonger.files import temporary_folder
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
@@ -33,24 +33,12 @@ def run(
     The exit status is 1 if a comparison fails.
     """
     feeds = read_inputs(flags["inputs"])
-    tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
-    if not compare and not tolerance.is_exact:
-        raise click.UsageError("--atol and --rtol are for --compare.")
-    if flags["pad"] and feeds is None:
-        raise click.UsageError("--pad is for --inputs that have fewer rows than the plan's batch.")
-    if flags["pad"]:
-        flags["inputs"] = None  # no shapes to plan for
-    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph", "pad")}
-    settings = comparing.Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
+    settings = _settings(compare, feeds is not None, flags)
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
         with progress_bar(quiet, f"Running {model.name}") as tell:
-            stock = (against or model) if compare else None
             plan = Plan.load(planned)
-            if training.is_trained(plan) and settings.pad:
-                raise MemongerError(
-                    "--pad is not for training: rows that fill up would have a part in loss and gradients."
-                )
+            stock = (against or comparing.stock_model(model, planned, plan, folder)) if compare else None
             if training.is_trained(plan):
                 result = training.train(plan, planned, stock, feeds, settings, steps, folder, tell)
             elif stock is not None:
@@ -68,7 +56,20 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-def _print(result: comparing.Result) -> None:
+def _settings(compares: bool, is_fed: bool, flags: dict[str, Any]) -> Settings:
+    """What the command is told beside how to plan, taken out of the flags; contradictions are wrong usage."""
+    tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
+    if not compares and not tolerance.is_exact:
+        raise click.UsageError("--atol and --rtol are for --compare.")
+    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph", "pad")}
+    if own["pad"] and not is_fed:
+        raise click.UsageError("--pad is for --inputs that have fewer rows than the plan's batch.")
+    if own["pad"]:
+        flags["inputs"] = None  # no shapes to plan for
+    return Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
+
+
+def _print(result: Result) -> None:
     console, trains = Screen(), result.record.get("mode") == "training"
     if result.outputs:
         console.print(tables.outputs_table(result.outputs))

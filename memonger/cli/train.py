@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from memonger.cli import compare as comparing
-from memonger.cli import first_difference, gradients, noise
-from memonger.cli.compare import Result, Settings
-from memonger.cli.differences import Difference, difference
+from memonger.cli import gradients, noise
 from memonger.cli.measure import Measured, take_turns
 from memonger.cli.measure_steps import STATE, Job, MeasuredTrainer
+from memonger.cli.settings import Result, Settings
+from memonger.cli.verdicts import Case, Ran, judge
+from memonger.errors import MemongerError
 from memonger.plan import Plan
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
@@ -73,6 +74,8 @@ def train(
         folder: For what the processes exchange.
         tell: Called with each stage's name.
     """
+    if settings.pad:
+        raise MemongerError("--pad is not for training: rows that fill up would have a part in loss and gradients.")
     before = noise.load()
     given = feeds if feeds is not None else random_batch(plan, settings.seed)
     comparing.check_numbers(plan, given)
@@ -90,7 +93,9 @@ def train(
     result = _alone(plan, trained["planned"], device)
     if stock is None:
         return result
-    return _compared(plan, stock, given, settings, result, trained, before, jobs["stock"].level, tell)
+    what, level = "losses, outputs and the state after the last step", jobs["stock"].level
+    case = Case(plan, stock, given, device_of(plan, settings.device), settings, level, before, what)
+    return _compared(case, result, trained, tell)
 
 
 def _stock_jobs(plan: Plan, job: Job, stock: Path, given: feeding.Feeds, folder: Path) -> dict[str, Job]:
@@ -162,36 +167,12 @@ def memory_line(plan: Plan, ours: Measured) -> str:
     return f"{said} Measured: {format_size(ours.peak_bytes)} for arena and workspace, so {format_size(total)} in all."
 
 
-def _compared(
-    plan: Plan, stock: Path, given: feeding.Feeds, settings: Settings, alone: Result, trained: Mapping[str, Trained],
-    before: noise.Load, level: str, tell: Callable[[str], None],
-) -> Result:  # fmt: skip
-    ours, gaps = trained["planned"], dict[str, Difference]()
-    for name in ("stock", "default"):
-        gaps[name] = difference(_with_losses(ours), _with_losses(trained[name]), settings.tolerance)
-    sections = {name: comparing.section(ours.measured, trained[name].measured, gap) for name, gap in gaps.items()}
-    where, told = None, ""
-    if not gaps["stock"].passed:
-        tell("finding the first node that differs")
-        device = device_of(plan, settings.device)
-        where = first_difference.find(plan, stock, given, device, settings.threads, settings.tolerance)
-        told = first_difference.explain(plan, where)
-    noisy = comparing.noise_line(sections, before)
-    stock_at = f"stock onnxruntime's at the plan's own level ({level})"
-    record = {
-        **sections["stock"], **alone.record, "level": level, "stock_session": sections["stock"],
-        "default_session": sections["default"], "stock_losses": trained["stock"].losses,
-        "noise": {**asdict(before), "warning": noisy or None},
-        **comparing.verdict_record(gaps["stock"], settings, where),
-    }  # fmt: skip
-    what = "losses, outputs and the state after the last step"
-    lines = (
-        *alone.lines,
-        comparing.verdict(gaps["stock"], settings.tolerance, stock_at, told, what),
-    )
-    rows = (comparing.own_row(ours.measured), *comparing.stock_rows(sections))
-    notes = (noisy,) if noisy else ()
-    return replace(alone, record=record, rows=rows, lines=lines, passed=gaps["stock"].passed, notes=notes)
+def _compared(case: Case, alone: Result, trained: Mapping[str, Trained], tell: Callable[[str], None]) -> Result:
+    sessions = {name: Ran(each.measured, _with_losses(each)) for name, each in trained.items()}
+    verdict = judge(case, sessions, tell)
+    record = {**verdict.record, **alone.record, "stock_losses": trained["stock"].losses}
+    lines = (*alone.lines, *verdict.lines)
+    return replace(alone, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
 
 
 def _with_losses(trained: Trained) -> dict[str, np.ndarray]:

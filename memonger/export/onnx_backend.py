@@ -57,7 +57,7 @@ class PlannedModel(BackendRep):
 def _input_names(model: Any) -> list[str]:
     proto = model if isinstance(model, onnx.ModelProto) else None
     if proto is None:
-        raise TypeError(f"a backend takes an onnx.ModelProto, not {type(model).__name__}.")
+        raise TypeError(f"a backend takes an onnx.ModelProto, as onnx.load(path) gives, not {type(model).__name__}.")
     defaults = {tensor.name for tensor in proto.graph.initializer} if proto.ir_version < 4 else set()
     return [value.name for value in proto.graph.input if value.name not in defaults]
 

@@ -1,5 +1,6 @@
 """The packing problem as plain data: buffers in, offsets out."""
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,8 +61,10 @@ def validate(buffers: Sequence[Buffer]) -> None:
     seen: set[int] = set()
     total = 0
     for buffer in buffers:
+        if not isinstance(buffer, Buffer):
+            raise LayoutError(f"{reprlib.repr(buffer)} is no memonger.Buffer(id=0, size=4096, start=0, stop=3).")
         if buffer.id in seen:
-            raise LayoutError(f"two buffers have the id {buffer.id}; ids must be unique")
+            raise LayoutError(f"two buffers have the id {buffer.id}; ids must be unique.")
         seen.add(buffer.id)
         validate_buffer(buffer)
         total += buffer.size + buffer.alignment
@@ -80,10 +83,10 @@ def validate_buffer(buffer: Buffer) -> None:
         LayoutError: As for ``validate``.
     """
     if buffer.size < 1:
-        raise LayoutError(f"buffer {buffer.id} has size {buffer.size}; a buffer has at least 1 byte")
+        raise LayoutError(f"buffer {buffer.id} has size {buffer.size}; a buffer has at least 1 byte.")
     if buffer.start >= buffer.stop:
         raise LayoutError(
-            f"buffer {buffer.id} lives in [{buffer.start}, {buffer.stop}); its start must be before its stop"
+            f"buffer {buffer.id} lives in [{buffer.start}, {buffer.stop}); its start must be before its stop."
         )
     if not -_FARTHEST < buffer.start < buffer.stop < _FARTHEST:
         raise LayoutError(f"buffer {buffer.id} lives in [{buffer.start}, {buffer.stop}): beyond 64-bit arithmetic")

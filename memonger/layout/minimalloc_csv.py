@@ -84,7 +84,8 @@ def _lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or no name of a file
-        raise LayoutError(f"{path} can't be read: {error}") from error
+        why = f"{error}." if isinstance(error, OSError) else "it is no text, but should be a CSV file of buffers."
+        raise LayoutError(f"{path} can't be read: {why}") from error
     lines = text.rstrip().split("\n")
     if not lines[0].strip():
         raise LayoutError(f"{path}, line 1: no column names; expected {','.join(_REQUIRED)}")

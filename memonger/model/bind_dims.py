@@ -1,6 +1,7 @@
 """Sizes for a model's symbolic dimensions, from what the user gives by name, by place or by whole shapes."""
 
 import dataclasses
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 
@@ -29,8 +30,8 @@ def bind(
     """
     name = model.name
     for key, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
-        if size < 0:
-            raise LoadError(f"the size of dimension '{key}' must be 0 or more, not {size}.")
+        if not _is_size(size):
+            raise LoadError(f"the size of dimension '{key}' must be a whole number, 0 or more, not {size!r}.")
     tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
     for value in tensors:
         _give_rank(name, value, input_shapes.get(str(value.name)))
@@ -46,6 +47,10 @@ def bind(
     for value, shape in zip(tensors, bound, strict=True):
         value.shape = shape
     return dataclasses.replace(model, batch=batch, notes=notes)
+
+
+def _is_size(given: object) -> bool:
+    return not isinstance(given, bool) and isinstance(given, numbers.Integral) and int(given) >= 0
 
 
 def has_open_batch(model: ir.Model, dims: Mapping[str, int]) -> bool:

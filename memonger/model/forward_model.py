@@ -45,11 +45,11 @@ def embed(model: ir.Model, forward: ir.Model, roles: Training) -> None:
     model.metadata_props[KEY] = base64.b64encode(data).decode()
 
 
-def extract(model: ir.Model, name: str) -> ir.Model | None:
+def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | None:
     """The forward model in a training model; None where there is none.
 
     Weights that the training model holds as plain initializers are taken from there. What it has as inputs (trained
-    parameters, running statistics) is an input here too.
+    parameters, running statistics) is an input here too, or with ``trained`` an initializer: the input's default.
 
     Raises:
         PlanError: it is malformed.
@@ -68,7 +68,7 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
     forward.graph.meta[load.FOREIGN] = True
     for value in list(forward.graph.inputs):
         other = model.graph.initializers.get(str(value.name))
-        if other is not None and other.const_value is not None and not other.is_graph_input():
+        if other is not None and other.const_value is not None and (trained or not other.is_graph_input()):
             # a copy: the tensor itself may be part of a message, and would keep all of it, weights included
             value.const_value = ir.tensor(other.const_value.numpy().copy(), name=value.name)
             forward.graph.inputs.remove(value)

@@ -28,6 +28,7 @@ from memonger.model.model import Model
 from memonger.model.shape_inference import infer
 from memonger.model.tensors import external_tensors
 from memonger.model.values import dense, static_shape, tensor_shape
+from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -159,12 +160,30 @@ def _from_file(path: Path) -> Model:
         is_text = onnx.serialization.registry.get_format_from_file_extension(path.suffix) == "onnxtxt"
         proto = onnx_process.parse_text(path.read_bytes()) if is_text else onnx.load(path, load_external_data=False)
     except FileNotFoundError:
-        raise LoadError(f"{path}: no such file.") from None
+        raise LoadError(f"{path}: no such file.{did_you_mean(str(path), _beside(path))}") from None
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
     except NOT_A_MODEL as error:
-        raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.") from error
+        hint = _HINTS.get(path.suffix.lower(), "")
+        raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
     return dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
+
+
+_FROM_TORCH = " memonger.from_torch(module, example) makes a model of a PyTorch module."
+_HINTS = {
+    ".pt": _FROM_TORCH, ".pth": _FROM_TORCH, ".ckpt": _FROM_TORCH, ".safetensors": _FROM_TORCH,
+    ".h5": " tf2onnx makes one of a Keras model.", ".keras": " tf2onnx makes one of a Keras model.",
+    ".tflite": " tf2onnx makes one of a TFLite model.", ".pb": " tf2onnx makes one of a TensorFlow graph.",
+}  # fmt: skip
+"""What to say of other tools' files, by how their names end."""
+
+
+def _beside(path: Path) -> list[str]:
+    """Models in the folder of a file that isn't there."""
+    try:
+        return [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix == ".onnx"]
+    except (OSError, ValueError):
+        return []
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:

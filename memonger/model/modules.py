@@ -1,13 +1,15 @@
 """The PyTorch module that a node comes from, where the exporter left it."""
 
 import ast
+import re
 
 import onnx_ir as ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Where PyTorch's exporter writes the modules around a node, the outermost first, and the node's own name last."""
 
-_BLOCKED = "_nchwc"  # what onnxruntime's optimizer puts behind the name of the output of what it fuses
+_FUSED = re.compile(r"_nchwc$|/\w+Fusion/?$")
+"""What onnxruntime's optimizer puts behind the name of a node, or of its output, for the node it puts there instead."""
 
 
 def module_of(node: ir.Node) -> str | None:
@@ -47,7 +49,8 @@ def carry_modules(source: ir.Model, made: ir.Model) -> None:
         return
     of_value = {value.name: scopes[node.name] for node in source.graph if node.name in scopes for value in node.outputs}
     for node in made.graph:
-        names = (str(node.name).removesuffix(_BLOCKED), *(value.name for value in node.outputs))
-        found = scopes.get(node.name) or next((of_value[name] for name in names if name in of_value), None)
+        base = _FUSED.sub("", str(node.name))
+        names = (base, *(value.name for value in node.outputs))
+        found = scopes.get(base) or next((of_value[name] for name in names if name in of_value), None)
         if found is not None:
             node.metadata_props.setdefault(SCOPES, found)

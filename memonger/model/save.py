@@ -82,7 +82,8 @@ def _save(planned: ir.Model, path: Path) -> None:
         else:
             _write_with_data(planned, path)
     except OSError as error:
-        raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+        why = error.strerror or error if path.parent.is_dir() else f"there is no folder {path.parent}"
+        raise PlanFileError(f"{path} can't be written: {why}. Nothing was left behind.") from error
     except ValueError as error:  # protobuf's own word for a message over 2 GiB
         raise PlanFileError(f"{path} can't be written: {error}.") from error
 

@@ -82,7 +82,7 @@ class Family:
         )
         all_sizes = list(last.graph.sizes)
         for value, taken in zip(written[-1], sizes, strict=True):
-            all_sizes[value] = taken
+            all_sizes[value] = max(taken, int(last.graph.planned[value]))  # what is planned has a byte at least
         graph = dataclasses.replace(
             last.graph,
             sizes=tuple(all_sizes),

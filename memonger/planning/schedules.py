@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from memonger.graph.liveness import assign_storage, needed_bytes
 from memonger.graph.schedule import schedule_graph
@@ -74,13 +75,12 @@ class Schedules:
             high: No size above this one can fit.
         """
         for schedule in self.untried:
-
-            def fits(size: int, tried: Schedule = schedule) -> bool:
-                return self._fits(at(size), tried) is not None
-
-            best = largest(best, fits, high)
+            best = largest(best, partial(self._fits_at, at, schedule), high)
         self.untried.clear()
         return best
+
+    def _fits_at(self, at: Callable[[int], Request], schedule: Schedule, size: int) -> bool:
+        return self._fits(at(size), schedule) is not None
 
     def _fits(self, request: Request, schedule: Schedule) -> Solution | None:
         """The solution for a schedule, if it fits."""

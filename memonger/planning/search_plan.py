@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import onnx_ir as ir
+
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
@@ -141,7 +143,8 @@ def pareto(
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
     sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
-        raise PlanError("pareto tries budgets of its own: leave budget, strategy and mirror out.")
+        own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
+        raise PlanError(f"{own}: leave budget, strategy and mirror out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
@@ -196,6 +199,16 @@ def get_cost(source: Source | Model, *, options: Options | None = None, **keywor
         LoadError, PlanError, TypeError: as `search_plan`.
     """
     return search_plan(source, options=options, **keywords).peak_bytes
+
+
+def prepared(source: Source | Model, options: Options) -> tuple[ir.Model, Graph]:
+    """The model that would be planned, differentiated and lowered, and its graph; nothing is decided yet.
+
+    Raises:
+        LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
+    """
+    job = prepare(source, options)
+    return job.lowered.model, job.request.graph
 
 
 def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:
@@ -254,7 +267,9 @@ def prepare(source: Source | Model, options: Options) -> Job:
     tell("load")
     own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
     if options.trains and own.is_differentiated:
-        raise PlanError(f"{own.name} is differentiated already: a loss or an optimizer can't be added to it.")
+        raise PlanError(
+            f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
+        )
     asked, (options, said) = options, settle(own, options)
     mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
@@ -355,6 +370,7 @@ def _request(options: Options, graph: Graph, base: int) -> Request:
 def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
+    before = request.live_bytes
     schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
     plan = Plan(
         model=job.lowered.model,
@@ -376,7 +392,8 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         source=job.source,
         origins=job.origins,
         notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
-        peak_before_bytes=request.peak_bytes,
+        peak_before_bytes=int(before.max(initial=0)),
+        live_before=before,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
         host=_on_host(calibration.host, solution) if calibration else frozenset(),

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import ALIGNMENT, Sharing, assign_storage, peak_bytes
+from memonger.graph.liveness import ALIGNMENT, Sharing, assign_storage, live_bytes
 from memonger.remat.effort import EFFORT
 from memonger.remat.reduction import Reduction, reduce
 
@@ -44,9 +46,14 @@ class Request:
     progress: Callable[[str], None] | None = None
 
     @property
+    def live_bytes(self) -> np.ndarray:
+        """Live bytes at each step of the graph without recomputation: ``int64[steps]``."""
+        return live_bytes(assign_storage(self.graph, self.sharing, self.alignment).buffers, len(self.graph.nodes))
+
+    @property
     def peak_bytes(self) -> int:
         """Live bytes at the worst step of the graph without recomputation."""
-        return peak_bytes(assign_storage(self.graph, self.sharing, self.alignment).buffers, len(self.graph.nodes))
+        return int(self.live_bytes.max(initial=0))
 
     @property
     def kept(self) -> list[int]:

@@ -170,9 +170,9 @@ def diff_lines(record: Mapping[str, Any]) -> Iterator[str]:
     """The differences but the totals, a sentence each."""
     first, second = record["models"]
     for fact, (before, after) in record["facts"].items():
-        yield f"{fact}: {_word(before)} → {_word(after)}"
+        yield f"{fact}: {_word(before)} -> {_word(after)}"
     for op, (before, after) in record["operators"].items():
-        yield f"{op}: {before} → {after} nodes"
+        yield f"{op}: {before} -> {after} nodes"
     yield from _listed(f"nodes only in {first}", record["removed_nodes"])
     yield from _listed(f"nodes only in {second}", record["added_nodes"])
     yield from _listed("nodes that differ", record["changed_nodes"])
@@ -186,7 +186,7 @@ def diff_lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield from _listed(f"recomputed only in {second}", recomputed.get("only_in_second", ()))
     if record.get("overhead"):
         before, after = record["overhead"]
-        yield f"cost of what is recomputed: {before:+.1%} → {after:+.1%} of one pass"
+        yield f"cost of what is recomputed: {before:+.1%} -> {after:+.1%} of one pass"
     if record.get("offsets_changed"):
         yield f"values at another place of the arena: {record['offsets_changed']}"
     if record.get("workspace_changed"):

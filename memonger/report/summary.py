@@ -3,6 +3,7 @@
 from typing import Any
 
 from memonger.plan import Plan
+from memonger.report.memory_count import count_memory
 
 
 def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "budget_bytes": plan.budget,
         "strategy": plan.strategy,
         "overhead": plan.overhead,
+        "memory": count_memory(plan).to_dict(),
         "segments": 1 if plan.outcome is None else plan.outcome.segments,
         "recomputed_nodes": len(plan.recomputed),
         "unplanned_values": unplanned_values(plan),

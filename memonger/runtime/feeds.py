@@ -14,7 +14,7 @@ from memonger.errors import SessionError
 from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.words import FILE, option
+from memonger.words import FILE, did_you_mean, option
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
@@ -302,11 +302,15 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
             return
     by_name = {value.name: value for value in inputs}
     missing = [value.name for value in inputs if value.required and value.name not in feeds]
-    if missing:
-        raise SessionError(f"{where}: input {_quoted(missing)} is missing; the inputs are {_quoted(by_name)}.")
     unknown = [name for name in feeds if name not in by_name]
+    if missing:
+        instead = f", and it has no input {_quoted(unknown)}" if unknown else ""
+        raise SessionError(f"{where}: input {_quoted(missing)} is missing{instead}; the inputs are {_quoted(by_name)}.")
     if unknown:
-        raise SessionError(f"{where} has no input {_quoted(unknown)}; the inputs are {_quoted(by_name)}.")
+        raise SessionError(
+            f"{where} has no input {_quoted(unknown)}; the inputs are {_quoted(by_name)}."
+            f"{did_you_mean(str(unknown[0]), by_name)}"
+        )
     for name, feed in feeds.items():
         if isinstance(feed, np.ndarray):
             _check_array(by_name[name], feed, where)
@@ -330,7 +334,8 @@ def _check_tensor(value: Input, feed: Feed, where: str) -> None:
 def _check_array(value: Input, feed: np.ndarray, where: str) -> None:
     _check_shape(value, tuple(feed.shape), where)
     if value.numpy is not None and feed.dtype != value.numpy:
-        raise SessionError(f"input '{value.name}' has type {feed.dtype}; {where} takes {value.numpy}.")
+        advice = f"array.astype('{value.numpy}') makes it one"
+        raise SessionError(f"input '{value.name}' has type {feed.dtype}; {where} takes {value.numpy}: {advice}.")
 
 
 def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:

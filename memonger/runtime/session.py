@@ -1,5 +1,6 @@
 """Runs planned models on onnxruntime with every planned value at its address in one arena."""
 
+import reprlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,15 +76,19 @@ class Session:
         pad: bool = False,
     ) -> None:
         if threads not in ("lock", "arena"):
-            raise SessionError(f"threads={threads!r} must be 'lock' or 'arena'.")
+            raise SessionError(
+                f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
+                "intra_op_threads is the number of threads within a node."
+            )
         check_graphs(cuda_graph)
-        given = [plan] if isinstance(plan, Plan | str | Path) else list(plan)
+        given = [plan] if isinstance(plan, Plan | str | Path) else plan
+        if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
+            kinds = "a plan, the path of a planned file, or a list of them"
+            raise SessionError(f"a session is made of {kinds}, not of {reprlib.repr(plan)}.")
         plans = [verified(one, check_weights) for one in given]
         check_family(plans)
         self.device = device_of(plans[0], device)
-        self._name = plans[0].name
-        batches = [str(one.batch) for one in plans if one.batch is not None]
-        self._batches = f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
+        self._name, self._batches = plans[0].name, _batches(plans)
         for one in plans:
             check_stamp(one, self.device)
         if threads == "arena" and not self.device.is_host:
@@ -225,6 +230,12 @@ class Session:
         memory = input_memory(self._programs, self.device)
         pairs = zip(self._programs, self._engines, strict=True)
         return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
+
+
+def _batches(plans: Sequence[Plan]) -> str:
+    """The batches planned for, in words."""
+    batches = [str(one.batch) for one in plans if one.batch is not None]
+    return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
 
 
 def _padding(plans: Sequence[Plan], groups: Sequence[Group]) -> Padding:

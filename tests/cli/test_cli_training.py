@@ -42,9 +42,10 @@ def test_a_planned_training_model_trains(model: Path) -> None:
 
 def test_the_table_names_the_mode_and_what_to_do_next(model: Path) -> None:
     out = model.with_name("planned.onnx")
-    done = _invoke("plan", model, "--loss", "softmax_cross_entropy", "--optimizer", "adam", "-o", out)
+    done = _invoke("plan", model, "--loss", "softmax_cross_entropy", "--optimizer", "adam", "--details", "-o", out)
     assert done.exit_code == 0, done.output
     assert "training, on cpu" in done.stdout
+    assert "weights and training state" in done.stdout
     assert "memonger.TrainingSession" in done.stdout
     shown = _invoke("inspect", out)
     assert shown.exit_code == 0

@@ -1,5 +1,6 @@
 """Manners of the terminal: help in sections with examples, completion, defaults from the environment, any encoding."""
 
+import json
 import re
 import shlex
 from functools import partial
@@ -61,11 +62,11 @@ def test_every_option_stands_under_a_heading_once(name: str) -> None:
     assert headings[-1] == "Examples"
     assert list(dict.fromkeys(headings)) == headings
     assert set(headings) <= {*SECTIONS, "Examples"}
-    *_, options, _ = re.split(r"^\w[\w ]*:$", text, flags=re.MULTILINE)
-    assert options.split("--help")[0].strip() == "-h,"  # all others are known to a section
+    _, *sections, _ = re.split(r"^\w[\w ]*:$", text, flags=re.MULTILINE)
+    assert sections[-1].split("--help")[0].strip() == "-h,"  # all others are known to a section
     for parameter in commands.main.commands[name].params:
         if isinstance(parameter, click.Option):
-            assert len(re.findall(rf"^  (?:-\w, )?{parameter.opts[0]}\b(?!-)", text, re.MULTILINE)) == 1, parameter.name
+            assert len(re.findall(rf"^  (?:-\w, )?{parameter.opts[0]}\b(?!-)", "".join(sections), re.M)) == 1
 
 
 def _examples() -> list[str]:
@@ -119,10 +120,11 @@ def test_what_is_completed_is_what_there_is() -> None:
 
 
 def test_defaults_come_from_the_environment(model: Path) -> None:
-    shown = _invoke("plan", model, "--quiet", MEMONGER_DEVICE="none", MEMONGER_MODE="inference")
+    shown = _invoke("plan", model, "--quiet", "--details", MEMONGER_DEVICE="none", MEMONGER_MODE="inference")
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert "inference, portable" in shown.stdout
-    assert "training, portable" in _invoke("plan", model, "--mode", "training", MEMONGER_DEVICE="none").stdout
+    record = json.loads(_invoke("plan", model, "--mode", "training", MEMONGER_DEVICE="none", MEMONGER_JSON="1").stdout)
+    assert (record["mode"], record["device"]) == ("training", "none")
     shown = _invoke("plan", model, MEMONGER_DEVICE="none", MEMONGER_KEEP="relu1 relu2", MEMONGER_DIM="x[0]=64")
     assert shown.exit_code == 0
     shown = _invoke("plan", model, MEMONGER_OUTPUT="written.onnx", MEMONGER_DEVICE="none")
@@ -143,7 +145,8 @@ def test_what_is_wrong_in_the_environment_is_named(model: Path) -> None:
 def test_any_encoding_will_do(model: Path, charset: str) -> None:
     name = "n\N{LATIN SMALL LETTER E WITH ACUTE}t\N{SNOWMAN}.onnx"
     Path(name).write_bytes(model.read_bytes())
-    shown = _invoke("plan", name, "--device", "none", "--mode", "inference", "-o", "o.onnx", charset=charset)
+    arguments = (name, "--device", "none", "--mode", "inference", "--details", "-o", "o.onnx")
+    shown = _invoke("plan", *arguments, charset=charset)
     assert (shown.exit_code, shown.stderr) == (0, "")
     text = shown.stdout_bytes.decode(charset)
     curve = re.search(r"^\[(.*)\]$", text, re.MULTILINE)

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
 import memonger
 from memonger.cli import commands, gradients, train
-from memonger.cli.measure_steps import Job, StockTrainer, once_each
+from memonger.cli.compare import once_each, stock_model
+from memonger.cli.measure_steps import Job, StockTrainer
 from memonger.model.load import load_as_is
 from memonger.model.save import save_model
 from tests.support import training_models
@@ -62,11 +64,22 @@ def test_stock_onnxruntime_runs_every_node_of_a_planned_file_once(tmp_path: Path
     plan.save(tmp_path / "planned.onnx")
     model = once_each(load_as_is(tmp_path / "planned.onnx").ir)
     assert model.graph.num_nodes() == len(plan.graph.nodes) - len(plan.recomputed)
-    save_model(model, tmp_path / "once.onnx")
+    path = stock_model(tmp_path / "planned.onnx", tmp_path / "planned.onnx", plan, tmp_path)
+    assert load_as_is(path).ir.graph.num_nodes() == model.graph.num_nodes()
     feeds = {"x": np.ones((64, 16), np.float32), "labels": np.zeros(64, np.int64)}
-    stock = StockTrainer(Job(str(tmp_path / "planned.onnx"), "", "", False, level="ORT_DISABLE_ALL"))
+    stock = StockTrainer(Job(str(path), "", "", False, level="ORT_DISABLE_ALL"))
     trainer = memonger.TrainingSession(plan)
     assert stock.step(feeds) == trainer.step(feeds)
+
+
+def test_stock_onnxruntime_runs_what_was_differentiated_to_be_planned(tmp_path: Path) -> None:
+    forward, planned = tmp_path / "forward.onnx", tmp_path / "planned.onnx"
+    onnx.save(classifier(), forward)
+    plan = memonger.search_plan(classifier(), mode="training", device="none")
+    plan.save(planned)
+    assert stock_model(forward, planned, plan, tmp_path) != forward
+    inference = memonger.search_plan(classifier(), mode="inference", device="none")
+    assert stock_model(forward, planned, inference, tmp_path) == forward
 
 
 def test_gradients_are_summed_up_in_a_sentence(tmp_path: Path) -> None:

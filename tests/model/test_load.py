@@ -232,7 +232,7 @@ def test_the_batch_of_a_fixed_model_can_only_be_its_own() -> None:
     [
         ({"M": 3, "N": 2}, r"no dimension named 'M'; it has 'N'"),
         ({"N": 2, "x[1]": 9}, r"x\[1\] is 8 in the model and can't be set to 9"),
-        ({"N": -1}, "'N' must be 0 or more, not -1"),
+        ({"N": -1}, "'N' must be a whole number, 0 or more, not -1"),
         ({"y[0]": 2}, r"no dimension named 'y\[0\]'"),
     ],
 )

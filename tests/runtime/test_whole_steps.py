@@ -199,8 +199,10 @@ def test_ctrl_c_between_micro_batches_ends_the_step_undone() -> None:
         return run(index, inputs)
 
     trainer._run = interrupted  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with pytest.raises(KeyboardInterrupt):
         trainer.step([batch(1), batch(2)])
+    signal.signal(signal.SIGINT, before)
     trainer._run = run  # type: ignore[method-assign]
     assert trainer.steps == 0
     assert trainer.step([batch(1), batch(2)]) == sound.step([batch(1), batch(2)])

@@ -193,7 +193,7 @@ def differences(page: Page, kinds: Mapping[str, str] | None = None) -> tuple[lis
     with tempfile.TemporaryDirectory() as folder:
         for command in [command for session in sessions(text) for command in commands_of(session)]:
             if kinds is None:
-                output = run(f"{command.line} {command.added}", Path(folder))
+                output = _without(command.added, run(f"{command.line} {command.added}", Path(folder)))
             elif command.kind in kinds:
                 output = kinds[command.kind]
             else:
@@ -201,6 +201,11 @@ def differences(page: Page, kinds: Mapping[str, str] | None = None) -> tuple[lis
             printed[command.kind] = output
             found.append(difference(command, output, same_machine and kinds is None))
     return [each for each in found if each], printed
+
+
+def _without(added: str, output: str) -> str:
+    """Commands that are suggested repeat the options of the one that was given."""
+    return output.replace(f" {added}", "") if added else output
 
 
 def written(page: Page) -> str:

@@ -1,0 +1,183 @@
+"""The largest size that fits a memory, and what a run of it takes: ``python -m benchmarks.fit [--networks NAME ...]``.
+
+For each network `memonger.fit` answers on the CPU, and the planned file is then run in a process of its own, whose memory is
+measured beside the loaded model: arena, workspace and what a run takes besides, to which weights and inputs are added as
+counted. One size more is proven not to fit, or it is said how far the smallest plan found is above the memory.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import memonger
+import models
+from benchmarks.machine import HERE, MIB, Table, keep, stamp
+from memonger.cli.measure import Job, MeasuredSession
+from memonger.runtime import feeds as feeding
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+TABLE = Table(
+    "network<16", "mode<11", "vary<7", "nodes>6", "memory MiB>11.0f", "size>7", "total MiB>10.1f", "measured MiB>13.1f",
+    "extra cost>11.1%", "bound MiB>10.1f", "one more<8", "over by>9.2%", "s>7.1f",
+    missing="-",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network and the memory it is to fit.
+
+    Attributes:
+        make: Makes the model, its dimension open.
+        memory: Bytes.
+        vary: The dimension.
+        options: Of the plan.
+    """
+
+    make: Callable[[], onnx.ModelProto]
+    memory: int
+    vary: str = "batch"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def network(name: str, **settings: object) -> Callable[[], onnx.ModelProto]:
+    """A network of `models` with an open batch."""
+    return lambda: models.build(name, batch=None, **settings)
+
+
+def light(name: str) -> Callable[[], onnx.ModelProto]:
+    """One of onnx's light models, its first dimension opened."""
+
+    def make() -> onnx.ModelProto:
+        model = onnx.load(LIGHT / f"light_{name}.onnx")
+        weights = {tensor.name for tensor in model.graph.initializer}
+        for value in (*model.graph.input, *model.graph.output):
+            if value.name not in weights:
+                value.type.tensor_type.shape.dim[0].dim_param = "batch"
+        return model
+
+    return make
+
+
+def attention() -> onnx.ModelProto:
+    """Four heads of self-attention over an open sequence, as a transformer's layer has them: scores grow with its square."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        attention (float[1,seq,256] x) => (float[1,seq,256] y) {
+            shape = Constant<value = int64[4] {0, 0, 4, 64}>()
+            flat = Constant<value = int64[3] {0, 0, 256}>()
+            q0 = MatMul(x, q)  q1 = Reshape(q0, shape)  q2 = Transpose<perm=[0,2,1,3]>(q1)
+            k0 = MatMul(x, k)  k1 = Reshape(k0, shape)  k2 = Transpose<perm=[0,2,3,1]>(k1)
+            v0 = MatMul(x, v)  v1 = Reshape(v0, shape)  v2 = Transpose<perm=[0,2,1,3]>(v1)
+            s0 = MatMul(q2, k2)  s1 = Softmax(s0)  s2 = MatMul(s1, v2)
+            m0 = Transpose<perm=[0,2,1,3]>(s2)  m1 = Reshape(m0, flat)  m2 = MatMul(m1, o)  y = Add(m2, x)
+        }"""
+    )
+    generator = np.random.default_rng(0)
+    for name in "qkvo":
+        array = generator.standard_normal((256, 256)).astype(np.float32) / 16
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+TRAINING = {"loss": "loss", "optimizer": memonger.SGD(lr=0.1, momentum=0.9)}
+CASES = {
+    "resnet18": Case(network("resnet18"), 256 * MIB),
+    "resnet50": Case(network("resnet50"), 512 * MIB),
+    "densenet121": Case(network("densenet121"), 256 * MIB),
+    "mobilenet_v2": Case(network("mobilenet_v2"), 256 * MIB),
+    "googlenet": Case(network("googlenet"), 256 * MIB),
+    "gpt": Case(network("gpt"), 256 * MIB),
+    "light squeezenet": Case(light("squeezenet"), 128 * MIB),
+    "light shufflenet": Case(light("shufflenet"), 128 * MIB),
+    "attention": Case(attention, 256 * MIB, "seq"),
+    "vit": Case(network("vit", training=True), 128 * MIB, options=TRAINING),
+    "resnet18 small": Case(network("resnet18", training=True, image=32, width=0.5), 128 * MIB, options=TRAINING),
+    "gpt training": Case(network("gpt", training=True), 128 * MIB, options=TRAINING),
+}
+
+
+def row(name: str, case: Case, folder: Path) -> str:
+    """A network's row."""
+    path, planned = folder / "model.onnx", folder / "planned.onnx"
+    onnx.save(case.make(), path)
+    begin = time.perf_counter()
+    mode = "training" if case.options else "inference"
+    found = memonger.fit(path, case.memory, case.vary, mode=mode, device="cpu", **case.options)
+    seconds = time.perf_counter() - begin
+    plan, beyond = found.plan, found.beyond
+    assert plan is not None
+    plan.save(planned)
+    over = None if beyond is None or beyond.total_bytes is None else beyond.total_bytes / found.memory - 1
+    return TABLE.row(
+        name, plan.mode, case.vary, len(plan.graph.nodes), found.memory / MIB, found.size, plan.total_bytes / MIB,
+        measured(plan, planned, folder), plan.overhead, (found.lower_bound_bytes or 0) / MIB,
+        "-" if beyond is None else beyond.status, over, seconds,
+    )  # fmt: skip
+
+
+def measured(plan: memonger.Plan, planned: Path, folder: Path) -> float | None:
+    """MiB that a run takes: measured beside the loaded model, with weights and inputs as counted. None: not measurable."""
+    if plan.training is not None:
+        return training_peak(planned, plan, folder)
+    np.savez(folder / "inputs.npz", **feeding.random_feeds(feeding.inputs_of(plan.model.graph)))
+    job = Job(str(planned), str(folder / "inputs.npz"), str(folder / "outputs.npz"), planned=True)
+    with MeasuredSession(job, folder, "fit") as session:
+        peak = session.loaded["peak_bytes"]
+    return None if peak is None else (peak + plan.parameter_bytes + plan.input_bytes) / MIB
+
+
+def training_peak(planned: Path, plan: memonger.Plan, folder: Path) -> float | None:
+    """The same of a training step."""
+    from memonger.cli.worker import Worker
+
+    with Worker("benchmarks.fit", ["--step", str(planned)], folder / "step.err") as worker:
+        peak = worker.read()["peak_bytes"]
+    return None if peak is None else (peak + plan.parameter_bytes + plan.input_bytes) / MIB
+
+
+def say_step(path: str) -> None:
+    """Measure a training step in this process, beside what is resident once the trainer is made."""
+    from memonger.cli.worker import say
+    from memonger.runtime import process_memory
+    from memonger.runtime.trainer import Trainer
+
+    trainer = Trainer(memonger.Plan.load(path), check_order=False)
+    inputs = feeding.random_feeds(trainer.inputs)
+    baseline = process_memory.settle()
+    trainer.step(inputs)
+    say({"peak_bytes": process_memory.peak_over(baseline, lambda: trainer.step(inputs))})
+
+
+def table(names: Sequence[str]) -> Iterator[str]:
+    """Lines of the table, as they are measured."""
+    yield from stamp("fit", ["onnxruntime", "onnx", "numpy"])
+    yield "\nThe largest size within a memory: total as predicted, and measured in a run of that size; of one size more"
+    yield "whether it is proven not to fit, and how far the smallest plan found is above the memory; seconds in all.\n"
+    yield TABLE.heading
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            yield row(name, CASES[name], Path(folder))
+
+
+def main() -> None:
+    """Measure; the table is kept where nothing was left out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--networks", nargs="*", choices=CASES, default=tuple(CASES), metavar="NAME")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.step:
+        say_step(asked.step)
+        return
+    keep(table(asked.networks), HERE / "fit.txt" if tuple(asked.networks) == tuple(CASES) else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What a comparison with stock onnxruntime comes to: PASSED or FAILED, where, and how sure its ratios are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memonger.cli import first_difference, noise
+from memonger.cli.differences import Difference, Tolerance, difference
+from memonger.cli.measure import Measured
+from memonger.cli.settings import Settings
+from memonger.devices import Device
+from memonger.plan import Plan
+from memonger.runtime.feeds import Feeds
+
+
+class Ran(NamedTuple):
+    """A session that was measured, and what it gave."""
+
+    measured: Measured
+    arrays: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is compared.
+
+    Attributes:
+        plan: The plan.
+        stock: The model that stock onnxruntime ran.
+        feeds: The inputs of both.
+        device: Where both ran.
+        settings: As the command was told.
+        level: The level of the stock session that has to agree.
+        before: The load of the machine before anything was timed.
+        what: What is compared, in words.
+    """
+
+    plan: Plan
+    stock: Path
+    feeds: Feeds
+    device: Device
+    settings: Settings
+    level: str
+    before: noise.Load
+    what: str = "outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the comparison came to; see `memonger.cli.settings.Result`."""
+
+    rows: tuple[Mapping[str, Any], ...]
+    record: Mapping[str, Any]
+    lines: tuple[str, ...]
+    notes: tuple[str, ...]
+    passed: bool
+
+
+def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) -> Verdict:
+    """Compare the session ``planned`` with ``stock``, which has to agree, and ``default``, for information.
+
+    Where they don't agree the first node that differs is looked for.
+    """
+    ours, tolerance = sessions["planned"], case.settings.tolerance
+    gaps = {name: difference(ours.arrays, sessions[name].arrays, tolerance) for name in ("stock", "default")}
+    sections = {name: _section(ours.measured, sessions[name].measured, gap) for name, gap in gaps.items()}
+    gap, where, told = gaps["stock"], None, ""
+    if not gap.passed:
+        tell("finding the first node that differs")
+        plan, threads = case.plan, case.settings.threads
+        where = first_difference.find(plan, case.stock, case.feeds, case.device, threads, tolerance)
+        told = first_difference.explain(plan, where)
+    noisy = _noise_line(sections, case.before)
+    record = {
+        **sections["stock"], "level": case.level, "peak_bytes": ours.measured.peak_bytes,
+        "latency_seconds": ours.measured.latency_seconds, "latency_p95_seconds": ours.measured.p95_seconds,
+        "stock_session": sections["stock"], "default_session": sections["default"], "passed": gap.passed,
+        "atol": tolerance.atol, "rtol": tolerance.rtol,
+        "first_difference": None if where is None else asdict(where),
+        "noise": {**asdict(case.before), "warning": noisy or None}, "warm_up": case.settings.warm_up,
+    }  # fmt: skip
+    stock = f"stock onnxruntime's at the plan's own level ({case.level})"
+    lines = (_turns_line(sections), sentence(gap, tolerance, stock, told, case.what))
+    rows = (_own_row(ours.measured), *_stock_rows(sections))
+    return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)
+
+
+def _section(ours: Measured, theirs: Measured, gap: Difference) -> dict[str, Any]:
+    """What a comparison with one stock session found, for JSON."""
+    ratio = ours.peak_bytes / theirs.peak_bytes if ours.peak_bytes is not None and theirs.peak_bytes else None
+    return {
+        "bitwise_equal": gap.bitwise_equal,
+        "max_abs_diff": gap.max_abs_diff,
+        "max_rel_diff": gap.max_rel_diff,
+        "latency_seconds": theirs.latency_seconds,
+        "latency_p95_seconds": theirs.p95_seconds,
+        "latency_ratio": ours.latency_seconds / theirs.latency_seconds,
+        "latency_ratio_range": noise.ratio_range(ours.turns, theirs.turns),
+        "peak_bytes": theirs.peak_bytes,
+        "peak_ratio": ratio,
+    }
+
+
+def _own_row(ours: Measured) -> dict[str, Any]:
+    """The planned session's row of the table."""
+    return {
+        "session": "planned", "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,
+        "peak_bytes": ours.peak_bytes,
+    }  # fmt: skip
+
+
+def _stock_rows(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of stock sessions."""
+    titles = {"stock": "stock, same level", "default": "stock, default"}
+    return [{"session": titles[name], **section} for name, section in sections.items()]
+
+
+def _turns_line(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far the ratio of times at the plan's own level can be trusted."""
+    low, high = sections["stock"]["latency_ratio_range"]
+    return f"From turn to turn the ratio of times at the same level was {low:.3f} to {high:.3f}."
+
+
+def _noise_line(sections: Mapping[str, Mapping[str, Any]], before: noise.Load) -> str:
+    """How far the latency ratios can be trusted, where that isn't far; of the session whose ratio moved most."""
+    moved = max(sections.values(), key=lambda one: one["latency_ratio_range"][1] - one["latency_ratio_range"][0])
+    return noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], before)
+
+
+def sentence(gap: Difference, tolerance: Tolerance, stock: str, where: str, what: str = "outputs") -> str:
+    """PASSED or FAILED, by what measure, and ``where``; ``what`` was compared with ``stock``."""
+    if gap.bitwise_equal:
+        return f"PASSED: {what} are identical, bit for bit, to {stock}."
+    apart = gap.why or f"the largest difference is {gap.max_abs_diff:.2g}, {gap.max_rel_diff:.2g} of stock's number"
+    if gap.passed:
+        return f"PASSED: {what} are within {tolerance} of {stock}; {apart}."
+    names = ", ".join(f"'{name}'" for name in gap.names[:3]) + (" and others" if len(gap.names) > 3 else "")
+    verb = "is" if len(gap.names) == 1 else "are"
+    beyond = f"{verb} not identical, bit for bit, to" if tolerance.is_exact else f"{verb} further than {tolerance} from"
+    return f"FAILED: {names} {beyond} {stock}; {apart}. {where}"

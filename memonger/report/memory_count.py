@@ -1,0 +1,307 @@
+"""How many bytes are what: forward values, gradients, workspace, parameters, optimizer state, inputs.
+
+The kinds are those of OptNet's ``countUsedMemory`` (https://github.com/fmassa/optimize-net, countUsedMemory.lua), which
+counts every storage once, under the first kind that uses it; here the bytes of an arena are counted that way.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import LoadError
+from memonger.graph import schedule
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import live_bytes
+from memonger.model import training_roles
+from memonger.model.load import Source, load_as_is
+from memonger.model.model import Model
+from memonger.model.training_roles import Training
+from memonger.model.values import nbytes
+from memonger.plan import BasePlan, GraphPlan, Plan, input_bytes, parameter_bytes
+from memonger.plan_file import KEY
+from memonger.planning.options import Keywords, Options, combine, takes_options
+from memonger.planning.search_plan import prepared
+from memonger.remat.on_demand import forward_pass
+
+IN_ARENA = ("outputs", "output_gradients", "parameter_gradients", "temporaries")
+"""The kinds of planned values; `value_kinds` gives indexes into it."""
+
+_OUTPUTS, _OUTPUT_GRADIENTS, _PARAMETER_GRADIENTS, _TEMPORARIES = range(4)
+
+_SCALAR = 8  # bytes; what is no larger carries no gradient of a tensor
+
+_MANY = -2
+"""In place of a parameter: more than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindBytes:
+    """Bytes by kind.
+
+    Attributes:
+        outputs: What the nodes of the forward pass write.
+        output_gradients: Gradients of what the forward pass writes, and of its inputs: OptNet's ``gradInputs``.
+        parameter_gradients: Gradients of parameters, and accumulated ones.
+        temporaries: What the backward pass and the updates compute on the way to gradients and new contents.
+        workspace: What kernels take beside the arena; None where it was never measured, which counts as none.
+        parameters: Weights and constants, of a training model its running statistics, too.
+        optimizer_state: Momentum and the like.
+        inputs: What each run is given.
+        unused: Bytes of an arena that no value ever holds: gaps and alignment.
+    """
+
+    outputs: int = 0
+    output_gradients: int = 0
+    parameter_gradients: int = 0
+    temporaries: int = 0
+    workspace: int | None = None
+    parameters: int = 0
+    optimizer_state: int = 0
+    inputs: int = 0
+    unused: int = 0
+
+    @property
+    def total(self) -> int:
+        """All kinds."""
+        return sum(size or 0 for size in asdict(self).values())
+
+    @property
+    def optnet(self) -> dict[str, int]:
+        """OptNet's four kinds and their sum, under the names that its ``countUsedMemory`` gives them."""
+        four = {
+            "outputs": self.outputs,
+            "gradInputs": self.output_gradients,
+            "buffers": self.temporaries + (self.workspace or 0),
+            "params": self.parameters + self.parameter_gradients,
+        }
+        return {**four, "total_size": sum(four.values())}
+
+    def to_dict(self) -> dict[str, int | None]:
+        """Every kind, and ``total``."""
+        return {**asdict(self), "total": self.total}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCount:
+    """Bytes by kind without a plan, and with it.
+
+    Attributes:
+        before: Every value, and every kernel's workspace, in memory of its own; nothing is recomputed. An update is
+            written over what it replaces.
+        after: As planned. Each byte of the arena counts once, under the kind of the first value that lies there; of
+            the workspaces counts the largest. Its total is the plan's. None without a plan.
+        at_peak: What is alive at the worst step, each value under the kind that it is there. None without a plan.
+    """
+
+    before: KindBytes
+    after: KindBytes | None = None
+    at_peak: KindBytes | None = None
+
+    def to_dict(self) -> dict[str, dict[str, int | None] | None]:
+        """For JSON: ``before``, ``after`` and ``at_peak``, each by kind."""
+        counted = {"before": self.before, "after": self.after, "at_peak": self.at_peak}
+        return {when: None if kinds is None else kinds.to_dict() for when, kinds in counted.items()}
+
+
+@takes_options(device="none")
+def count_memory(
+    source: Source | Model | Plan | GraphPlan, *, options: Options | None = None, **keywords: Unpack[Keywords]
+) -> MemoryCount:
+    """Count the bytes of a plan, or of a model without one, by what they are for.
+
+    Args:
+        source: A plan, or a planned file: counted before and after. A model, or what `memonger.load` takes: counted
+            before, as the options would have it planned (the whole training step with ``mode="training"`` or a
+            ``loss``); nothing is searched.
+        options: A record of options to start from; keywords given beside it replace its fields. A plan needs none.
+        keywords: The fields of `Options`.
+
+    Raises:
+        LoadError, PlanError, PlanFileError, TypeError: as `memonger.search_plan` and `memonger.Plan.load`.
+    """
+    found = planned_file(source) if isinstance(source, str | Path) else source
+    if isinstance(found, BasePlan):
+        return count_plan(found)
+    model, graph = prepared(found, combine(options, keywords))
+    roles = training_roles.read(model, str(model.graph.name))
+    rest = replace(_persistent(model, roles), workspace=sum(graph.workspace) or None)
+    return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
+
+
+def planned_file(path: str | Path) -> Plan | str | Path:
+    """The plan in a file; the path itself where it holds none."""
+    try:
+        is_planned = KEY in load_as_is(path).ir.metadata_props
+    except LoadError:
+        is_planned = False  # loading it says what is wrong
+    return Plan.load(path, check_weights=False) if is_planned else path
+
+
+def count_plan(plan: BasePlan) -> MemoryCount:
+    """Count the bytes of a plan, see `MemoryCount`."""
+    graph = plan.graph
+    if not isinstance(plan, Plan):
+        kinds, nothing = _kinds(graph, {}), KindBytes()
+        return MemoryCount(
+            _before(graph, kinds, nothing), _added(nothing, _first_held(plan, kinds)), _at_peak(plan, kinds, nothing)
+        )
+    kinds, rest = value_kinds(graph, plan.training), _persistent(plan.model, plan.training)
+    largest = replace(rest, workspace=plan.workspace_bytes)
+    once = sum(size for name, size in zip(graph.nodes, graph.workspace, strict=True) if not schedule.is_copy(name))
+    each = replace(rest, workspace=None if plan.workspace is None else once)
+    return MemoryCount(
+        _before(graph, kinds, each), _added(largest, _first_held(plan, kinds)), _at_peak(plan, kinds, largest)
+    )
+
+
+def value_kinds(graph: Graph, roles: Training | None) -> list[int]:
+    """The kind of each value that a node writes, as an index into `IN_ARENA`; -1 for inputs and weights.
+
+    What the forward pass writes is an output, also when it is recomputed. What the backward pass writes is a temporary
+    if only nodes read it that stand for the same forward node, or if an update writes it. Else it is a gradient: a
+    parameter's, if it is as large as that and changes nothing else; or one of outputs.
+
+    Args:
+        graph: Of a model or a plan.
+        roles: Those of a training model's inputs and outputs; without gradients among them all is forward.
+    """
+    if roles is None or not roles.is_differentiated:
+        return [-1 if node < 0 else _OUTPUTS for node in graph.producer]
+    return _kinds(graph, _parameter_of(graph, roles))
+
+
+def _kinds(graph: Graph, parameter_of: Mapping[int, int]) -> list[int]:
+    forward, inner = forward_pass(_CopiesAsOriginals(graph)), _temporaries(graph)
+    kinds = [-1] * len(graph.values)
+    for node, writes in enumerate(graph.writes):
+        for value in writes:
+            parameter = parameter_of.get(value)
+            if forward[node]:
+                kinds[value] = _OUTPUTS
+            elif value in inner:
+                kinds[value] = _TEMPORARIES
+            elif parameter is not None and graph.sizes[parameter] == graph.sizes[value]:
+                kinds[value] = _PARAMETER_GRADIENTS
+            else:
+                kinds[value] = _OUTPUT_GRADIENTS
+    return kinds
+
+
+def _temporaries(graph: Graph) -> set[int]:
+    """Values of updates, and those that aren't read but for the gradient of the same forward node.
+
+    `memonger.autodiff` names nodes ``grad/<forward node>/<operator>`` and ``update/<parameter>/<operator>``.
+    """
+    groups = [schedule.original(name).rpartition("/")[0] for name in graph.nodes]
+    outputs = set(graph.outputs)
+    found = set[int]()
+    for value, (node, readers) in enumerate(zip(graph.producer, graph.readers, strict=True)):
+        group = groups[node] if node >= 0 else ""
+        inside = group.startswith("grad/") and {groups[reader] for reader in readers} == {group}
+        if (inside and value not in outputs) or group.partition("/")[0] == "update":
+            found.add(value)
+    return found
+
+
+class _CopiesAsOriginals:
+    """A graph in which recomputed nodes are of the pass of what they are copies of: a plan's file doesn't say it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.reads, self.writes = graph.reads, graph.writes
+        names = [schedule.original(name) for name in graph.nodes]
+        marked = {name for name, forward in zip(names, graph.forward, strict=True) if forward}
+        self.forward = tuple(name in marked for name in names)
+
+
+def _parameter_of(graph: Graph, roles: Training) -> dict[int, int]:
+    """Values that change one parameter alone, each with that parameter: by value number.
+
+    Nodes are followed from last to first, from the new content of each parameter, its gradient or accumulated gradient.
+    Single numbers (the gradients' norm, whether the loss is finite) are left out: they change all.
+    """
+    number = {name: value for value, name in enumerate(graph.values)}
+    reached: dict[int, int] = {}
+    for parameter in roles.parameters:
+        summed = roles.accumulated.get(parameter, "")
+        for name in (roles.updates.get(parameter), roles.gradients.get(parameter), roles.updates.get(summed)):
+            if name in number and parameter in number:
+                reached[number[name]] = number[parameter]
+    for reads, writes in zip(reversed(graph.reads), reversed(graph.writes), strict=True):
+        ends = {reached[value] for value in writes if value in reached}
+        if not ends:
+            continue
+        end = ends.pop() if len(ends) == 1 else _MANY
+        for value in reads:
+            if graph.sizes[value] > _SCALAR:
+                reached[value] = end if reached.get(value, end) == end else _MANY
+    return {value: parameter for value, parameter in reached.items() if parameter != _MANY}
+
+
+def _persistent(model: ir.Model, roles: Training | None) -> KindBytes:
+    """What lies beside the arena: parameters, optimizer state, accumulated gradients, inputs."""
+    inputs = {str(value.name): nbytes(value) or 0 for value in model.graph.inputs}
+    state = sum(inputs.get(name, 0) for name in roles.state) if roles else 0
+    summed = sum(inputs.get(name, 0) for name in roles.accumulated.values()) if roles else 0
+    return KindBytes(
+        parameter_gradients=summed,
+        parameters=parameter_bytes(model, roles) - state - summed,
+        optimizer_state=state,
+        inputs=input_bytes(model, roles),
+    )
+
+
+def _before(graph: Graph, kinds: Sequence[int], rest: KindBytes) -> KindBytes:
+    sums = dict.fromkeys(IN_ARENA, 0)
+    for writes in graph.writes:
+        for value in writes:
+            if graph.planned[value] and not schedule.is_copy(graph.values[value]):
+                sums[IN_ARENA[kinds[value]]] += graph.sizes[value]
+    return _added(rest, sums)
+
+
+def _added(kinds: KindBytes, sizes: Mapping[str, int]) -> KindBytes:
+    return replace(kinds, **{name: getattr(kinds, name) + size for name, size in sizes.items()})
+
+
+def _written(plan: BasePlan) -> Iterator[tuple[int, int, int]]:
+    """Planned values in the order they are written: step, value, storage."""
+    of_value = plan.storage.of_value
+    for step, writes in enumerate(plan.graph.writes):
+        for value in writes:
+            if of_value[value] >= 0:
+                yield step, value, of_value[value]
+
+
+def _first_held(plan: BasePlan, kinds: Sequence[int]) -> dict[str, int]:
+    """Bytes of the arena by the kind of the first value that lies there, and those where none ever does."""
+    buffers, first = plan.storage.buffers, dict[int, int]()
+    for _, value, storage in _written(plan):
+        first.setdefault(storage, value)
+    spans = {s: (plan.offsets[v], plan.offsets[v] + buffers[s].size) for s, v in first.items()}
+    edges = np.unique(np.array([0, plan.arena_bytes, *(edge for span in spans.values() for edge in span)], np.int64))
+    owner = np.full(len(edges) - 1, len(IN_ARENA))
+    for storage, (start, stop) in spans.items():
+        part = owner[np.searchsorted(edges, start) : np.searchsorted(edges, stop)]
+        part[part == len(IN_ARENA)] = kinds[first[storage]]
+    sizes = np.bincount(owner, weights=np.diff(edges), minlength=len(IN_ARENA) + 1)
+    return dict(zip((*IN_ARENA, "unused"), map(int, sizes), strict=True))
+
+
+def _at_peak(plan: BasePlan, kinds: Sequence[int], rest: KindBytes) -> KindBytes:
+    live = live_bytes(plan.storage.buffers, len(plan.graph.nodes))
+    if not len(live):
+        return rest
+    worst, latest = int(live.argmax()), dict[int, int]()
+    for step, value, storage in _written(plan):
+        if step <= worst:
+            latest[storage] = kinds[value]
+    sums = dict.fromkeys(IN_ARENA, 0)
+    for buffer in plan.storage.buffers:
+        if buffer.start <= worst < buffer.stop:
+            sums[IN_ARENA[latest[buffer.id]]] += buffer.size
+    workspace = None if rest.workspace is None else plan.graph.workspace[worst]
+    return _added(replace(rest, workspace=workspace), sums)

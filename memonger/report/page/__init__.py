@@ -1,0 +1,143 @@
+"""A plan as one page of HTML that opens without a network: a map of the arena with everything that is known of it.
+
+``page.html``, ``page.css`` and ``page.js`` are put together with the data, which are compressed JSON in base64: no
+name in it can end a script. The page may load nothing and run no script but its own (a Content-Security-Policy with the
+digests of both).
+"""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from memonger.report.summary import plan_record
+from memonger.report.view import KINDS, View
+from memonger.units import format_size, shown
+
+POINTS = 2000
+"""Most points of the curve before planning: of each of as many stretches of steps the highest."""
+
+MOST_OTHERS = 20
+"""Most names that are listed of the values that share a place."""
+
+
+def page(view: View, frontier: Sequence[Mapping[str, Any]] = (), measured: Mapping[str, Any] | None = None) -> bytes:
+    """The page, in UTF-8.
+
+    Args:
+        view: The plan.
+        frontier: Records of other plans of the model, as of ``memonger pareto --json``.
+        measured: What a run was measured to take: the record of ``memonger run --compare --json``.
+    """
+    files = resources.files(__name__)
+    style, script, frame = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
+    text = Template(frame).substitute(
+        title=html.escape(shown(view.title)),
+        summary=html.escape(_summary(view)),
+        style=style,
+        script=script,
+        style_digest=_digest(style),
+        script_digest=_digest(script),
+        data=encode(record(view, frontier, measured)),
+    )
+    return text.encode()
+
+
+def encode(data: Any) -> str:
+    """Data as compressed JSON in base64; the same data give the same text."""
+    return base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)).decode()
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _summary(view: View) -> str:
+    """What the page says where scripts don't run."""
+    plan = view.plan
+    return (
+        f"{format_size(plan.total_bytes)} in all: {format_size(plan.arena_bytes)} of arena, "
+        f"{format_size(plan.workspace_bytes or 0)} of workspace, {format_size(plan.parameter_bytes)} of weights and "
+        f"state, {format_size(plan.input_bytes)} of inputs."
+    )
+
+
+def record(view: View, frontier: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """All that the page shows: figures, and steps and rectangles in columns. What recurs is a number into a table."""
+    plan, before = view.plan, view.live_before
+    outcome = plan.outcome
+    return {
+        "title": shown(view.title),
+        "plan": plan_record(plan, view.title, None),
+        "trains": plan.training is not None,
+        "kinds": [{"name": name, "meaning": meaning} for name, meaning in KINDS.items()],
+        "steps": _step_columns(view),
+        "rectangles": _rectangle_columns(view),
+        "before": None if before is None else {"steps": len(before), "bytes": _thinned(before)},
+        "candidates": [asdict(each) for each in (outcome.candidates if outcome else ())],
+        "frontier": [{key: each[key] for key in ("total_bytes", "peak_bytes", "overhead")} for each in frontier],
+        "measured": measured,
+    }
+
+
+def _step_columns(view: View) -> dict[str, Any]:
+    operators, modules = _Table(), _Table()
+    return {
+        "node": [shown(step.node) for step in view.steps],
+        "operator": [operators.add(shown(step.operator)) for step in view.steps],
+        "module": [modules.add(tuple(map(shown, step.module))) for step in view.steps],
+        "operators": operators.rows,
+        "modules": modules.rows,
+    }
+
+
+def _rectangle_columns(view: View) -> dict[str, Any]:
+    shapes, kinds, found = _Table(), list(KINDS), view.rectangles
+    nodes = [step.node for step in view.steps]
+    named = [each.in_arena and each.name == nodes[each.start] for each in found]
+    return {
+        "name": ["" if is_node else shown(each.name) for each, is_node in zip(found, named, strict=True)],
+        "kind": [kinds.index(each.kind) for each in found],
+        "offset": [each.offset for each in found],
+        "bytes": [each.size for each in found],
+        "start": [each.start for each in found],
+        "stop": [each.stop for each in found],
+        "shape": [shapes.add(each.shape) for each in found],
+        "shapes": shapes.rows,
+        "others": {
+            str(index): [len(each.others), *map(shown, each.others[:MOST_OTHERS])]
+            for index, each in enumerate(found) if each.others
+        },
+    }  # fmt: skip
+
+
+class _Table:
+    """Things that recur, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def add(self, row: Any) -> int:
+        """The number of a row."""
+        return self._numbers.setdefault(row, len(self._numbers))
+
+    @property
+    def rows(self) -> list[Any]:
+        """The rows by their numbers."""
+        return list(self._numbers)
+
+
+def _thinned(curve: np.ndarray) -> list[int]:
+    parts: Iterable[np.ndarray] = np.array_split(curve, min(POINTS, len(curve))) if len(curve) else ()
+    return [int(part.max()) for part in parts]
+
+
+__all__ = ["encode", "page", "record"]

@@ -1,0 +1,232 @@
+"""What every picture of a plan is drawn from: its steps, and the rectangles of steps × addresses that they fill."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.graph import schedule
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.model.values import nbytes
+from memonger.plan import Plan
+from memonger.report.modules import Modules, Path
+
+KEPT = "kept"
+RECOMPUTED = "recomputed"
+SHARED = "shared"
+COMPUTED = "computed"
+WORKSPACE = "workspace"
+INPUT = "input"
+WEIGHT = "weight"
+
+KINDS = {
+    KEPT: "kept for the backward pass",
+    RECOMPUTED: "computed again",
+    SHARED: "several values in one place: views, or written over each other",
+    COMPUTED: "any other value of the arena",
+    WORKSPACE: "workspace: what a kernel takes while it runs",
+    INPUT: "inputs of a run",
+    WEIGHT: "weights, and of training the state",
+}
+"""What a rectangle may be, with what that means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of a node.
+
+    Attributes:
+        node: Its name.
+        operator: What it computes.
+        module: The modules around it, outermost first.
+        workspace: Bytes its kernel takes beside the arena.
+    """
+
+    node: str
+    operator: str
+    module: Path
+    workspace: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """Bytes that are in use from one step to another.
+
+    Attributes:
+        name: The value that is there first; of a workspace the node.
+        kind: One of `KINDS`.
+        offset: First byte. Of the arena from 0; workspace, inputs and weights lie behind it, in this order.
+        size: Bytes.
+        start: The step that first writes it; 0 for inputs and weights.
+        stop: One after the last step that needs it.
+        shape: Type and shape, as ``float32[8,3]``; empty where unknown.
+        others: The other values at the same place, in the order they are written.
+    """
+
+    name: str
+    kind: str
+    offset: int
+    size: int
+    start: int
+    stop: int
+    shape: str = ""
+    others: tuple[str, ...] = ()
+
+    @property
+    def in_arena(self) -> bool:
+        """Whether it is a part of the arena."""
+        return self.kind in (KEPT, RECOMPUTED, SHARED, COMPUTED)
+
+
+@dataclass(frozen=True)  # without slots, as it keeps what is derived once it is made
+class View:
+    """A plan, ready to be drawn.
+
+    Attributes:
+        title: What to call it.
+        plan: The plan.
+    """
+
+    title: str
+    plan: Plan
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """What runs, in the planned order."""
+        graph = self.plan.graph
+        modules = Modules([*([] if self.plan.source is None else [self.plan.source.ir]), self.plan.model])
+        return tuple(
+            Step(name, graph.ops[step], modules.path(name, (graph.values[v] for v in graph.writes[step])), workspace)
+            for step, (name, workspace) in enumerate(zip(graph.nodes, graph.workspace, strict=True))
+        )
+
+    @cached_property
+    def arena(self) -> tuple[Rectangle, ...]:
+        """The arena's buffers by the step that first writes them, then by offset."""
+        plan, graph, storage = self.plan, self.plan.graph, self.plan.storage
+        members: list[list[int]] = [[] for _ in storage.buffers]
+        for value, number in enumerate(storage.of_value):
+            if number >= 0:
+                members[number].append(value)
+        kept, shapes = _kept(self.plan), _shapes(plan.model)
+        found = []
+        for buffer, values in zip(storage.buffers, members, strict=True):
+            values.sort(key=lambda value: (graph.producer[value], value))
+            names = [graph.values[value] for value in values]
+            kind = _kind(names, not kept.isdisjoint(values))
+            offset, shape = plan.offsets[values[0]], shapes.get(names[0], "")
+            found.append(
+                Rectangle(names[0], kind, offset, buffer.size, buffer.start, buffer.stop, shape, tuple(names[1:]))
+            )
+        return tuple(sorted(found, key=lambda each: (each.start, each.offset)))
+
+    @cached_property
+    def rectangles(self) -> tuple[Rectangle, ...]:
+        """The arena's buffers, then workspace, inputs and weights behind the arena: `Plan.total_bytes` in all."""
+        return (*self.arena, *self._beside())
+
+    def _beside(self) -> Iterator[Rectangle]:
+        plan, end = self.plan, len(self.steps)
+        for step, each in enumerate(self.steps):
+            if each.workspace:
+                yield Rectangle(each.node, WORKSPACE, plan.arena_bytes, each.workspace, step, step + 1)
+        offset = plan.arena_bytes + (plan.workspace_bytes or 0)
+        shapes = _shapes(plan.model)
+        for kind, tensors in ((INPUT, _inputs(plan)), (WEIGHT, _weights(plan))):
+            for name, size in tensors:
+                yield Rectangle(name, kind, offset, size, 0, end, shapes.get(name, ""))
+                offset += size
+
+    @cached_property
+    def live(self) -> np.ndarray:
+        """Bytes of the arena that are in use at each step: ``int64[steps]``."""
+        return live_bytes(self.plan.storage.buffers, len(self.steps))
+
+    @cached_property
+    def peak_step(self) -> int:
+        """The first step at which the most bytes are in use."""
+        return int(self.live.argmax()) if len(self.live) else 0
+
+    @cached_property
+    def live_before(self) -> np.ndarray | None:
+        """Live bytes at each step of the file's own order with nothing recomputed; of a plan from a file, which doesn't
+        say that order, of the planned one. None where that would be the plan itself.
+        """
+        plan = self.plan
+        if plan.live_before is not None:
+            return plan.live_before
+        if not plan.recomputed:
+            return None
+        once = _without_recomputation(plan)
+        return live_bytes(assign_storage(once, alignment=plan.alignment).buffers, len(once.nodes))
+
+
+def _kind(names: Sequence[str], is_kept: bool) -> str:
+    if schedule.is_copy(names[0]):
+        return RECOMPUTED
+    if is_kept:
+        return KEPT
+    return SHARED if len(names) > 1 else COMPUTED
+
+
+def _kept(plan: Plan) -> set[int]:
+    """Values of the forward pass that a step of the backward pass reads, or one that computes something again."""
+    graph, again = plan.graph, set(plan.recomputed)
+    forward = [is_forward and step not in again for step, is_forward in enumerate(graph.forward)]
+    if all(graph.forward):
+        return set()
+    return {
+        value
+        for step, reads in enumerate(graph.reads) if not forward[step]
+        for value in reads if graph.producer[value] >= 0 and forward[graph.producer[value]]
+    }  # fmt: skip
+
+
+def _without_recomputation(plan: Plan) -> Graph:
+    """The plan's graph with every node once: who reads a copy reads what it is a copy of."""
+    graph, again = plan.graph, set(plan.recomputed)
+    number = {name: value for value, name in enumerate(graph.values)}
+    first = [number[schedule.original(name)] if schedule.is_copy(name) else v for v, name in enumerate(graph.values)]
+    once = [step for step in range(len(graph.nodes)) if step not in again]
+    same = ("nodes", "ops", "writes", "updates", "forward", "costs", "workspace")
+    changes: dict[str, Any] = {key: tuple(getattr(graph, key)[step] for step in once) for key in same}
+    for key in ("views", "inplace", "ties"):
+        changes[key] = tuple(tuple((first[a], b) for a, b in getattr(graph, key)[step]) for step in once)
+    changes["reads"] = tuple(tuple(dict.fromkeys(first[v] for v in graph.reads[step])) for step in once)
+    return replace(graph, **changes)
+
+
+def _shapes(model: ir.Model) -> dict[str, str]:
+    """Type and shape of every value by its name."""
+    graph = model.graph
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    return {str(value.name): _shape(value) for value in values if value.name}
+
+
+def _shape(value: ir.Value) -> str:
+    dtype = "" if value.dtype is None else value.dtype.name.lower()
+    return dtype if value.shape is None else f"{dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _inputs(plan: Plan) -> Iterable[tuple[str, int]]:
+    """What a run is given, with its bytes: see `memonger.plan.input_bytes`."""
+    persistent = set(plan.training.persistent) if plan.training else set()
+    for value in plan.model.graph.inputs:
+        if value.name not in persistent and value.name not in plan.model.graph.initializers:
+            yield str(value.name), nbytes(value) or 0
+
+
+def _weights(plan: Plan) -> Iterable[tuple[str, int]]:
+    """What persists, with its bytes: see `memonger.plan.parameter_bytes`."""
+    graph = plan.model.graph
+    for name, value in graph.initializers.items():
+        if value.const_value is not None:
+            yield name, value.const_value.nbytes
+    persistent = set(plan.training.persistent) if plan.training else set()
+    for value in graph.inputs:
+        if value.name in persistent and value.name not in graph.initializers:
+            yield str(value.name), nbytes(value) or 0
