@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from memonger.errors import FeedError
 from memonger.feeding.background import Background, Inline, Patience, locked
-from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, check_whole
+from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
 from memonger.feeding.samples import Tensor, filling, quoted
@@ -96,13 +96,12 @@ class Feeder:
     ) -> None:
         known = _in_order(identities)
         config = dataclasses.replace(config, sample_count=_count(config, len(known)))
-        check_whole("seed", seed, 0)
-        if read_together is not None:
-            check_whole("read_together", read_together, 1)
-        reading = Reading(_readers(config, reader, output_reader), config.one_read_count, read_together)
+        together = None if read_together is None else whole("read_together", read_together, 1)
+        reading = Reading(_readers(config, reader, output_reader), config.one_read_count, together)
         self._set_up(config, config.room(), (apply_on_input_batch, apply_on_output_batch), tensors, timeout)
-        maker = self._made_by(last_batch, padding)
-        self._source = FromReader(config, self.room, reading, known, maker, seed if shuffle else None)
+        maker = self._new_maker(last_batch, padding)
+        chosen = whole("seed", seed, 0)
+        self._source = FromReader(config, self.room, reading, known, maker, chosen if shuffle else None)
 
     @classmethod
     def from_loader(
@@ -123,7 +122,8 @@ class Feeder:
         What the loader's own workers hold is not counted.
 
         Args:
-            config: The limit, and what a sample consists of; ``preferred_batch`` is the loader's batch.
+            config: The limit, and what a sample consists of; ``preferred_batch`` is the most
+                samples of the loader's batches (of a `DataLoader`, its own if None).
             loader: Its batches are dicts of arrays by name, or tuples in the order of ``config.samples``.
             apply_on_input_batch: See `Feeder`, as for all others.
             apply_on_output_batch: See `Feeder`.
@@ -140,10 +140,12 @@ class Feeder:
                 f"the loader is a {type(loader).__name__}, which can't be gone through once an epoch: give what makes "
                 "the batches, such as a DataLoader or a list."
             )
+        if config.preferred_batch is None and (batch := getattr(loader, "batch_size", None)) is not None:
+            config = dataclasses.replace(config, preferred_batch=batch)
         feeder = cls.__new__(cls)
         room = config.room(whole_batches=True)
         feeder._set_up(config, room, (apply_on_input_batch, apply_on_output_batch), tensors, timeout)
-        feeder._source = FromLoader(config, room, loader, feeder._made_by(last_batch, padding))
+        feeder._source = FromLoader(config, room, loader, feeder._new_maker(last_batch, padding))
         return feeder
 
     def _set_up(
@@ -171,7 +173,7 @@ class Feeder:
         self._next_epoch, self._span = 0, _Span(0)
         self._is_closed = False
 
-    def _made_by(self, last_batch: str, padding: Mapping[str, Any] | None) -> Maker:
+    def _new_maker(self, last_batch: str, padding: Mapping[str, Any] | None) -> Maker:
         if last_batch not in ("keep", "drop", "pad"):
             raise FeedError(f"last_batch must be 'keep', 'drop' or 'pad', not {last_batch!r}.")
         unknown = [name for name in padding or {} if name not in self.config.samples]
@@ -219,7 +221,7 @@ class Feeder:
             FeedError: while the batches are taken: a sample can't be read, which is named; the feeder was closed, or
                 another epoch was begun meanwhile. The next epoch can be begun all the same.
         """
-        check_whole("the number of the epoch", number, 0)
+        number = whole("the number of the epoch", number, 0)
         return self._taken(number, _Span(number, is_going=False))
 
     def epochs(self, count: int | None = None, first: int = 0) -> Iterator[Iterator[Batch]]:
@@ -232,10 +234,8 @@ class Feeder:
         Raises:
             FeedError: see `epoch`.
         """
-        check_whole("first", first, 0)
-        if count is not None:
-            check_whole("count", count, 0)
-        return self._epochs(first, MOST_BATCH if count is None else first + count)
+        first = whole("first", first, 0)
+        return self._epochs(first, MOST_BATCH if count is None else first + whole("count", count, 0))
 
     def _epochs(self, first: int, end: int) -> Iterator[Iterator[Batch]]:
         span = _Span(end - 1)

@@ -1,6 +1,7 @@
 """What a sample consists of, and what a reader gave checked against it."""
 
 import math
+import numbers
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,9 +52,11 @@ def _tensor(name: str, described: Any) -> Tensor:
             f"((), 'int64'), not {described!r}."
         )
     shape, dtype = described
-    if not isinstance(name, str) or any(type(size) is not int or size < 0 for size in shape):
+    if not isinstance(name, str) or any(
+        isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 0 for size in shape
+    ):
         raise FeedError(f"samples[{name!r}] has shape {shape!r}: sizes are whole numbers from 0 on, known beforehand.")
-    return Tensor(name, tuple(shape), _dtype(name, dtype))
+    return Tensor(name, tuple(map(int, shape)), _dtype(name, dtype))
 
 
 def _dtype(name: str, dtype: Any) -> np.dtype[Any]:

@@ -250,7 +250,8 @@ class FromLoader:
             named = by_name(given, self._tensors)
             size = len(named[self._tensors[0].name])
             if not 0 < size <= self._most:
-                raise FeedError(f"it has {size} samples, and the configuration allows up to {self._most}.")
+                problem = f"it has {size} samples, and {self._most} are allowed: raise preferred_batch or cpu_limit"
+                raise FeedError(f"{problem} of the configuration, or give smaller ones.")
             batched = [dataclasses.replace(tensor, shape=(size, *tensor.shape)) for tensor in self._tensors]
             arrays = checked(named, batched)
         self.held_bytes = sum(array.nbytes for array in arrays.values())

@@ -233,7 +233,7 @@ OKAY = {"x": np.zeros((4, 3), np.float32), "labels": np.zeros(4, np.int64)}
         ),
         (
             {name: np.repeat(array, 2, 0) for name, array in OKAY.items()},
-            "has 8 samples, and the configuration allows up to 4",
+            "has 8 samples, and 4 are allowed: raise preferred_batch or cpu_limit",
         ),
     ],
 )
