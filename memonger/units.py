@@ -62,6 +62,12 @@ def format_size(size: int) -> str:
     return f"{size} B"
 
 
+def exactly(size: int) -> str:
+    """A size to the byte, as `parse_size` reads it: ``4GiB``, ``1500MiB``, ``1001B``."""
+    unit, name = next(pair for pair in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B")) if size % pair[0] == 0)
+    return f"{size // unit}{name}"
+
+
 def in_full(size: int) -> str:
     """A size for people, and to the byte: ``416 MiB (436743697 bytes)``."""
     return f"{size} bytes" if abs(size) < KiB else f"{format_size(size)} ({size} bytes)"

@@ -46,6 +46,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {folded[near[0]]!r}?" if near else ""
 
 
+def call(name: str, model: str, **options: object) -> str:
+    """A call of memonger's on a model, as who asked would write it: ``memonger fit m.onnx --memory 4GiB``.
+
+    Args:
+        name: The function, which is the command, too.
+        model: What the model is called: a path, or ``<bytes>`` and the like.
+        options: Keywords, which are flags, too.
+    """
+    said = [option(key, value) for key, value in options.items()]
+    if _speaker.get() is _in_python:
+        return f"memonger.{name}({', '.join(['model' if model.startswith('<') else repr(model), *said])})"
+    return " ".join([f"memonger {name} {_quoted(model)}", *said])
+
+
 @contextmanager
 def on_the_command_line() -> Iterator[None]:
     """Within it messages name flags."""

@@ -102,8 +102,10 @@ def largest(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
     mine, stock = _wide(ours), _wide(theirs)
     finite = np.isfinite(mine) & np.isfinite(stock)
     mine, stock = mine[finite], stock[finite]
-    gap, size = np.abs(mine - stock), np.abs(stock)
-    return float(gap.max(initial=0.0)), float((gap[size > 0] / size[size > 0]).max(initial=0.0))
+    with np.errstate(over="ignore"):
+        gap, size = np.abs(mine - stock), np.abs(stock)
+        parts = gap[size > 0] / size[size > 0]
+    return tuple(float(np.nan_to_num(each.max(initial=0.0))) for each in (gap, parts))  # type: ignore[return-value]
 
 
 def _wide(array: np.ndarray) -> np.ndarray[Any, np.dtype[Any]]:

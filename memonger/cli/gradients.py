@@ -9,18 +9,21 @@ from memonger.model.training_roles import Training
 
 
 def summary(roles: Training, outputs: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
-    """Of gradients that are outputs: how many, their global norm, the largest number and where, those not finite."""
-    found = {of: outputs[name] for of, name in roles.gradients.items() if name in outputs}
+    """Of gradients that are outputs: how many, their global norm, the largest number and where, those not finite.
+
+    Norm and largest number are those of the finite numbers.
+    """
+    found = {of: outputs[name].astype(np.float64) for of, name in roles.gradients.items() if name in outputs}
     if not found:
         return None
-    wide = {of: array.astype(np.float64) for of, array in found.items()}
-    largest = {of: float(np.abs(array).max(initial=0.0)) for of, array in wide.items()}
-    most = max(largest, key=lambda of: np.nan_to_num(largest[of], nan=np.inf))
+    finite = {of: array[np.isfinite(array)] for of, array in found.items()}
+    largest = {of: float(np.abs(array).max(initial=0.0)) for of, array in finite.items()}
+    most = max(largest, key=lambda of: largest[of])
     return {
-        "count": len(found), "numbers": sum(array.size for array in wide.values()),
-        "norm": float(np.sqrt(sum(float((array * array).sum()) for array in wide.values()))),
+        "count": len(found), "numbers": sum(array.size for array in found.values()),
+        "norm": float(np.sqrt(sum(float((array * array).sum()) for array in finite.values()))),
         "largest": largest[most], "largest_of": most,
-        "not_finite": [of for of, array in wide.items() if not np.isfinite(array).all()],
+        "not_finite": [of for of, array in found.items() if finite[of].size < array.size],
     }  # fmt: skip
 
 

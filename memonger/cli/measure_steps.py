@@ -125,7 +125,8 @@ class StockTrainer:
         for name, value in self.state.items():
             binding.bind_ortvalue_input(name, value)
         assert roles.loss is not None
-        shown = [*dict.fromkeys((roles.loss, *roles.outputs, *roles.gradients.values()))]
+        norm = [roles.gradient_norm] if roles.gradient_norm else []
+        shown = [*dict.fromkeys((roles.loss, *roles.outputs, *roles.gradients.values(), *norm))]
         for name in shown:
             binding.bind_output(name)
         for name in roles.updates.values():
@@ -133,8 +134,10 @@ class StockTrainer:
         self.session.run_with_iobinding(binding)
         found = dict(zip([*shown, *roles.updates.values()], binding.get_outputs(), strict=True))
         self.state.update({old: found[new] for old, new in roles.updates.items()})
-        self.last, self.steps = {name: found[name] for name in shown}, self.steps + 1
-        return float(found[roles.loss].numpy().reshape(()))
+        self.last = {name: found[name] for name in shown}
+        loss, *others = (float(found[name].numpy().reshape(())) for name in (roles.loss, *norm))
+        self.steps += int(np.isfinite([loss, *others]).all())  # else the model has updated nothing
+        return loss
 
     def outputs(self) -> dict[str, np.ndarray]:
         """See `Stepper`."""

@@ -12,6 +12,7 @@ from memonger.cli.output import Screen, print_json, print_notes, progress_bar, r
 from memonger.cli.planning import refuse_planning_options, search_plan
 from memonger.cli.settings import Result, Settings
 from memonger.files import temporary_folder
+from memonger.model import training_roles
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY
@@ -87,6 +88,8 @@ def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> P
     if KEY in loaded.metadata_props:
         refuse_planning_options(model)
         return model
+    if training_roles.KEY in loaded.metadata_props:
+        flags["inputs"] = None  # what a step is given isn't all that a calibrating run takes: state is missing
     del loaded
     planned = folder / "planned.onnx"
     search_plan(model, quiet, **flags).save(planned)

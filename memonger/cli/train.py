@@ -19,6 +19,7 @@ from memonger.plan import Plan
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
 from memonger.runtime.session import device_of
+from memonger.runtime.trainer import check_labels
 from memonger.units import format_size
 
 SHOWN = 12
@@ -39,14 +40,18 @@ def is_trained(plan: Plan) -> bool:
     return plan.training is not None and plan.training.loss is not None
 
 
+def inputs_of(plan: Plan) -> list[feeding.Input]:
+    """What a step is given: the inputs that no session keeps or sets."""
+    assert plan.training is not None
+    own = {*plan.training.persistent, *plan.training.scalars.values()}
+    return [value for value in feeding.inputs_of(plan.model.graph) if value.name not in own]
+
+
 def random_batch(plan: Plan, seed: int) -> dict[str, np.ndarray]:
     """An array for each input of a step: as `feeding.random_feeds`, and class numbers among the classes."""
-    roles = plan.training
-    assert roles is not None
-    own = {*roles.persistent, *roles.scalars.values()}
-    inputs = [value for value in feeding.inputs_of(plan.model.graph) if value.name not in own]
-    feeds, rng = feeding.random_feeds(inputs, seed), np.random.default_rng(seed)
-    for name, classes in roles.classes.items():
+    assert plan.training is not None
+    feeds, rng = feeding.random_feeds(inputs_of(plan), seed), np.random.default_rng(seed)
+    for name, classes in plan.training.classes.items():
         if name in feeds:
             feeds[name] = rng.integers(0, classes, feeds[name].shape).astype(feeds[name].dtype)
     return feeds
@@ -79,6 +84,9 @@ def train(
     before = noise.load()
     given = feeds if feeds is not None else random_batch(plan, settings.seed)
     comparing.check_numbers(plan, given)
+    assert plan.training is not None
+    feeding.check_feeds(inputs_of(plan), given, "the model")
+    check_labels(plan.training, given)
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
     device = str(device_of(plan, settings.device))
     job = Job(
@@ -135,7 +143,8 @@ def _alone(plan: Plan, trained: Trained, device: str) -> Result:
     sums = gradients.summary(roles, outputs)
     record = {
         "device": device, "mode": "training", "steps": len(trained.losses),
-        "losses": trained.losses, "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,
+        "losses": _numbers(trained.losses), "latency_seconds": ours.latency_seconds,
+        "latency_p95_seconds": ours.p95_seconds,
         "peak_bytes": ours.peak_bytes, "total_bytes": plan.total_bytes, "arena_bytes": plan.arena_bytes,
         "workspace_bytes": plan.workspace_bytes, "parameter_bytes": plan.parameter_bytes,
         "input_bytes": plan.input_bytes, "gradients": sums,
@@ -144,6 +153,11 @@ def _alone(plan: Plan, trained: Trained, device: str) -> Result:
     lines = (_losses_line(trained.losses), timed, memory_line(plan, ours), *gradients.lines(sums, roles))
     shown = {name: outputs[name] for name in roles.outputs if name in outputs and name != roles.loss}
     return Result(shown, record, lines=lines, saved=outputs)
+
+
+def _numbers(losses: list[float]) -> list[float | None]:
+    """Losses for JSON, which has neither NaN nor infinity."""
+    return [loss if np.isfinite(loss) else None for loss in losses]
 
 
 def _losses_line(losses: list[float]) -> str:
@@ -170,7 +184,7 @@ def memory_line(plan: Plan, ours: Measured) -> str:
 def _compared(case: Case, alone: Result, trained: Mapping[str, Trained], tell: Callable[[str], None]) -> Result:
     sessions = {name: Ran(each.measured, _with_losses(each)) for name, each in trained.items()}
     verdict = judge(case, sessions, tell)
-    record = {**verdict.record, **alone.record, "stock_losses": trained["stock"].losses}
+    record = {**verdict.record, **alone.record, "stock_losses": _numbers(trained["stock"].losses)}
     lines = (*alone.lines, *verdict.lines)
     return replace(alone, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
 

@@ -244,7 +244,7 @@ def check_standard(plan: Plan, target: str, *, own: bool) -> None:
 def describe(estimate: Estimate) -> str:
     """The estimate in one line."""
     parts = {
-        "weights": estimate.parameters, "activations": estimate.activations, "scratch": estimate.workspace,
+        "weights": estimate.parameters, "activations": estimate.activations, "workspace": estimate.workspace,
         "inputs": estimate.inputs,
     }  # fmt: skip
     return ", ".join(f"{what} {in_full(size)}" for what, size in parts.items())

@@ -127,13 +127,14 @@ def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -
     if _is_own_order(schedule, model.graph.num_nodes()):
         return
     nodes = list(model.graph)
+    inputs = [tuple(node.inputs) for node in nodes]  # a first run may already read copies, which a later one doesn't
     model.graph.remove(nodes)
     seen: set[int] = set()
     latest: dict[ir.Value, ir.Value] = {}
     for step, number in enumerate(schedule):
         node = nodes[number]
         if number in seen:
-            made = _again(node, latest, scheduled, step)
+            made = _again(node, inputs[number], latest, scheduled, step)
             latest.update((a, b) for a, b in zip(node.outputs, made.outputs, strict=True) if a.name)
             node = made
         else:
@@ -144,9 +145,11 @@ def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -
         model.graph.append(node)
 
 
-def _again(node: ir.Node, latest: dict[ir.Value, ir.Value], scheduled: Graph, step: int) -> ir.Node:
-    """Another node that computes the same."""
-    originals = [None if v is None else latest.get(v, v) for v in node.inputs]
+def _again(
+    node: ir.Node, inputs: Sequence[ir.Value | None], latest: dict[ir.Value, ir.Value], scheduled: Graph, step: int
+) -> ir.Node:
+    """Another node that computes the same, from the latest copies of these inputs."""
+    originals = [None if v is None else latest.get(v, v) for v in inputs]
     names = iter(scheduled.writes[step])
     outputs = [
         ir.Value(name=scheduled.values[next(names)] if v.name else "", type=v.type, shape=v.shape) for v in node.outputs

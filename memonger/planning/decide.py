@@ -15,6 +15,7 @@ from memonger.graph.liveness import Storage, assign_storage, needed_bytes
 from memonger.layout import Layout, allocate, lower_bound
 from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
 from memonger.remat.budget import BUDGET
+from memonger.remat.every_schedule import least_arena
 from memonger.remat.orders import ORDERS
 from memonger.units import format_size
 
@@ -154,8 +155,14 @@ class _Budgets:
             target -= (self.total(solution) - budget) << attempt
         least = self.least()
         if self.total(least) > budget:
-            raise BudgetError(budget, self.total(least), self._search.lower_bound)
+            raise BudgetError(budget, self.total(least), self._lower_bound())
         return least
+
+    def _lower_bound(self) -> int:
+        """No plan takes less, whatever its order and whatever it computes again."""
+        request = self.request
+        arena = least_arena(request.graph, request.sharing)
+        return request.base + arena + max(request.graph.workspace, default=0)
 
     def least(self) -> Solution:
         """The solution with the smallest total that is found whatever the budget."""

@@ -1,6 +1,5 @@
 """The dimension of a model whose largest size is asked for."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from memonger.errors import PlanError
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
 from memonger.planning.options import Options
+from memonger.words import NAME, SIZE, N, did_you_mean, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,12 @@ def open_dimension(source: Source | Model, vary: str, options: Options) -> Dimen
     known = list(dict.fromkeys([*(name for name in names if name), *(f"{v.name}[{axis}]" for v, axis in places)]))
     if vary == "batch" and any(axis == 0 for _, axis in places):
         if options.batch is not None:
-            raise PlanError("the batch is what varies: leave batch (--batch) out, or vary another dimension (--vary).")
+            other = f"vary another dimension ({option('vary', NAME)})"
+            raise PlanError(f"the batch is what varies: leave {option('batch')} out, or {other}.")
         return Dimension(None)
     if vary in known:
         if vary in (options.dims or {}):
-            raise PlanError(f"dimension '{vary}' is what varies: leave its size (--dim {vary}=N) out.")
+            raise PlanError(f"dimension '{vary}' is what varies: leave its size ({option('dims', {vary: N})}) out.")
         return Dimension(vary)
     raise PlanError(_nothing_to_vary(model.name, vary, inputs, known))
 
@@ -71,12 +72,12 @@ def _nothing_to_vary(model: str, vary: str, inputs: Sequence[ir.Value], known: S
     if not known:
         return (
             f"{model}: no dimension of its inputs is open, so none can vary ({listed}). Export it with a dynamic "
-            "dimension; whether it fits as it is, a plan with that budget says (memonger plan --budget SIZE)."
+            f"dimension; whether it fits as it is, a plan with that budget says ({option('budget', SIZE)})."
         )
-    near = difflib.get_close_matches(vary, known, n=1)
+    near = did_you_mean(vary, known)
     what = "open first dimension to be its batch" if vary == "batch" else f"open dimension '{vary}'"
-    hint = f"did you mean '{near[0]}'?" if near else f"--vary takes {', '.join(map(repr, known))}."
-    return f"{model} has no {what} ({listed}): {hint}"
+    hint = near or f" {option('vary')} takes {', '.join(map(repr, known))}."
+    return f"{model} has no {what} ({listed}).{hint}"
 
 
 def _shown(dim: object) -> str:

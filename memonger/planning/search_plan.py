@@ -22,6 +22,7 @@ from memonger.model.emitter import collecting_later
 from memonger.model.load import Source, load
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
+from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.planning import decide, networkx_graph
 from memonger.planning.decide import Solution
@@ -41,8 +42,8 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import MOST_POINTS, shown
-from memonger.words import option
+from memonger.units import MOST_POINTS, exactly, shown
+from memonger.words import call, option
 
 if TYPE_CHECKING:
     import networkx
@@ -279,17 +280,9 @@ def prepare(source: Source | Model, options: Options) -> Job:
         said += _without_loss(model)
     tell("lower")
     lowered = _lower(model, device, options)
-    calibration = lowered.calibration
     tell("graph")
     roles = training_roles.read(lowered.model, model.name)
-    graph = graph_of(
-        lowered.model,
-        roles,
-        calibration.seconds if calibration else None,
-        calibration.workspace if calibration else None,
-        calibration.host if calibration else (),
-        device,
-    )
+    graph = _graph_of(lowered, roles, device)
     recorded = place(model.ir, lowered.model, model.name)
     base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles)
     request = dataclasses.replace(
@@ -308,6 +301,13 @@ def prepare(source: Source | Model, options: Options) -> Job:
     )  # fmt: skip
 
 
+def _graph_of(lowered: Lowered, roles: Training | None, device: Device) -> Graph:
+    measured = lowered.calibration
+    if measured is None:
+        return graph_of(lowered.model, roles, None, None, (), device)
+    return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device)
+
+
 def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
     """What stock onnxruntime is expected to take. It is known on the CPU alone, and for what really runs there."""
     if lowered.calibration is None or not device.is_host:
@@ -322,10 +322,19 @@ def solve(job: Job) -> Solution:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
         kept = sum(not recomputed for recomputed in job.request.forced.values())
-        if not kept:
-            raise
         hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
+        hint = (hint if kept else "") + _offered(job, error.budget)
         raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
+
+
+def _offered(job: Job, budget: int) -> str:
+    """A sentence on what finds the size that fits, where the model has a dimension that was given a size."""
+    dims = list(job.options.dims or ())
+    if job.source.batch is None and not dims:
+        return ""
+    vary = {} if job.source.batch is not None else {"vary": dims[0]}
+    found = call("fit", job.source.name, memory=exactly(budget), **vary)
+    return f" The largest {vary.get('vary', 'batch')} that fits: {found}"
 
 
 def rehearsed(job: Job, begin: float) -> Job:

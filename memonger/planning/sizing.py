@@ -40,6 +40,9 @@ _SAMPLED = 64
 _SEARCHES = 6
 """Searches on the family, each at a larger size than the one before."""
 
+_TRUSTED = 3
+"""Sizes that the family told and that don't fit, before halves are tried."""
+
 _USUAL = {"lower": 6, "search": 4}
 """How often each kind of step is done for an answer."""
 
@@ -155,7 +158,7 @@ class Sizing:
         roles = training_roles.read(job.lowered.model, job.source.name)
         weights = parameter_bytes(job.lowered.model, roles)
         if weights > self.memory:
-            what = "weights" if roles is None else "parameters with what training keeps of them"
+            what = "weights" if job.mode == "inference" else "parameters with what training keeps of them"
             raise PlanError(
                 f"{job.source.name}: its {what} alone take {in_full(weights)}, more than the memory of "
                 f"{in_full(self.memory)}: it fits at no {self.vary}."
@@ -221,12 +224,14 @@ class Sizing:
 
     def _settle(self, low: int) -> None:
         """Plan at the size that the family tells, and around it, until a size fits and one more doesn't."""
-        high, step = MOST_BATCH + 1, 1
+        high, step, failures = MOST_BATCH + 1, 1, 0
         size = max(low + 1, self._estimate(low))
         while high - low > 1:
             attempt = self.attempt(size)
             low, high = (size, high) if attempt.fits else (low, size)
-            guess = self._again(low, high - 1)
+            failures += not attempt.fits
+            trusted = failures <= _TRUSTED and (attempt.beyond is None or attempt.beyond.status != "refused")
+            guess = self._again(low, high - 1) if trusted else None
             if guess is not None:
                 size = max(low + 1, guess)
             elif high > MOST_BATCH:

@@ -1,6 +1,7 @@
 """A plan in two sentences: what it takes, beside what stock onnxruntime and no plan at all would take."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rich.table import Table
@@ -24,7 +25,7 @@ def _total(record: Mapping[str, Any]) -> str:
     }  # fmt: skip
     sizes = " + ".join(f"{name} {_amount(size, total)}" for name, size in parts.items() if size is not None)
     unknown = "" if workspace is not None else " Workspace, what kernels take besides, was not measured."
-    return f"{record['model']} takes {format_size(total)}: {sizes} {_unit(total)[1]}.{unknown}"
+    return f"{PurePath(record['model']).name} takes {format_size(total)}: {sizes} {_unit(total)[1]}.{unknown}"
 
 
 def _unit(total: int) -> tuple[int, str]:

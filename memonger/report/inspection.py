@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import onnx_ir as ir
@@ -68,7 +69,9 @@ def model_lines(record: Mapping[str, Any]) -> Iterator[str]:
     size = format_size(record["parameter_bytes"])
     producer = f", by {record['producer']}" if record["producer"] else ""
     functions = f" and {record['functions']} functions" if record["functions"] else ""
-    yield f"{record['model']}: {record['nodes']} nodes{functions}, {record['parameters']:,} parameters ({size})."
+    name, parameters = PurePath(record["model"]).name, f"{record['parameters']:,} parameters ({size})"
+    nodes = "1 node" if record["nodes"] == 1 else f"{record['nodes']} nodes"
+    yield f"{name}: {nodes}{functions}, {parameters}."
     domains = {"ai.onnx", *(op.rpartition("::")[0] for op in record["operators"])}  # a file may list many it never uses
     opsets = ", ".join(f"{name} {version}" for name, version in record["opsets"].items() if name in domains)
     yield f"Operator sets: {opsets}; IR version {record['ir_version']}{producer}."

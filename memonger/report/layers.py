@@ -92,7 +92,10 @@ def _states(plan: Plan) -> dict[str, str]:
 
 
 def _flops(node: ir.Node) -> int | None:
-    found = costs.flops(node)
+    try:
+        found = costs.flops(node)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None  # no inference has seen this file: its attributes can be of any type and its shapes of any rank
     values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
     return found if found or all(static_shape(value) is not None for value in values) else None
 

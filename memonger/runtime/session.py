@@ -81,12 +81,7 @@ class Session:
                 "intra_op_threads is the number of threads within a node."
             )
         check_graphs(cuda_graph)
-        given = [plan] if isinstance(plan, Plan | str | Path) else plan
-        if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
-            kinds = "a plan, the path of a planned file, or a list of them"
-            raise SessionError(f"a session is made of {kinds}, not of {reprlib.repr(plan)}.")
-        plans = [verified(one, check_weights) for one in given]
-        check_family(plans)
+        plans = _plans(plan, check_weights)
         self.device = device_of(plans[0], device)
         self._name, self._batches = plans[0].name, _batches(plans)
         for one in plans:
@@ -230,6 +225,17 @@ class Session:
         memory = input_memory(self._programs, self.device)
         pairs = zip(self._programs, self._engines, strict=True)
         return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
+
+
+def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
+    """The plans of a session, each verified, all of one model."""
+    given = [plan] if isinstance(plan, Plan | str | Path) else plan
+    if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
+        kinds = "a plan, the path of a planned file, or a list of them"
+        raise SessionError(f"a session is made of {kinds}, not of {reprlib.repr(plan)}.")
+    plans = [verified(one, check_weights) for one in given]
+    check_family(plans)
+    return plans
 
 
 def _batches(plans: Sequence[Plan]) -> str:

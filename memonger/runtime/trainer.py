@@ -133,7 +133,7 @@ class Trainer:
         last = len(batches) - 1
         checked = [self._bound[0 if number == last else 1].checked(batch) for number, batch in enumerate(batches)]
         for batch in checked:
-            _check_labels(self._roles[0], batch)
+            check_labels(self._roles[0], batch)
         return checked
 
     def _accumulated(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> float:
@@ -371,7 +371,7 @@ class Trainer:
         )  # fmt: skip
 
 
-def _check_labels(roles: Training, batch: Inputs) -> None:
+def check_labels(roles: Training, batch: Inputs) -> None:
     """Class numbers are those of classes: kernels count numbers below zero from the last class, or read anywhere.
 
     Raises:

@@ -103,6 +103,20 @@ def test_layers_with_open_sizes_and_with_a_batch(model: Path) -> None:
     assert _json("inspect", model, "--layers", "--dim", "batch=3")["layers"][0]["shapes"] == [[3, 4, 8, 8]]
 
 
+def test_layers_of_a_malformed_model_are_shown_all_the_same(model: Path) -> None:
+    """A product of a scalar, and an attribute of another type than the operator's."""
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        proto.graph.node[3].op_type = "Gemm"
+        proto.graph.node[3].attribute.add(name="transA", s=b"yes", type=onnx.AttributeProto.STRING)
+        del proto.graph.initializer[1].dims[:]
+        proto.graph.initializer[1].raw_data = b"four"
+
+    layers = _json("inspect", _edited(model, spoil), "--layers")["layers"]
+    assert [layer["op"] for layer in layers] == ["Conv", "Relu", "Flatten", "Gemm"]
+    assert layers[3]["flops"] is None
+
+
 def test_layers_are_timed_where_that_is_asked_for(model: Path) -> None:
     pytest.importorskip("onnxruntime")
     layers = _json("inspect", model, "--layers", "--batch", 2, "--time")["layers"]

@@ -103,6 +103,17 @@ def test_gradients_are_summed_up_in_a_sentence(tmp_path: Path) -> None:
     assert "Not finite: last.weight" in line
 
 
+def test_inputs_of_a_training_model_without_a_plan_are_those_of_a_step(tmp_path: Path) -> None:
+    adam = memonger.differentiate(classifier(), loss=LOSS, optimizer=memonger.Adam(lr=0.01))
+    save_model(adam.ir, tmp_path / "training.onnx")
+    np.savez(tmp_path / "batch.npz", **{**batch(), "labels": np.full(training_models.BATCH, 9)})
+    done = CliRunner().invoke(
+        commands.main, ["run", str(tmp_path / "training.onnx"), "--inputs", str(tmp_path / "batch.npz"), "--quiet"]
+    )
+    assert done.exit_code == 1
+    assert "input 'labels' has 9 at [0]: its numbers are those of the 5 classes" in done.stderr
+
+
 def test_random_labels_are_of_the_classes(planned: Path) -> None:
     labels = train.random_batch(memonger.Plan.load(planned), seed=1)["labels"]
     assert labels.dtype == np.int64

@@ -3,6 +3,7 @@
 import itertools
 
 import networkx
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,7 @@ def test_without_repeats_it_holds_for_every_order(graph: "networkx.DiGraph[int]"
     assert least_arena(from_networkx(graph)[0]) <= once <= least
 
 
-@pytest.mark.parametrize("name", ["resnet18", "googlenet", "unet"])
+@pytest.mark.parametrize("name", ["resnet18", "unet"])
 def test_plans_of_networks_for_inference_are_as_small_as_any_can_be(name: str) -> None:
     job = planner.prepare(models.build_ir(name, batch=2), Options(mode="inference", device="none"))
     plan = memonger.search_plan(models.build_ir(name, batch=2), mode="inference", device="none")
@@ -62,9 +63,14 @@ def test_plans_of_networks_for_inference_are_as_small_as_any_can_be(name: str) -
 
 def test_views_and_overwritten_inputs_count_once() -> None:
     text = """<ir_version: 10, opset_import: ["": 20]>
-    g (float[8,16] x) => (float[128] y) { a = Exp(x) b = Neg(a) c = Flatten(b) d = Relu(c)  s = Constant<value = int64[1] {-1}>() y = Reshape(d, s) }"""
-    import onnx
-
+    g (float[8,16] x) => (float[128] y) {
+        a = Exp(x)
+        b = Neg(a)
+        c = Flatten(b)
+        d = Relu(c)
+        s = Constant<value = int64[1] {-1}>()
+        y = Reshape(d, s)
+    }"""
     job = planner.prepare(onnx.parser.parse_model(text), Options(mode="inference", device="none"))
     assert least_arena(job.request.graph) == 8 * 16 * 4
     separate = Options(mode="inference", device="none", sharing=memonger.Sharing(inplace=False, views=False))

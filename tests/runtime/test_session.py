@@ -121,7 +121,7 @@ def test_an_arena_a_thread_is_one_each(plan: memonger.Plan) -> None:
     [
         ({}, "'x' is missing"),
         ({"x": _x(0), "z": _x(0)}, "no input 'z'"),
-        ({"x": _x(0, batch=4)}, r"shape \[4, 64\].*planned for \[8, 64\].*--batch"),
+        ({"x": _x(0, batch=4)}, r"shape \[4, 64\].*planned for \[8, 64\].*batch"),
         ({"x": _x(0).astype(np.float64)}, "type float64.*float32"),
     ],
 )
