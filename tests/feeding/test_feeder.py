@@ -270,6 +270,9 @@ def test_a_thousand_epochs_leave_nothing_behind() -> None:
         for number in range(500):  # left early
             next(feeder.epoch(number))
         assert seen == 500 * 8
+        for thread in threading.enumerate():
+            if thread.name == "memonger feeder":
+                thread.join(10)
         assert threading.active_count() == threads
         assert feeder.held_bytes == held
         assert feeder.peak_bytes <= feeder.room.total_bytes
