@@ -70,10 +70,10 @@ def _fail_often(number: int) -> Iterator[Any]:
 CASES = {
     "all of 1,000 images fit": Case(96 * MIB, 1000, 10, _read),
     "half of them": Case(32 * MIB, 1000, 10, _read),
-    "none": Case(8 * MIB, 1000, 10, _read),
+    "few of them": Case(8 * MIB, 1000, 10, _read),
     "half of them, 2 ms to read one": Case(32 * MIB, 1000, 5, _read_slowly),
     "half of them, 1 in 300 reads fails": Case(32 * MIB, 1000, 50, _fail_often),
-    "none, 1 in 300 reads fails": Case(8 * MIB, 1000, 50, _fail_often),
+    "few of them, 1 in 300 reads fails": Case(8 * MIB, 1000, 50, _fail_often),
     "half of them, a TrainingSession's steps": Case(32 * MIB, 1000, 5, _read, trains=True),
     "a PyTorch DataLoader of them, 2 workers": Case(16 * MIB, 1000, 5, _read, loader=True),
     "all of 2,000 small ones, a thousand epochs": Case(MIB, 2000, 1000, _read_small, SMALL),
