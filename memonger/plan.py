@@ -227,8 +227,8 @@ class Plan(BasePlan, Header):
 
     @property
     def unplanned_bytes(self) -> int:
-        """What the model would take with memory of its own for every value: parameters, all values, inputs."""
-        return self.parameter_bytes + self.activation_bytes + self.input_bytes
+        """The total with memory of its own for every value: `total_bytes` with all values in place of the arena."""
+        return self.total_bytes - self.arena_bytes + self.activation_bytes
 
     @property
     def required_bytes(self) -> int:

@@ -282,7 +282,7 @@ def report_command(**arguments: Any) -> None:
 def unplan(**arguments: Any) -> None:
     """Write the model that PLANNED was made from.
 
-    Of a training plan that is the forward model.
+    The plan is taken out, marks stay. Of a training plan that is the forward model.
     """
     from memonger.cli import files
 
@@ -309,9 +309,10 @@ def unplan(**arguments: Any) -> None:
     AS_JSON,
 )  # fmt: skip
 def draw(**arguments: Any) -> None:
-    """Draw MODEL, coloured by where values lie in memory.
+    """Draw MODEL with a colour for each place in memory.
 
-    A planned one is drawn before and after, side by side.
+    A planned one is drawn before and after, side by side. Boxes name operator, node, byte of the arena, size and
+    shape; dashed ones run again. Pictures are made by graphviz' program dot.
     """
     from memonger.cli import drawing
 

@@ -30,7 +30,7 @@ from memonger.report.fit import certificate_line, certificate_record
 from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
 from memonger.report.layers import Layer, layer_record, layers_of, layers_table
-from memonger.report.memory_count import count_memory
+from memonger.report.memory_count import COUNT_NOTE, count_memory
 from memonger.report.summary import plan_record
 
 TIMED_RUNS = 3
@@ -68,7 +68,7 @@ def inspect(
     print_lines(console, text.memory_picture(planned))
     console.print(text.largest_table(planned))
     console.print(text.memory_count_table(count_memory(planned)))
-    console.print(text.COUNT_NOTE)
+    console.print(COUNT_NOTE)
 
 
 def unplan(planned: Path, output: Path, as_planned: bool, as_json: bool) -> None:

@@ -75,6 +75,13 @@ def forget_composites(model: ir.Model) -> None:
         node.metadata_props.pop(COMPOSITE, None)
 
 
+def forget_parts(model: ir.Model) -> None:
+    """Take off the nodes what they are parts of, where no mark depends on it."""
+    for node in model.graph:
+        if FORCE not in node.metadata_props:
+            node.metadata_props.pop(PART, None)
+
+
 def origins(model: ir.Model) -> dict[str, str]:
     """The values of parts, each with the output of the node it is a part of."""
     parts = ((node, node.metadata_props.get(PART)) for node in model.graph)

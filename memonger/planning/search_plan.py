@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import onnx_ir as ir
-
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
@@ -200,16 +198,6 @@ def get_cost(source: Source | Model, *, options: Options | None = None, **keywor
         LoadError, PlanError, TypeError: as `search_plan`.
     """
     return search_plan(source, options=options, **keywords).peak_bytes
-
-
-def prepared(source: Source | Model, options: Options) -> tuple[ir.Model, Graph]:
-    """The model that would be planned, differentiated and lowered, and its graph; nothing is decided yet.
-
-    Raises:
-        LoadError, PlanError, RuntimeUnavailableError: as `search_plan`.
-    """
-    job = prepare(source, options)
-    return job.lowered.model, job.request.graph
 
 
 def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:

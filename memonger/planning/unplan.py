@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import schedule
-from memonger.model import forward_model
+from memonger.model import forward_model, marks, training_roles
 from memonger.model.model import Model
+from memonger.model.save import read_in
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.words import option
@@ -32,8 +33,10 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
         PlanError: a file for a device, and no ``as_planned``.
     """
     name = str(plan)
-    if not isinstance(plan, Plan):
+    if isinstance(plan, str | Path):
         plan = Plan.load(plan)
+    elif not isinstance(plan, Plan):
+        raise PlanError(f"a plan is given as memonger.Plan or as the path of a planned file, not as {plan!r}.")
     elif plan.source is not None and not as_planned:
         return plan.source.clone()
     else:
@@ -44,7 +47,10 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
             return Model(forward, name, plan.batch, foreign=True)
         if plan.stamp is not None:
             raise PlanError(_not_in_it(plan.model, plan.stamp.runtime, name))
-    return Model(_without_plan(plan.model), name, plan.batch, foreign=True)
+    model = _without_plan(plan.model)
+    if plan.files is not None:
+        read_in(model)  # its tensors lie in files that go with the plan
+    return Model(model, name, plan.batch, foreign=True)
 
 
 def _not_in_it(model: ir.Model, runtime: str, name: str) -> str:
@@ -61,6 +67,8 @@ def _without_plan(planned: ir.Model) -> ir.Model:
     """A copy without plan and recomputed copies: who reads a copy reads what it is a copy of."""
     model = planned.clone()
     model.metadata_props.pop(KEY, None)
+    if training_roles.KEY not in model.metadata_props:
+        marks.forget_parts(model)
     named = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
     nodes = {node.name: node for node in model.graph}
     for node in list(model.graph):

@@ -24,9 +24,10 @@ from memonger.model.model import Model
 from memonger.model.values import static_shape
 from memonger.plan import BasePlan, GraphPlan, Plan
 from memonger.planning.options import Options
-from memonger.planning.search_plan import prepared
+from memonger.planning.search_plan import prepare
 from memonger.report.memory_count import planned_file
 from memonger.units import format_size, shown
+from memonger.words import did_you_mean
 
 ColorBy = Literal["address", "storage"]
 Attributes = Mapping[str, object]
@@ -217,7 +218,8 @@ def _of_plan(plan: BasePlan) -> _Subject:
 
 def _of_model(model: Model) -> _Subject:
     mode: Literal["training", "inference"] = "training" if model.is_differentiated else "inference"
-    lowered, graph = prepared(model, Options(mode=mode, device="none"))
+    job = prepare(model, Options(mode=mode, device="none"))
+    lowered, graph = job.lowered.model, job.request.graph
     storage = assign_storage(graph)
     live = live_bytes(storage.buffers, len(graph.nodes))
     size = format_size(sum(size for size, planned in zip(graph.sizes, graph.planned, strict=True) if planned))
@@ -249,9 +251,10 @@ def _named(subject: _Subject, patterns: Sequence[str]) -> list[int]:
         here = [step for step in range(len(graph.nodes)) if _matches(graph, step, pattern)]
         if not here:
             known = ", ".join(dict.fromkeys(graph.nodes[:4]))
+            near = did_you_mean(pattern, [*graph.nodes, *graph.values])
             raise PlanError(
                 f"{subject.title}: '{pattern}' names no node to draw around: give a node's name ({known} ...), its "
-                "operator or its output; * and ? stand for any letters."
+                f"operator or its output; * and ? stand for any letters.{near}"
             )
         found.extend(here)
     return list(dict.fromkeys(found))
@@ -385,26 +388,29 @@ def _short(name: str) -> str:
 
 
 class _Colors:
-    """A colour for each place, in the order places are met: far apart in hue, light enough for black letters."""
+    """A colour for each place, in the order places are met: far apart, and light enough for black letters."""
 
     def __init__(self) -> None:
-        self._of: dict[Hashable, str] = {}
-        self._number, self._taken = 0, set[str]()
+        self._of: dict[Hashable, int] = {}
+        self._taken = set[int]()
 
     def of(self, place: Hashable) -> str:
         """The colour of a place, as ``#rrggbb``: no other place has it."""
-        while place not in self._of:
-            turn = self._number
-            self._number += 1
-            hue = (0.58 + turn * 0.618034) % 1
-            red, green, blue = colorsys.hsv_to_rgb(
-                hue, (0.30, 0.50, 0.22, 0.62)[turn // 13 % 4], 0.96 - 0.05 * (turn % 3)
-            )
-            color = f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
-            if color not in self._taken:
-                self._taken.add(color)
-                self._of[place] = color
-        return self._of[place]
+        if place not in self._of:
+            color = _color(len(self._of))
+            while color in self._taken:
+                color = (color + 1) % (1 << 24)
+            self._taken.add(color)
+            self._of[place] = color
+        return f"#{self._of[place]:06x}"
+
+
+def _color(number: int) -> int:
+    """Hues by the golden ratio, saturation and value by other irrational steps: a sequence that fills the space."""
+    hue, saturation, value = (0.58 + number * 0.6180340) % 1, number * 0.7548777 % 1, number * 0.5698403 % 1
+    channels = colorsys.hsv_to_rgb(hue, 0.25 + 0.4 * saturation, 0.82 + 0.16 * value)
+    red, green, blue = (round(channel * 255) for channel in channels)
+    return red << 16 | green << 8 | blue
 
 
 def _listed(attributes: Mapping[str, object]) -> str:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import LoadError
@@ -24,7 +23,7 @@ from memonger.model.values import nbytes
 from memonger.plan import BasePlan, GraphPlan, Plan, input_bytes, parameter_bytes
 from memonger.plan_file import KEY
 from memonger.planning.options import Keywords, Options, combine, takes_options
-from memonger.planning.search_plan import prepared
+from memonger.planning.search_plan import prepare
 from memonger.remat.on_demand import forward_pass
 
 IN_ARENA = ("outputs", "output_gradients", "parameter_gradients", "temporaries")
@@ -33,6 +32,26 @@ IN_ARENA = ("outputs", "output_gradients", "parameter_gradients", "temporaries")
 _OUTPUTS, _OUTPUT_GRADIENTS, _PARAMETER_GRADIENTS, _TEMPORARIES = range(4)
 
 _SCALAR = 8  # bytes; what is no larger carries no gradient of a tensor
+
+KIND_NAMES = {
+    "outputs": "values of the forward pass",
+    "output_gradients": "their gradients",
+    "parameter_gradients": "gradients of parameters",
+    "temporaries": "temporaries of the backward pass",
+    "workspace": "workspace of kernels",
+    "parameters": "parameters",
+    "optimizer_state": "optimizer state",
+    "inputs": "inputs",
+    "unused": "gaps in the arena",
+    "total": "total",
+}
+"""What people read for each key of `KindBytes.to_dict`."""
+
+COUNT_NOTE = (
+    "Without reuse: every value in memory of its own. Planned: each byte of the arena counts once, for what lies there "
+    "first. At the peak: what is alive at the worst step."
+)
+"""What the columns of a table of kinds are."""
 
 _MANY = -2
 """In place of a parameter: more than one."""
@@ -47,7 +66,7 @@ class KindBytes:
         output_gradients: Gradients of what the forward pass writes, and of its inputs: OptNet's ``gradInputs``.
         parameter_gradients: Gradients of parameters, and accumulated ones.
         temporaries: What the backward pass and the updates compute on the way to gradients and new contents.
-        workspace: What kernels take beside the arena; None where it was never measured, which counts as none.
+        workspace: The most that any kernel takes besides; None where it was never measured, which counts as none.
         parameters: Weights and constants, of a training model its running statistics, too.
         optimizer_state: Momentum and the like.
         inputs: What each run is given.
@@ -90,10 +109,10 @@ class MemoryCount:
     """Bytes by kind without a plan, and with it.
 
     Attributes:
-        before: Every value, and every kernel's workspace, in memory of its own; nothing is recomputed. An update is
-            written over what it replaces.
-        after: As planned. Each byte of the arena counts once, under the kind of the first value that lies there; of
-            the workspaces counts the largest. Its total is the plan's. None without a plan.
+        before: Every value in memory of its own; nothing is recomputed, and an update is written over what it replaces.
+            Its total is `memonger.Plan.unplanned_bytes`.
+        after: As planned. Each byte of the arena counts once, under the kind of the first value that lies there. Its
+            total is the plan's. None without a plan.
         at_peak: What is alive at the worst step, each value under the kind that it is there. None without a plan.
     """
 
@@ -126,9 +145,10 @@ def count_memory(
     found = planned_file(source) if isinstance(source, str | Path) else source
     if isinstance(found, BasePlan):
         return count_plan(found)
-    model, graph = prepared(found, combine(options, keywords))
+    job = prepare(found, combine(options, keywords))
+    model, graph = job.lowered.model, job.request.graph
     roles = training_roles.read(model, str(model.graph.name))
-    rest = replace(_persistent(model, roles), workspace=sum(graph.workspace) or None)
+    rest = replace(_persistent(model, roles), workspace=max(graph.workspace, default=0) or None)
     return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
 
 
@@ -149,13 +169,9 @@ def count_plan(plan: BasePlan) -> MemoryCount:
         return MemoryCount(
             _before(graph, kinds, nothing), _added(nothing, _first_held(plan, kinds)), _at_peak(plan, kinds, nothing)
         )
-    kinds, rest = value_kinds(graph, plan.training), _persistent(plan.model, plan.training)
-    largest = replace(rest, workspace=plan.workspace_bytes)
-    once = sum(size for name, size in zip(graph.nodes, graph.workspace, strict=True) if not schedule.is_copy(name))
-    each = replace(rest, workspace=None if plan.workspace is None else once)
-    return MemoryCount(
-        _before(graph, kinds, each), _added(largest, _first_held(plan, kinds)), _at_peak(plan, kinds, largest)
-    )
+    kinds = value_kinds(graph, plan.training)
+    rest = replace(_persistent(plan.model, plan.training), workspace=plan.workspace_bytes)
+    return MemoryCount(_before(graph, kinds, rest), _added(rest, _first_held(plan, kinds)), _at_peak(plan, kinds, rest))
 
 
 def value_kinds(graph: Graph, roles: Training | None) -> list[int]:
@@ -221,7 +237,8 @@ def _parameter_of(graph: Graph, roles: Training) -> dict[int, int]:
     """Values that change one parameter alone, each with that parameter: by value number.
 
     Nodes are followed from last to first, from the new content of each parameter, its gradient or accumulated gradient.
-    Single numbers (the gradients' norm, whether the loss is finite) are left out: they change all.
+    A gradient that a normalization's input gradient is computed from as well still counts: what an update reads. Single
+    numbers (the gradients' norm, whether the loss is finite) are left out: they change all.
     """
     number = {name: value for value, name in enumerate(graph.values)}
     reached: dict[int, int] = {}
@@ -230,13 +247,18 @@ def _parameter_of(graph: Graph, roles: Training) -> dict[int, int]:
         for name in (roles.updates.get(parameter), roles.gradients.get(parameter), roles.updates.get(summed)):
             if name in number and parameter in number:
                 reached[number[name]] = number[parameter]
-    for reads, writes in zip(reversed(graph.reads), reversed(graph.writes), strict=True):
-        ends = {reached[value] for value in writes if value in reached}
+    settled = set(reached)
+    for step in reversed(range(len(graph.nodes))):
+        ends = {reached[value] for value in graph.writes[step] if value in reached}
         if not ends:
             continue
         end = ends.pop() if len(ends) == 1 else _MANY
-        for value in reads:
-            if graph.sizes[value] > _SCALAR:
+        updates = end != _MANY and graph.nodes[step].startswith("update/")
+        for value in graph.reads[step]:
+            if updates and graph.sizes[value] == graph.sizes[end]:
+                settled.add(value)
+                reached[value] = end
+            elif graph.sizes[value] > _SCALAR and value not in settled:
                 reached[value] = end if reached.get(value, end) == end else _MANY
     return {value: parameter for value, parameter in reached.items() if parameter != _MANY}
 
@@ -281,14 +303,26 @@ def _first_held(plan: BasePlan, kinds: Sequence[int]) -> dict[str, int]:
     buffers, first = plan.storage.buffers, dict[int, int]()
     for _, value, storage in _written(plan):
         first.setdefault(storage, value)
-    spans = {s: (plan.offsets[v], plan.offsets[v] + buffers[s].size) for s, v in first.items()}
-    edges = np.unique(np.array([0, plan.arena_bytes, *(edge for span in spans.values() for edge in span)], np.int64))
-    owner = np.full(len(edges) - 1, len(IN_ARENA))
-    for storage, (start, stop) in spans.items():
-        part = owner[np.searchsorted(edges, start) : np.searchsorted(edges, stop)]
-        part[part == len(IN_ARENA)] = kinds[first[storage]]
-    sizes = np.bincount(owner, weights=np.diff(edges), minlength=len(IN_ARENA) + 1)
-    return dict(zip((*IN_ARENA, "unused"), map(int, sizes), strict=True))
+    spans = [(plan.offsets[v], plan.offsets[v] + buffers[s].size, kinds[v]) for s, v in first.items()]
+    edges = sorted({0, plan.arena_bytes, *(edge for begin, end, _ in spans for edge in (begin, end))})
+    number = {edge: index for index, edge in enumerate(edges)}
+    free = list(range(len(edges)))  # from each edge the way to the next one where the arena isn't anyone's yet
+    sums = dict.fromkeys(IN_ARENA, 0)
+    for begin, end, kind in spans:
+        part, last = _next_free(free, number[begin]), number[end]
+        while part < last:
+            sums[IN_ARENA[kind]] += edges[part + 1] - edges[part]
+            free[part] = part + 1
+            part = _next_free(free, part)
+    return {**sums, "unused": plan.arena_bytes - sum(sums.values())}
+
+
+def _next_free(free: list[int], part: int) -> int:
+    """The first part from this one on that is free; ways there become shorter (as in a union-find)."""
+    while free[part] != part:
+        free[part] = free[free[part]]
+        part = free[part]
+    return part
 
 
 def _at_peak(plan: BasePlan, kinds: Sequence[int], rest: KindBytes) -> KindBytes:

@@ -9,7 +9,7 @@ from rich.table import Table
 from memonger.graph.liveness import live_bytes
 from memonger.plan import Plan
 from memonger.remat import Candidate
-from memonger.report.memory_count import MemoryCount
+from memonger.report.memory_count import KIND_NAMES, MemoryCount
 from memonger.units import format_size
 
 WIDTH = 60  # columns of the memory curve
@@ -95,29 +95,10 @@ def memory_count_table(count: MemoryCount) -> Table:
     """What the bytes are for, a kind a row; kinds without any are left out."""
     table = Table(title="What the memory is for", title_justify="left")
     table.add_column("kind")
-    for name in ("unplanned", "planned", "at the peak"):
+    for name in ("without reuse", "planned", "at the peak"):
         table.add_column(name, justify="right")
     columns = [kinds.to_dict() for kinds in (count.before, count.after, count.at_peak) if kinds is not None]
-    for key, name in _KINDS.items():
+    for key, name in KIND_NAMES.items():
         if any(column[key] for column in columns):
             table.add_row(name, *(format_size(column[key] or 0) for column in columns))
     return table
-
-
-_KINDS = {
-    "outputs": "values of the forward pass",
-    "output_gradients": "their gradients",
-    "parameter_gradients": "gradients of parameters",
-    "temporaries": "temporaries of the backward pass",
-    "workspace": "workspace of kernels",
-    "parameters": "parameters",
-    "optimizer_state": "optimizer state",
-    "inputs": "inputs",
-    "unused": "gaps in the arena",
-    "total": "total",
-}
-
-COUNT_NOTE = (
-    "Unplanned: every value and workspace in memory of its own. Planned: bytes of the arena count once, for what lies "
-    "there first."
-)

@@ -1,5 +1,6 @@
 """`memonger.unplan` and ``memonger unplan``: the user's own model again, from plans and from files."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -15,16 +16,23 @@ from tests.support import planning_models
 from tests.support.networks import run_stock, stock
 from tests.support.training_models import batch, classifier
 
-MARKS = {"relu2": "True", "relu5": "stage"}
+STAGES = {"relu2": "True", "relu5": "stage"}
+FORCED = {"fc3": "True", "relu3": "False"}
 LEVEL = "ORT_DISABLE_ALL"
 
 
 def _source() -> onnx.ModelProto:
-    return planning_models.marked(planning_models.chain(), "mirror_stage", MARKS)
+    staged = planning_models.marked(planning_models.chain(), "mirror_stage", STAGES)
+    return planning_models.marked(staged, "force_mirroring", FORCED)
 
 
-def _marks(model: memonger.Model) -> dict[str | None, str]:
-    return {node.name: node.metadata_props["mirror_stage"] for node in model.graph if node.metadata_props}
+def _marks(model: memonger.Model) -> list[dict[str | None, str]]:
+    """What stands in the metadata of nodes, by their names: stages, decisions, and all else."""
+    found: dict[str, dict[str | None, str]] = {"mirror_stage": {}, "force_mirroring": {}}
+    for node in model.graph:
+        for key, text in node.metadata_props.items():
+            found.setdefault(key, {})[node.name] = text
+    return list(found.values())
 
 
 def _outputs(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, bytes]:
@@ -44,7 +52,7 @@ def test_a_portable_inference_file_gives_the_model_back(tmp_path: Path) -> None:
     plan = memonger.search_plan(_source(), mode="inference", device="none")
     model = memonger.unplan(_saved(plan, tmp_path))
     assert "memonger.plan" not in model.ir.metadata_props
-    assert _marks(model) == MARKS
+    assert _marks(model) == [STAGES, FORCED]
     assert _outputs(ir.to_proto(model.ir), _x()) == _outputs(_source(), _x())
 
 
@@ -52,7 +60,7 @@ def test_a_portable_inference_file_gives_the_model_back(tmp_path: Path) -> None:
 def test_a_training_file_gives_the_forward_model_back(tmp_path: Path, device: str) -> None:
     options = {"loss": planning_models.LOSS, "optimizer": memonger.SGD(lr=0.1), "device": device, "strategy": "sqrt"}
     model = memonger.unplan(_saved(memonger.search_plan(_source(), **options), tmp_path))
-    assert _marks(model) == MARKS
+    assert _marks(model) == [STAGES, FORCED]
     assert [node.name for node in model.graph] == [node.name for node in _source().graph.node]
     assert [value.name for value in model.graph.inputs] == ["x"]
     assert _outputs(ir.to_proto(model.ir), _x()) == _outputs(_source(), _x())
@@ -71,13 +79,22 @@ def test_the_training_step_comes_without_copies(tmp_path: Path) -> None:
     assert _outputs(proto, feeds) == _outputs(ir.to_proto(training.ir), feeds)
     again = memonger.search_plan(model, device="none", strategy="sqrt")
     assert len(again.recomputed) == len(plan.recomputed)
-    assert _marks(again.source) == MARKS
+    assert _marks(again.source) == [STAGES, FORCED]
 
 
 def test_a_plan_in_memory_gives_its_source() -> None:
     plan = memonger.search_plan(classifier(), device="cpu", mode="inference")
     feeds = {"x": batch()["x"]}
     assert _outputs(ir.to_proto(memonger.unplan(plan).ir), feeds) == _outputs(classifier(), feeds)
+
+
+def test_what_onnxruntime_made_of_a_model_outlives_the_plan() -> None:
+    plan = memonger.search_plan(classifier(), device="cpu", mode="inference")
+    feeds = {"x": batch()["x"]}
+    made = memonger.unplan(plan, as_planned=True)
+    del plan
+    gc.collect()
+    assert _outputs(ir.to_proto(made.ir), feeds) == _outputs(classifier(), feeds)
 
 
 def test_a_node_that_is_only_named_like_a_copy_stays(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 import memonger
 from memonger.cli import commands
-from memonger.report.drawing import DrawnNode, rendered
+from memonger.report.drawing import DrawnNode, _Colors, rendered
 from tests.support import planning_models
 from tests.support.training_models import classifier
 
@@ -74,6 +74,13 @@ def test_before_every_value_has_a_color_of_its_own_and_nothing_runs_again(plan: 
     assert len(set(fills)) == len(fills)
     assert set(fills).isdisjoint(box["fillcolor"] for box in after.values())
     assert [step for step, box in after.items() if "dashed" in box["style"]] == list(plan.recomputed)
+
+
+def test_colors_never_run_out() -> None:
+    colors = _Colors()
+    made = [colors.of(place) for place in range(30_000)]
+    assert len(set(made)) == len(made)
+    assert made == [colors.of(place) for place in range(30_000)]
 
 
 def test_boxes_say_where_and_how_much(plan: memonger.Plan) -> None:

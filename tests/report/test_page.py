@@ -260,4 +260,5 @@ def test_in_a_browser_nasty_names_are_only_text(shown: Page, tmp_path: Path) -> 
     shown.key("n")
     assert memonger.units.shown(plan.graph.values[plan.graph.writes[0][0]]) in shown.text("#details")
     assert "</script>" in shown.text("#largest")
+    assert "values of the forward pass" in shown.text("#counted")
     assert shown.errors == []

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from memonger.report.headline import headline
+from memonger.report.memory_count import COUNT_NOTE, KIND_NAMES
 from memonger.report.summary import plan_record
 from memonger.report.view import KINDS, View
 from memonger.units import shown
@@ -75,6 +76,7 @@ def record(view: View, frontier: Sequence[Mapping[str, Any]], measured: Mapping[
     return {
         "title": shown(view.title),
         "plan": plan_record(plan, view.title, None),
+        "memory": {"kinds": KIND_NAMES, "note": COUNT_NOTE},
         "trains": plan.training is not None,
         "kinds": [{"name": name, "meaning": meaning} for name, meaning in KINDS.items()],
         "steps": _step_columns(view),

@@ -243,23 +243,17 @@ function showLargest(rectangles, choose) {
   byId("largest").append(table(["tensor", "operator", "shape", "bytes", "offset", "steps", "kind"], rows));
 }
 
-const COUNTED = {
-  outputs: "values of the forward pass", output_gradients: "their gradients", parameter_gradients: "gradients of parameters",
-  temporaries: "temporaries of the backward pass", workspace: "workspace of kernels", parameters: "parameters",
-  optimizer_state: "optimizer state", inputs: "inputs", unused: "gaps in the arena", total: "total",
-};
-
-function showCounted({ plan }) {
+function showCounted({ plan, memory }) {
   const counted = plan.memory ? [plan.memory.before, plan.memory.after, plan.memory.at_peak].filter(Boolean) : [];
   if (!counted.length) {
     byId("counted").hidden = true;
     return;
   }
-  const kinds = Object.keys(COUNTED).filter((kind) => counted.some((column) => column[kind]));
-  const rows = kinds.map((kind) => [COUNTED[kind], ...counted.map((column) => size(column[kind] || 0))]);
+  const kinds = Object.keys(memory.kinds).filter((kind) => counted.some((column) => column[kind]));
+  const rows = kinds.map((kind) => [memory.kinds[kind], ...counted.map((column) => size(column[kind] || 0))]);
   byId("counted").append(
-    make("p", { className: "faint" }, "Unplanned: every value and workspace in memory of its own. Planned: bytes of the arena count once, for what lies there first."),
-    table(["kind", "unplanned", "planned", "at the peak"].slice(0, counted.length + 1), rows, (row) => kinds[row] === "total"),
+    make("p", { className: "faint" }, memory.note),
+    table(["kind", "without reuse", "planned", "at the peak"].slice(0, counted.length + 1), rows, (row) => kinds[row] === "total"),
   );
 }
 
