@@ -4,7 +4,7 @@ import onnx_ir as ir
 
 from memonger.graph import schedule
 from memonger.plan_file import KEY
-from memonger.report.view import Rectangle, View
+from memonger.report.view import MOST_OTHERS, Rectangle, View
 
 IR_VERSION = 10
 """The first in which values carry metadata."""
@@ -38,5 +38,8 @@ def _described(name: str, place: Rectangle) -> dict[str, str]:
         "memonger.offset": str(place.offset), "memonger.bytes": str(place.size),
         "memonger.steps": f"{place.start} to {place.stop - 1}", "memonger.kind": place.kind,
     }  # fmt: skip
+    if not place.others:
+        return found
     others = [other for other in (place.name, *place.others) if other != name]
-    return found | ({"memonger.shared_with": ", ".join(others)} if others else {})
+    more = f" and {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
+    return found | {"memonger.shared_with": ", ".join(others[:MOST_OTHERS]) + more}

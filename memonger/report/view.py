@@ -35,6 +35,10 @@ KINDS = {
 """What a rectangle may be, with what that means."""
 
 
+MOST_OTHERS = 20
+"""Most names that are listed of the values that share a place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One run of a node.

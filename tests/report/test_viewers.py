@@ -19,6 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import memonger
 from memonger.cli.options import FORMATS
+from memonger.cli.report import NEXT
+from memonger.report import VIEWERS
 from memonger.report.view import INPUT, WEIGHT, WORKSPACE, View
 
 TORCH = importlib.util.find_spec("torch")
@@ -212,6 +214,10 @@ def test_netron_gets_a_valid_model_with_the_plan_in_its_metadata(training: memon
     }  # fmt: skip
     assert offsets == {training.graph.values[value]: offset for value, offset in training.offsets.items()}
     assert not any(value.metadata_props for node in training.model.graph for value in node.outputs)
+
+
+def test_the_command_line_has_every_format() -> None:
+    assert FORMATS == ("html", *VIEWERS, "netron") == tuple(NEXT)
 
 
 @pytest.mark.parametrize("format", FORMATS)

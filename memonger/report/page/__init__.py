@@ -22,7 +22,7 @@ import numpy as np
 from memonger.report.headline import headline
 from memonger.report.memory_count import COUNT_NOTE, KIND_NAMES
 from memonger.report.summary import plan_record
-from memonger.report.view import KINDS, View
+from memonger.report.view import KINDS, MOST_OTHERS, View
 from memonger.units import shown
 
 SCRIPTS = ("data", "map", "page")
@@ -31,9 +31,6 @@ POINTS = 2000
 """Most points of the curve before planning: of each of as many stretches of steps the highest."""
 
 _SESSION = ("latency_seconds", "peak_bytes", "bitwise_equal", "max_abs_diff")
-
-MOST_OTHERS = 20
-"""Most names that are listed of the values that share a place."""
 
 
 def page(view: View, frontier: Sequence[Mapping[str, Any]] = (), measured: Mapping[str, Any] | None = None) -> bytes:
