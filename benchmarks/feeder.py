@@ -19,8 +19,10 @@ from typing import Any
 
 import click
 import numpy as np
+import onnx
 
 import memonger
+import memonger.feeding
 from benchmarks.machine import MIB, Table, keep, stamp
 from memonger.cli.worker import Worker, say
 from memonger.runtime import process_memory
@@ -43,6 +45,7 @@ class Case:
     reader: Callable[[int], Iterator[Any]]
     samples: Any = None
     loader: bool = False
+    trains: bool = False
 
 
 def _read(number: int) -> Iterator[Any]:
@@ -67,15 +70,34 @@ def _fail_often(number: int) -> Iterator[Any]:
 CASES = {
     "all of 1,000 images fit": Case(96 * MIB, 1000, 10, _read),
     "half of them": Case(32 * MIB, 1000, 10, _read),
-    "none": Case(8 * MIB, 1000, 10, _read),
+    "few of them": Case(8 * MIB, 1000, 10, _read),
     "half of them, 2 ms to read one": Case(32 * MIB, 1000, 5, _read_slowly),
     "half of them, 1 in 300 reads fails": Case(32 * MIB, 1000, 50, _fail_often),
-    "none, 1 in 300 reads fails": Case(8 * MIB, 1000, 50, _fail_often),
+    "few of them, 1 in 300 reads fails": Case(8 * MIB, 1000, 50, _fail_often),
+    "half of them, a TrainingSession's steps": Case(32 * MIB, 1000, 5, _read, trains=True),
     "a PyTorch DataLoader of them, 2 workers": Case(16 * MIB, 1000, 5, _read, loader=True),
     "all of 2,000 small ones, a thousand epochs": Case(MIB, 2000, 1000, _read_small, SMALL),
     "half of them, a thousand epochs": Case(MIB // 8, 2000, 1000, _read_small, SMALL),
     "1,000 epochs of images, each left after a batch": Case(8 * MIB, 1000, 1000, _read),
 }
+
+
+NETWORK = """<ir_version: 10, opset_import: ["": 20]> net (float[N,3,64,64] image) => (float[N,1000] scores) {
+    y = Conv<pads=[1,1,1,1], strides=[2,2]>(image, filters)  r = Relu(y)  p = GlobalAveragePool(r)
+    f = Flatten(p)  scores = Gemm(f, weight)
+}"""
+
+
+def _step() -> Callable[[memonger.feeding.Batch], object]:
+    """The step of a training session, which has run."""
+    model = onnx.parser.parse_model(NETWORK)
+    for name, shape in (("filters", (16, 3, 3, 3)), ("weight", (16, 1000))):
+        array = np.random.default_rng(0).standard_normal(shape).astype(np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    plan = memonger.search_plan(model, batch=32, loss="softmax_cross_entropy", optimizer=memonger.SGD(lr=0.01))
+    trainer = memonger.TrainingSession(plan)
+    trainer.step({"image": np.zeros((32, 3, 64, 64), np.float32), "labels": np.zeros(32, np.int64)})
+    return trainer.step
 
 
 class _Images:
@@ -90,13 +112,14 @@ def _feeder(case: Case) -> memonger.Feeder:
     samples = case.samples or IMAGE
     config = memonger.FeederConfig(cpu_limit=case.limit, samples=samples, preferred_batch=32)
     if not case.loader:
-        return memonger.Feeder(config, case.reader, range(case.count), shuffle=True)
+        last: Any = "drop" if case.trains else "keep"
+        return memonger.Feeder(config, case.reader, range(case.count), shuffle=True, last_batch=last)
     import torch
 
     return memonger.Feeder.from_loader(config, torch.utils.data.DataLoader(_Images(), 32, num_workers=2))
 
 
-def _fed(feeder: memonger.Feeder, number: int, left: bool) -> tuple[int, int]:
+def _fed(feeder: memonger.Feeder, number: int, left: bool, step: Callable[..., object]) -> tuple[int, int]:
     """Feeds an epoch; how many samples came, and whether one failed."""
     seen = 0
     try:
@@ -104,6 +127,7 @@ def _fed(feeder: memonger.Feeder, number: int, left: bool) -> tuple[int, int]:
             seen += batch.size
             first = batch["image"].reshape(batch.size, -1)[:, 0]
             assert np.array_equal(first, batch["labels"].astype(first.dtype))
+            step(batch)
             if left:
                 break
     except memonger.FeedError as error:
@@ -117,7 +141,8 @@ def work(name: str) -> None:
     """Measure one case, in this process."""
     case, left = CASES[name], "left" in name
     feeder = _feeder(case)
-    _fed(_feeder(Case(4 * MIB, 64, 1, _read)), 0, False)  # what is imported and started once
+    step = _step() if case.trains else len
+    _fed(_feeder(Case(4 * MIB, 64, 1, _read)), 0, False, len)  # what is imported and started once
     before, threads, grown, counts = (
         process_memory.settle(),
         threading.active_count(),
@@ -128,7 +153,7 @@ def work(name: str) -> None:
 
     def feed() -> None:
         for number in range(case.epochs):
-            counts.append(_fed(feeder, number, left))
+            counts.append(_fed(feeder, number, left, step))
             if number + 1 in (max(1, case.epochs // 10), case.epochs):
                 grown.append(process_memory.settle() - feeder.held_bytes)
 

@@ -329,19 +329,40 @@ class Plan(BasePlan, Header):
             offsets=offsets,
         )
 
-    def report(self, path: str | Path, **options: Any) -> None:
-        """Write a page that shows the plan, or a file for another viewer; ``options`` as of `memonger.report.report`.
+    def report(
+        self,
+        path: str | Path,
+        *,
+        format: str = "html",
+        title: str | None = None,
+        frontier: "Sequence[Plan] | Sequence[Mapping[str, Any]]" = (),
+        measured: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a page that shows the plan, or a file for another viewer; whole or not at all.
+
+        Args:
+            path: The file to write.
+            format: ``html``, a page; or for other viewers ``memory_viz`` (PyTorch's), ``perfetto``, ``speedscope``,
+                ``netron``.
+            title: What to call the plan; None: the model's name.
+            frontier: Other plans of the model, for the page, as `memonger.pareto` gives them; or their records.
+            measured: What a run was measured to take, for the page: the record of ``memonger run --compare --json``.
 
         Raises:
-            PlanError: there is no such format.
-            OSError: the file can't be written.
+            PlanError: there is no such format, or ``frontier`` or ``measured`` is given for one that doesn't show them.
+            PlanFileError: a model for Netron can't be written.
+            OSError: another file can't be written.
         """
         from memonger.report import report
 
-        report(self, path, **options)
+        report(self, path, format=format, title=title, frontier=frontier, measured=measured)
 
     def plot(self, path: str | Path, *, title: str | None = None) -> None:
-        """Write a picture of the plan, by matplotlib: see `memonger.report.plot`.
+        """Write a picture of the plan, by matplotlib: the map of the arena over the curve of live bytes.
+
+        Args:
+            path: The file to write; its ending says what it is: ``.svg``, ``.png``, ``.pdf``.
+            title: What to call the plan; None: the model's name.
 
         Raises:
             RuntimeUnavailableError: matplotlib isn't installed.

@@ -231,9 +231,10 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
         value = _own(op, known[loss], name)
         return Built(value, value, op.constant(np.ones(op.dims(value), (value.dtype or _FLOAT).numpy())))
     if isinstance(loss, str) and loss not in NAMES:
+        numbers = {key: value for key, value in known.items() if op.size(value) == 1 and is_floating(value)}
         raise PlanError(
             f"{name}: there is no loss '{loss}': it can be {', '.join(NAMES)}, or an output that is one number "
-            f"({_listed(known)}).{did_you_mean(loss, [*NAMES, *known])}"
+            f"({_listed(numbers) if numbers else 'it has none'}).{did_you_mean(loss, [*NAMES, *numbers])}"
         )
     chosen = NAMES[loss]() if isinstance(loss, str) else loss
     if not isinstance(chosen, Loss):

@@ -245,8 +245,9 @@ def verify(**arguments: Any) -> None:
 @main.command(
     name="report",
     examples=(
-        "memonger report planned.onnx -o planned.html",
-        "memonger report planned.onnx --format perfetto -o trace.json",
+        "memonger report planned.onnx -o plan.html",
+        "memonger report planned.onnx --frontier pareto.json --measured run.json -o plan.html",
+        "memonger report planned.onnx --format memory_viz -o snapshot.pickle",
     ),
 )
 @options(

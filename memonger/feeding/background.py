@@ -1,12 +1,15 @@
 """An iterator that a thread of its own runs ahead, or nobody's thread but the caller's."""
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from memonger.errors import FeedError
 from memonger.feeding.memory import Stop, StoppedError
+from memonger.feeding.reading import Reading
 
 T = TypeVar("T")
 
@@ -112,3 +115,31 @@ def locked(lock: threading.Lock, stop: Stop) -> None:
     """
     while not lock.acquire(timeout=_LOOK):
         stop.check()
+
+
+class Patience:
+    """How long to wait for a reader.
+
+    Args:
+        reading: What reads.
+        timeout: Seconds that it may take for a sample; None: as long as it likes.
+    """
+
+    def __init__(self, reading: Reading, timeout: float | None) -> None:
+        self._reading, self._timeout = reading, timeout
+
+    def __call__(self) -> float:
+        """Seconds until this is to be called again.
+
+        Raises:
+            FeedError: the reader takes longer than it may.
+        """
+        if self._timeout is None:
+            return math.inf
+        if (under_way := self._reading.under_way) is None:
+            return self._timeout
+        took = time.monotonic() - under_way.begin
+        if took > self._timeout:
+            problem = f"{under_way} has been read for {took:.1f} s, and timeout is {self._timeout} s."
+            raise FeedError(problem, under_way.identity)
+        return self._timeout - took

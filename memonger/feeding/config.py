@@ -1,6 +1,7 @@
 """How many samples fit in memory, and which batch to use."""
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,7 @@ class FeederConfig:
         set_field(self, "outputs", (self.outputs,) if isinstance(self.outputs, str) else tuple(self.outputs))
         for option, least in (("one_read_count", 1), ("read_ahead", 0), ("preferred_batch", 1), ("sample_count", 1)):
             if least == 0 or option == "one_read_count" or getattr(self, option) is not None:
-                check_whole(option, getattr(self, option), least)
+                set_field(self, option, whole(option, getattr(self, option), least))
         unknown = [name for name in self.outputs if name not in self.samples]
         if unknown:
             raise FeedError(f"outputs names {quoted(unknown)}, and a sample has {quoted(list(self.samples))}.")
@@ -220,10 +221,12 @@ def _in_bytes(option: str, size: object) -> int:
         raise FeedError(str(error)) from error
 
 
-def check_whole(option: str, value: Any, least: int) -> None:
-    """
+def whole(option: str, value: Any, least: int) -> int:
+    """The option's value.
+
     Raises:
         FeedError: the option's value is no whole number, or too small or large.
     """
-    if type(value) is not int or not least <= value <= MOST_BATCH:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= MOST_BATCH:
         raise FeedError(f"{option} must be a whole number from {least} to {MOST_BATCH}, not {value!r}.")
+    return int(value)

@@ -2,21 +2,19 @@
 
 import dataclasses
 import functools
-import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from memonger.errors import FeedError
-from memonger.feeding.background import Background, Inline, locked
-from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, check_whole
+from memonger.feeding.background import Background, Inline, Patience, locked
+from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
 from memonger.feeding.samples import Tensor, filling, quoted
 from memonger.feeding.sources import FromLoader, FromReader, Made, Maker, Source
-from memonger.units import MOST_BATCH
+from memonger.units import MOST_BATCH, format_size
 
 Hook = Callable[[dict[str, Any]], Mapping[str, Any]]
 LastBatch = Literal["keep", "drop", "pad"]
@@ -98,13 +96,12 @@ class Feeder:
     ) -> None:
         known = _in_order(identities)
         config = dataclasses.replace(config, sample_count=_count(config, len(known)))
-        check_whole("seed", seed, 0)
-        if read_together is not None:
-            check_whole("read_together", read_together, 1)
-        reading = Reading(_readers(config, reader, output_reader), config.one_read_count, read_together)
+        together = None if read_together is None else whole("read_together", read_together, 1)
+        reading = Reading(_readers(config, reader, output_reader), config.one_read_count, together)
         self._set_up(config, config.room(), (apply_on_input_batch, apply_on_output_batch), tensors, timeout)
-        maker = self._maker(last_batch, padding)
-        self._source = FromReader(config, self.room, reading, known, maker, seed if shuffle else None)
+        maker = self._new_maker(last_batch, padding)
+        chosen = whole("seed", seed, 0)
+        self._source = FromReader(config, self.room, reading, known, maker, chosen if shuffle else None)
 
     @classmethod
     def from_loader(
@@ -125,7 +122,8 @@ class Feeder:
         What the loader's own workers hold is not counted.
 
         Args:
-            config: The limit, and what a sample consists of; ``preferred_batch`` is the loader's batch.
+            config: The limit, and what a sample consists of; ``preferred_batch`` is the most
+                samples of the loader's batches (of a `DataLoader`, its own if None).
             loader: Its batches are dicts of arrays by name, or tuples in the order of ``config.samples``.
             apply_on_input_batch: See `Feeder`, as for all others.
             apply_on_output_batch: See `Feeder`.
@@ -142,10 +140,12 @@ class Feeder:
                 f"the loader is a {type(loader).__name__}, which can't be gone through once an epoch: give what makes "
                 "the batches, such as a DataLoader or a list."
             )
+        if config.preferred_batch is None and (batch := getattr(loader, "batch_size", None)) is not None:
+            config = dataclasses.replace(config, preferred_batch=batch)
         feeder = cls.__new__(cls)
         room = config.room(whole_batches=True)
         feeder._set_up(config, room, (apply_on_input_batch, apply_on_output_batch), tensors, timeout)
-        feeder._source = FromLoader(config, room, loader, feeder._maker(last_batch, padding))
+        feeder._source = FromLoader(config, room, loader, feeder._new_maker(last_batch, padding))
         return feeder
 
     def _set_up(
@@ -171,9 +171,9 @@ class Feeder:
         self._lock = threading.Lock()  # held while an epoch is read: readers are never called side by side
         self._run: Background[Made | int] | Inline[Made | int] | None = None
         self._next_epoch, self._span = 0, _Span(0)
-        self._is_closed, self._peak = False, 0
+        self._is_closed = False
 
-    def _maker(self, last_batch: str, padding: Mapping[str, Any] | None) -> Maker:
+    def _new_maker(self, last_batch: str, padding: Mapping[str, Any] | None) -> Maker:
         if last_batch not in ("keep", "drop", "pad"):
             raise FeedError(f"last_batch must be 'keep', 'drop' or 'pad', not {last_batch!r}.")
         unknown = [name for name in padding or {} if name not in self.config.samples]
@@ -182,7 +182,8 @@ class Feeder:
             raise FeedError(f"padding {problem}; a sample has {quoted(list(self.config.samples))}.")
         tensors = {tensor.name: tensor for tensor in self.config.tensors}
         fillings = {name: filling(value, tensors[name]) for name, value in (padding or {}).items()}
-        return Maker(self._lender, self.room.batch, last_batch, fillings, self._note)
+        self._maker = Maker(self._lender, self.room.batch, last_batch, fillings)
+        return self._maker
 
     @property
     def batch(self) -> int:
@@ -200,10 +201,11 @@ class Feeder:
     @property
     def peak_bytes(self) -> int:
         """The most that was held so far. `Room.total_bytes` says beforehand what it can't exceed."""
-        return self._peak
+        return self._maker.peak_bytes
 
-    def _note(self) -> None:
-        self._peak = max(self._peak, self.held_bytes)
+    def __repr__(self) -> str:
+        held = f"{format_size(self.held_bytes)} of {format_size(self.room.total_bytes)} held"
+        return f"<Feeder of batches of {self.batch}: {held}{', closed' if self._is_closed else ''}>"
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -219,7 +221,7 @@ class Feeder:
             FeedError: while the batches are taken: a sample can't be read, which is named; the feeder was closed, or
                 another epoch was begun meanwhile. The next epoch can be begun all the same.
         """
-        check_whole("the number of the epoch", number, 0)
+        number = whole("the number of the epoch", number, 0)
         return self._taken(number, _Span(number, is_going=False))
 
     def epochs(self, count: int | None = None, first: int = 0) -> Iterator[Iterator[Batch]]:
@@ -232,10 +234,8 @@ class Feeder:
         Raises:
             FeedError: see `epoch`.
         """
-        check_whole("first", first, 0)
-        if count is not None:
-            check_whole("count", count, 0)
-        return self._epochs(first, MOST_BATCH if count is None else first + count)
+        first = whole("first", first, 0)
+        return self._epochs(first, MOST_BATCH if count is None else first + whole("count", count, 0))
 
     def _epochs(self, first: int, end: int) -> Iterator[Iterator[Batch]]:
         span = _Span(end - 1)
@@ -274,38 +274,13 @@ class Feeder:
                 return self._run
             self._run.close()
         self._next_epoch, self._span = number, span
-        items = functools.partial(self._items, range(number, (span.last if span.is_going else number) + 1))
+        numbers = range(number, (span.last if span.is_going else number) + 1)
+        items = functools.partial(_items, self._lock, self._source, numbers)
         if self.room.read_ahead or self._timeout is not None:
-            self._run = Background(items, self._lender.wake, self._check_time)
+            self._run = Background(items, self._lender.wake, Patience(self._source.reading, self._timeout))
         else:
             self._run = Inline(items)
         return self._run
-
-    def _items(self, numbers: range, stop: Stop) -> Iterator[Made | int]:
-        """The batches of epochs; after each epoch its number."""
-        locked(self._lock, stop)
-        try:
-            for number in numbers:
-                yield from self._source.batches(number, stop)
-                yield number
-        finally:
-            self._lock.release()
-
-    def _check_time(self) -> float:
-        """Seconds until this should be looked at again.
-
-        Raises:
-            FeedError: the reader takes longer than it may.
-        """
-        if self._timeout is None:
-            return math.inf
-        if (under_way := self._source.reading.under_way) is None:
-            return self._timeout
-        took = time.monotonic() - under_way.begin
-        if took > self._timeout:
-            problem = f"{under_way} has been read for {took:.1f} s, and timeout is {self._timeout} s."
-            raise FeedError(problem, under_way.identity)
-        return self._timeout - took
 
     def _delivered(self, made: Made) -> Batch:
         self._lender.hand_out(made.loan)
@@ -334,6 +309,17 @@ class Feeder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _items(lock: threading.Lock, source: Source, numbers: range, stop: Stop) -> Iterator[Made | int]:
+    """The batches of epochs; after each epoch its number."""
+    locked(lock, stop)
+    try:
+        for number in numbers:
+            yield from source.batches(number, stop)
+            yield number
+    finally:
+        lock.release()
 
 
 def _applied(name: str, hook: Hook | None, part: dict[str, Any]) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """What a sample consists of, and what a reader gave checked against it."""
 
 import math
+import numbers
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,9 +52,11 @@ def _tensor(name: str, described: Any) -> Tensor:
             f"((), 'int64'), not {described!r}."
         )
     shape, dtype = described
-    if not isinstance(name, str) or any(type(size) is not int or size < 0 for size in shape):
+    if not isinstance(name, str) or any(
+        isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 0 for size in shape
+    ):
         raise FeedError(f"samples[{name!r}] has shape {shape!r}: sizes are whole numbers from 0 on, known beforehand.")
-    return Tensor(name, tuple(shape), _dtype(name, dtype))
+    return Tensor(name, tuple(map(int, shape)), _dtype(name, dtype))
 
 
 def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
@@ -106,7 +109,7 @@ def by_name(given: Any, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         if len(names) == 1:
             return {names[0]: given}
-        raise FeedError(f"{reprlib.repr(given)} was given instead of arrays by name: {quoted(names)}.")
+        raise FeedError(f"{_what(given)} was given instead of arrays by name: {quoted(names)}.")
     missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
     if missing or unknown:
         problem = f"{quoted(missing)} is missing" if missing else f"{quoted(unknown)} is none of its tensors"
@@ -119,6 +122,11 @@ def _array(value: Any, tensor: Tensor) -> np.ndarray:
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise FeedError(f"'{tensor.name}' is {array.dtype}{list(array.shape)}, and the configuration says {tensor}.")
     return array
+
+
+def _what(given: object) -> str:
+    """An array by its type and shape, anything else as it is."""
+    return f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else reprlib.repr(given)
 
 
 def _number(value: Any, tensor: Tensor) -> np.ndarray:

@@ -59,11 +59,17 @@ class Maker:
         batch: Samples of a batch.
         last: ``keep``, ``drop`` or ``pad`` a batch of fewer.
         padding: What fills up a padded batch, by tensor; of others its last sample is repeated.
-        noted: Called whenever more memory is held than before.
+
+    Attributes:
+        peak_bytes: The most that was held so far, by batches and beside them.
     """
 
-    def __init__(self, lender: Lender, batch: int, last: str, padding: Arrays, noted: Callable[[], None]) -> None:
-        self._lender, self.batch, self._last, self._padding, self.noted = lender, batch, last, padding, noted
+    def __init__(self, lender: Lender, batch: int, last: str, padding: Arrays) -> None:
+        self._lender, self.batch, self._last, self._padding, self.peak_bytes = lender, batch, last, padding, 0
+
+    def note(self, beside: int) -> None:
+        """More may be held now than before: the batches, and so many bytes beside them."""
+        self.peak_bytes = max(self.peak_bytes, beside + self._lender.lent_bytes)
 
     def rows(self, size: int) -> int:
         """Rows of a batch with so many samples; 0: it is left out."""
@@ -78,7 +84,6 @@ class Maker:
         """
         arrays, loan = self._lender.lend(self.rows(size), stop)
         try:
-            self.noted()
             fill(arrays)
             self._pad(arrays, size)
         except BaseException:
@@ -159,6 +164,7 @@ class FromReader:
         return order
 
     def _fill(self, rows: np.ndarray, samples: Iterator[Arrays], target: Arrays) -> None:
+        self._maker.note(self.held_bytes)
         if self._cache.is_complete(len(self._identities)) and not self._is_reading:
             self._cache.take(rows, target)
             return
@@ -191,7 +197,7 @@ class FromReader:
         self._in_hand = self._sample_bytes
         if self._cache.has_room(position):
             self._cache.put(position, number, sample)
-        self._maker.noted()
+        self._maker.note(self.held_bytes)
         return sample
 
 
@@ -224,7 +230,7 @@ class FromLoader:
             stop.check()
             size = len(next(iter(given.values())))
             if self._maker.rows(size):
-                arrays, loan = self._maker.make(size, stop, functools.partial(_copy, given))
+                arrays, loan = self._maker.make(size, stop, functools.partial(self._copy, given))
                 del given
                 self.held_bytes = 0
                 made = Made(arrays, loan, [], size, epoch, number)
@@ -244,14 +250,15 @@ class FromLoader:
             named = by_name(given, self._tensors)
             size = len(named[self._tensors[0].name])
             if not 0 < size <= self._most:
-                raise FeedError(f"it has {size} samples, and the configuration allows up to {self._most}.")
+                problem = f"it has {size} samples, and {self._most} are allowed: raise preferred_batch or cpu_limit"
+                raise FeedError(f"{problem} of the configuration, or give smaller ones.")
             batched = [dataclasses.replace(tensor, shape=(size, *tensor.shape)) for tensor in self._tensors]
             arrays = checked(named, batched)
         self.held_bytes = sum(array.nbytes for array in arrays.values())
-        self._maker.noted()
+        self._maker.note(self.held_bytes)
         return arrays
 
-
-def _copy(given: Arrays, target: Arrays) -> None:
-    for name, array in given.items():
-        target[name][: len(array)] = array
+    def _copy(self, given: Arrays, target: Arrays) -> None:
+        self._maker.note(self.held_bytes)
+        for name, array in given.items():
+            target[name][: len(array)] = array

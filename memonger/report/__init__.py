@@ -26,21 +26,7 @@ def report(
     frontier: Sequence["Plan"] | Sequence[Mapping[str, Any]] = (),
     measured: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a plan as a page, or as a file for another viewer; whole or not at all.
-
-    Args:
-        plan: The plan.
-        path: The file to write.
-        format: ``html``, the page; for other viewers ``memory_viz``, ``perfetto``, ``speedscope`` or ``netron``.
-        title: What to call the plan; None: the model's name.
-        frontier: Other plans of the model, for the page, as `memonger.pareto` gives them; or their records.
-        measured: What a run was measured to take, for the page: the record of ``memonger run --compare --json``.
-
-    Raises:
-        PlanError: there is no such format, or ``frontier`` or ``measured`` is given for one that doesn't show them.
-        PlanFileError: a model that can't be written.
-        OSError: a file that can't be written.
-    """
+    """What `Plan.report` does; its arguments and errors."""
     from memonger.report.view import View
 
     view = View(title or str(plan.model.graph.name or "plan"), plan)
@@ -72,13 +58,7 @@ def _write(view: "View", path: Path, format: str) -> None:
 
 
 def plot(plan: "Plan", path: str | Path, *, title: str | None = None) -> None:
-    """Write a plan as a picture; its format is the path's ending: ``.svg``, ``.png``, ``.pdf``.
-
-    Raises:
-        RuntimeUnavailableError: matplotlib isn't installed.
-        PlanError: it doesn't write such a format.
-        OSError: the file can't be written.
-    """
+    """What `Plan.plot` does; its arguments and errors."""
     from memonger.report.picture import plot as draw
     from memonger.report.picture import suffix
     from memonger.report.view import View

@@ -6,10 +6,10 @@ the start: weights and inputs. Arena, workspace, inputs and weights are a segmen
 """
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memonger.report.view import INPUT, KINDS, WEIGHT, WORKSPACE, Rectangle, View
+from memonger.report.view import INPUT, WEIGHT, WORKSPACE, Rectangle, View
 
 PROTOCOL = 4
 """The newest one the viewer reads, of plain types only."""
@@ -80,24 +80,20 @@ def _block(address: int, size: int, state: str, frames: list[dict[str, Any]]) ->
 
 def _trace(view: View, kinds: dict[str, list[Rectangle]], addresses: dict[str, int]) -> Iterator[Event]:
     """What is taken and given back, step by step; at each step what ended before is given back first."""
-    begins: list[list[tuple[int, Rectangle]]] = [[] for _ in range(len(view.steps) + 1)]
-    ends: list[list[tuple[int, Rectangle]]] = [[] for _ in range(len(view.steps) + 1)]
+    last = len(view.steps)
+    begins: list[list[Event]] = [[] for _ in range(last + 1)]
+    ends: list[list[Event]] = [[] for _ in range(last + 1)]
     for kind, group in kinds.items():
         for each in group if kind not in (INPUT, WEIGHT) else ():
-            begins[each.start].append((addresses[kind], each))
-            ends[each.stop].append((addresses[kind], each))
-    last = len(view.steps)
+            event = _event("alloc", addresses[kind] + each.offset, each.size, _frames(view, each), each.kind)
+            begins[each.start].append(event | {"time_us": each.start})
+            if each.stop < last or each.kind == WORKSPACE:
+                ends[each.stop].append(event | {"time_us": each.stop})
     for step in range(last + 1):
-        for address, each in ends[step]:
-            if step < last or each.kind == WORKSPACE:
-                yield from _freed(address, each)
-        for address, each in begins[step]:
-            yield _event("alloc", address + each.offset, each.size, _frames(view, each), each.kind)
-
-
-def _freed(address: int, each: Rectangle) -> Iterable[Event]:
-    for action in ("free_requested", "free_completed"):
-        yield _event(action, address + each.offset, each.size, [], each.kind)
+        for event in ends[step]:
+            yield event | {"action": "free_requested"}
+            yield event | {"action": "free_completed"}
+        yield from begins[step]
 
 
 def _event(action: str, address: int, size: int, frames: list[dict[str, Any]], category: str) -> Event:
@@ -111,13 +107,13 @@ def _frames(view: View, each: Rectangle) -> list[dict[str, Any]]:
     """What the viewer writes beside a block, as a call stack: the tensor, its node, the modules around it."""
     what = f"{each.name} {each.shape}".rstrip()
     if each.kind in (INPUT, WEIGHT):
-        return [_frame(what, KINDS[each.kind], 0)]
+        return [_frame(what, each.kind, 0)]
     step = view.steps[each.start]
     node = _frame(f"{step.operator} {step.node}", view.title, each.start)
     node |= {"fx_node_op": "call_function", "fx_node_name": step.node, "fx_node_target": step.operator}
     modules = [_frame(name, "module", 0) for name in reversed(step.module)]
-    shared = [_frame(f"in the same place: {name}", KINDS[each.kind], each.start) for name in each.others]
-    return [_frame(what, KINDS[each.kind], each.start), *shared, node, *modules]
+    shared = [_frame(f"in the same place: {name}", each.kind, each.start) for name in each.others]
+    return [_frame(what, each.kind, each.start), *shared, node, *modules]
 
 
 def _frame(name: str, file: str, line: int) -> dict[str, Any]:

@@ -1,14 +1,11 @@
-"""Which module of the network a node belongs to: as the exporter wrote it down, else as the node's name has it."""
+"""The modules around a step, as a path: the exporter's where it left them, else as the node's name has them."""
 
-import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from memonger.graph import schedule
-
-SCOPES = "pkg.torch.onnx.name_scopes"
-"""Where PyTorch's exporter writes a node's modules: a list of paths in Python, outermost first, its own name last."""
+from memonger.model.modules import module_of
 
 Path = tuple[str, ...]
 
@@ -20,18 +17,16 @@ class Modules:
     parameter; a recomputation to that of its node.
 
     Args:
-        models: The planned model and what it was made from. onnxruntime's optimizer drops what exporters write on
-            nodes, so that the nodes it made are found by the values they write.
+        model: The planned model.
     """
 
-    def __init__(self, models: Iterable[ir.Model]) -> None:
+    def __init__(self, model: ir.Model) -> None:
         self._of_name: dict[str, Path] = {}
-        for model in models:
-            for node in model.graph:
-                path = _scopes(node.metadata_props)
-                if path:
-                    names = (node.name, *(value.name for value in node.outputs))
-                    self._of_name.update((name, path) for name in names if name)
+        for node in model.graph:
+            module = module_of(node)
+            if module:
+                names = (node.name, *(value.name for value in node.outputs))
+                self._of_name.update((name, tuple(module.split("."))) for name in names if name)
 
     def path(self, node: str, writes: Iterable[str] = ()) -> Path:
         """The modules around a node, outermost first; empty where nothing is known."""
@@ -55,16 +50,6 @@ class Modules:
             if found:
                 return found
         return _parts(name)
-
-
-def _scopes(metadata: Mapping[str, str]) -> Path:
-    """The innermost module's path; its parts are joined by dots."""
-    try:
-        scopes = ast.literal_eval(metadata.get(SCOPES, "[]"))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # anyone may have written it
-        return ()
-    inner = [each for each in scopes[:-1] if isinstance(each, str) and each] if isinstance(scopes, list) else []
-    return tuple(inner[-1].split(".")) if inner else ()
 
 
 def _parts(name: str) -> Path:

@@ -15,7 +15,7 @@ STEPS, ARENA = 1, 2
 
 def trace(view: View) -> bytes:
     """The trace in UTF-8."""
-    return json.dumps({"displayTimeUnit": "ns", "traceEvents": list(_events(view))}).encode()
+    return json.dumps({"displayTimeUnit": "ns", "traceEvents": list(_events(view))}, separators=(",", ":")).encode()
 
 
 def _events(view: View) -> Iterator[Event]:

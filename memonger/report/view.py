@@ -98,7 +98,7 @@ class View:
     def steps(self) -> tuple[Step, ...]:
         """What runs, in the planned order."""
         graph = self.plan.graph
-        modules = Modules([*([] if self.plan.source is None else [self.plan.source.ir]), self.plan.model])
+        modules = Modules(self.plan.model)
         return tuple(
             Step(name, graph.ops[step], modules.path(name, (graph.values[v] for v in graph.writes[step])), workspace)
             for step, (name, workspace) in enumerate(zip(graph.nodes, graph.workspace, strict=True))

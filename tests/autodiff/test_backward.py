@@ -167,7 +167,7 @@ def test_a_gradient_takes_another_name_where_its_own_is_taken() -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (TWO_LAYERS, {"loss": "cost"}, "no loss 'cost'.*softmax_cross_entropy.*output: 'loss', 'hidden'"),
+        (TWO_LAYERS, {"loss": "cost"}, r"no loss 'cost'.*softmax_cross_entropy.*one number \('loss'\)"),
         (TWO_LAYERS, {"loss": "hidden"}, "'hidden' can't be the loss: .*not one floating-point number"),
         (TWO_LAYERS, {"loss": "loss", "wrt": ["scale_mid"]}, "wrt names 'scale_mid', which is no input or initializer"),
         (TWO_LAYERS, {"loss": "loss", "frozen": ["q*"]}, r"frozen names 'q\*', which is no input or initializer"),

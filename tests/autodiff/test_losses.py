@@ -236,7 +236,7 @@ def test_one_of_several_outputs_is_named() -> None:
     [
         (
             "softmax",
-            r"no loss 'softmax': it can be .*an output that is one number \('a', 'b', 'i'\)",
+            r"no loss 'softmax': it can be .*an output that is one number \(it has none\)",
         ),
         ("softmax_cross_entropy", r"2 floating-point outputs \('a', 'b'\): name one"),
         (memonger.MeanSquaredError(output="c"), r"'c' is no output; a loss can be of 'a', 'b'"),

@@ -61,6 +61,7 @@ def _sample(**changes: Any) -> Callable[[str], Any]:
         (_twice, "sample 's5': the reader gave more samples than one_read_count, 1"),
         (lambda _: None, "sample 's5': the reader returned None; it has to yield samples"),
         (lambda _: iter([3]), "sample 's5': 3 was given instead of arrays by name: 'x', 'labels'"),
+        (lambda _: np.zeros(3), r"sample 's5': float64\[3\] was given instead of arrays by name: 'x', 'labels'"),
         (lambda _: iter([(1, 2, 3)]), "sample 's5': 3 tensors were given, and a sample has 2"),
         (_sample(x=np.zeros((3, 1), np.float32)), r"sample 's5': 'x' is float32\[3, 1\], .* says float32\[3\]"),
         (_sample(x=np.zeros(3)), r"sample 's5': 'x' is float64\[3\], and the configuration says float32\[3\]"),
@@ -84,12 +85,19 @@ def test_a_bad_sample_is_named_and_the_next_epoch_goes_on(bad: Any, message: str
     is_bad = False
     assert [batch["labels"].tolist() for batch in feeder.epoch(9)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert feeder.peak_bytes <= feeder.room.total_bytes
-    assert threading.active_count() == 1 or not _feeding()
+    assert _all_ended()
 
 
 def _feeding() -> list[threading.Thread]:
     """Threads of feeders."""
     return [thread for thread in threading.enumerate() if thread.name == "memonger feeder"]
+
+
+def _all_ended() -> bool:
+    """Whether they end, on a machine that may have more to do."""
+    for thread in _feeding():
+        thread.join(10)
+    return not _feeding()
 
 
 def test_paths_are_named_in_full() -> None:
@@ -132,16 +140,15 @@ def test_a_slow_reader_is_waited_for_and_one_that_never_comes_back_is_not() -> N
     assert sum(batch.size for batch in memonger.Feeder(config(), slow, names(), timeout=5).epoch()) == 10
     for ahead in (0, 2):
         release.clear()
-        feeder = memonger.Feeder(config(read_ahead=ahead), at("s5", stuck), names(), timeout=0.05)
+        feeder = memonger.Feeder(config(read_ahead=ahead), at("s5", stuck), names(), timeout=0.5)
         seen, begin = list[int](), time.monotonic()
         for _ in range(2):  # the second time the first one's reader is still at it
-            with pytest.raises(memonger.FeedError, match=r"sample 's5' has been read for .* s, and timeout is 0\.05 s"):
+            with pytest.raises(memonger.FeedError, match=r"sample 's5' has been read for .* s, and timeout is 0\.5 s"):
                 seen.extend(batch.number for batch in feeder.epoch())
         assert time.monotonic() - begin < 10
         assert seen == [0]
         release.set()
-        for thread in _feeding():
-            thread.join(10)
+        assert _all_ended()
         assert [batch.number for batch in feeder.epoch()] == [0, 1, 2]
         feeder.close()
 
@@ -161,20 +168,20 @@ def test_epochs_left_early_end_their_threads() -> None:
         break
     for number, epoch in enumerate(feeder.epochs()):
         assert next(epoch).number == 0
-        assert len(_feeding()) == 1
+        assert _feeding()
         if number == 3:
             break
     gc.collect()
-    assert not _feeding()
+    assert _all_ended()
     assert len(closed) < 5 * 100 / 4
     dropped = feeder.epoch()
     next(dropped)
-    assert len(_feeding()) == 1
+    assert _feeding()
     del dropped
-    assert not _feeding()
+    assert _all_ended()
     lazy = list(feeder.epochs(2))
     assert sum(batch.size for batch in lazy[1]) == 100
-    assert not _feeding()
+    assert _all_ended()
     feeder.close()
     with pytest.raises(memonger.FeedError, match="the feeder is closed"):
         next(feeder.epoch())
@@ -199,7 +206,7 @@ def test_a_hook_that_fails_ends_the_epoch_with_its_own_error() -> None:
     feeder = memonger.Feeder(config(), good, names(), apply_on_input_batch=lambda feeds: {}["y"])  # type: ignore[index]
     with pytest.raises(KeyError, match="y"):
         next(feeder.epoch())
-    assert not _feeding()
+    assert _all_ended()
     feeder = memonger.Feeder(config(), good, names(), apply_on_input_batch=lambda feeds: feeds["x"])
     with pytest.raises(
         memonger.FeedError, match="apply_on_input_batch gave a ndarray; it has to give the arrays by name"
@@ -232,7 +239,7 @@ OKAY = {"x": np.zeros((4, 3), np.float32), "labels": np.zeros(4, np.int64)}
         ),
         (
             {name: np.repeat(array, 2, 0) for name, array in OKAY.items()},
-            "has 8 samples, and the configuration allows up to 4",
+            "has 8 samples, and 4 are allowed: raise preferred_batch or cpu_limit",
         ),
     ],
 )

@@ -1,6 +1,8 @@
 """What a feeder gives: every sample once an epoch, in an order of its own, within its limit."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,6 +245,21 @@ def test_the_process_takes_what_was_said_and_gives_it_back() -> None:
     feeder.close()
     assert process_memory.settle() - before < 2 << 20
     assert feeder.held_bytes == 0
+    assert repr(feeder) == "<Feeder of batches of 8: 0 B of 23.8 MiB held, closed>"
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_feeder_that_is_dropped_is_gone(ahead: int) -> None:
+    feeder = memonger.Feeder(config(read_ahead=ahead), Reader(), range(9))
+    gc.disable()
+    try:
+        assert [len(rows(epoch)) for epoch in feeder.epochs(2)] == [9, 9]
+        next(feeder.epoch())
+        gone = weakref.ref(feeder)
+        del feeder
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_thousand_epochs_leave_nothing_behind() -> None:
@@ -253,6 +270,9 @@ def test_a_thousand_epochs_leave_nothing_behind() -> None:
         for number in range(500):  # left early
             next(feeder.epoch(number))
         assert seen == 500 * 8
+        for thread in threading.enumerate():
+            if thread.name == "memonger feeder":
+                thread.join(10)
         assert threading.active_count() == threads
         assert feeder.held_bytes == held
         assert feeder.peak_bytes <= feeder.room.total_bytes

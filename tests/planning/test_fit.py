@@ -165,7 +165,7 @@ def test_a_device_measures_runs_and_samples(model: Path) -> None:
 
 WRONG = {
     "fixed": (lambda: memonger.fit(models.build("lstm", batch=2), "1GiB"), "no dimension of its inputs is open"),
-    "no such name": (lambda: memonger.fit(block(), "1GiB", "bach"), "did you mean 'batch'"),
+    "no such name": (lambda: memonger.fit(block(), "1GiB", "bach"), "Did you mean 'batch'"),
     "no batch": (lambda: memonger.fit(_named("height"), "1GiB"), "vary='x\\[1\\]'|'height'"),
     "given twice": (lambda: memonger.fit(block(), "1GiB", batch=4), "leave batch"),
     "a dimension given twice": (lambda: memonger.fit(_named("height"), "1GiB", "height", dims={"height": 2}), "leave"),

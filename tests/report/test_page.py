@@ -6,6 +6,7 @@ import hashlib
 import html.parser
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_the_data_in_the_page_are_the_plans(training: memonger.Plan) -> None:
     assert max(data["before"]["bytes"]) == training.peak_before_bytes
     assert len(data["candidates"]) == len(training.outcome.candidates) > 1
     assert page(View("chain", training)) == page(View("chain", training))
+    assert _data(page(View("chain", training), measured={"peak_bytes": math.nan}))["measured"]["peak_bytes"] is None
 
 
 def test_names_are_never_read_as_html_and_the_page_loads_nothing() -> None:
@@ -258,5 +260,5 @@ def test_in_a_browser_nasty_names_are_only_text(shown: Page, tmp_path: Path) -> 
     shown.key("n")
     assert memonger.units.shown(plan.graph.values[plan.graph.writes[0][0]]) in shown.text("#details")
     assert "</script>" in shown.text("#largest")
-    assert "values of the forward pass" in shown.text("#memory")
+    assert "values of the forward pass" in shown.text("#counted")
     assert shown.errors == []

@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import memonger
-from memonger.report.modules import SCOPES, Modules
+from memonger.model.modules import SCOPES
+from memonger.report.modules import Modules
 from memonger.report.view import COMPUTED, INPUT, KEPT, RECOMPUTED, SHARED, WEIGHT, WORKSPACE, View
 from tests.support.planning_models import plan
 
@@ -87,7 +88,7 @@ def test_modules_are_those_of_the_exporter_else_read_off_names() -> None:
     two.metadata_props.add(key=SCOPES, value="__import__('os').abort()")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
     model = helper.make_model(helper.make_graph([one, two], "g", ends[:1], ends[1:]), ir_version=10)
-    modules = Modules([ir.from_proto(model)])
+    modules = Modules(ir.from_proto(model))
     assert modules.path("node_relu") == modules.path("fused", ["h"]) == ("layer1", "0")
     assert modules.path("node_relu.recompute1") == modules.path("grad/node_relu/Mul") == ("layer1", "0")
     assert modules.path("/layer2/layer2.0/Neg") == ("layer2", "layer2.0", "Neg")

@@ -79,9 +79,10 @@ def test_the_trace_replayed_is_the_run(snapshot: dict[str, Any], training: memon
 def test_the_pickle_has_only_what_the_viewer_reads(training: memonger.Plan, tmp_path: Path) -> None:
     """Its own unpickler knows these opcodes, and takes frames apart by file, line and name."""
     read = {
-        "APPENDS", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT", "EMPTY_LIST", "FRAME", "LONG1", "LONG_BINGET",
-        "MARK", "MEMOIZE", "PROTO", "SETITEMS", "SHORT_BINUNICODE", "STOP", "TUPLE2", "APPEND", "NEWFALSE", "BINPUT",
-        "BINUNICODE", "EMPTY_TUPLE", "NEWTRUE", "NONE", "BINFLOAT", "TUPLE", "TUPLE1", "TUPLE3", "SETITEM",
+        "APPENDS", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT", "EMPTY_LIST", "FRAME", "LONG1",
+        "LONG_BINGET", "MARK", "MEMOIZE", "PROTO", "SETITEMS", "SHORT_BINUNICODE", "STOP", "TUPLE2", "APPEND",
+        "NEWFALSE", "BINPUT", "BINUNICODE", "EMPTY_TUPLE", "NEWTRUE", "NONE", "BINFLOAT", "TUPLE", "TUPLE1", "TUPLE3",
+        "SETITEM",
     }  # fmt: skip
     content = _written(training, "memory_viz", tmp_path).read_bytes()
     assert {opcode.name for opcode, _, _ in pickletools.genops(content)} <= read
@@ -124,25 +125,29 @@ def test_pytorch_reads_the_snapshot(
     assert "Active Memory Timeline" in page
 
 
-SCRIPT = None if TORCH is None or TORCH.origin is None else Path(TORCH.origin).parent / "utils" / "viz" / "MemoryViz.js"
+SCRIPTS = [] if TORCH is None or TORCH.origin is None else sorted(Path(TORCH.origin).parent.glob("utils/viz/*.js"))
+READING = (
+    "version_space", "formatSize", "formatAddr", "elideRepeats", "frameFilter", "format_user_metadata",
+    "format_forward_frames", "format_frames", "isPrivatePoolId", "annotate_snapshot", "process_alloc_data",
+    "unpickleData", "unpickle",
+)  # fmt: skip
+"""Functions of the viewer that read a snapshot; earlier versions have fewer."""
 
 
-@pytest.mark.skipif(SCRIPT is None or not SCRIPT.exists(), reason="this PyTorch comes without its viewer's script")
+@pytest.mark.skipif(not SCRIPTS, reason="this PyTorch comes without its viewer's scripts")
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js isn't installed")
 def test_the_viewers_script_reads_the_snapshot(training: memonger.Plan, tmp_path: Path) -> None:
-    assert SCRIPT is not None
-    text = SCRIPT.read_text()
-    functions = [text[text.index(f"function {name}(") :].split("\n}\n")[0] + "\n}\n" for name in (
-        "version_space", "formatSize", "formatAddr", "elideRepeats", "frameFilter", "format_frames", "annotate_snapshot",
-        "process_alloc_data", "unpickle")]  # fmt: skip
+    text = "\n".join(script.read_text() for script in SCRIPTS)
+    bodies = [re.search(rf"^function {name}\(.*?^}}$", text, re.DOTALL | re.MULTILINE) for name in READING]
     (tmp_path / "read.js").write_text(
-        "\n".join(functions) + "const bytes = require('fs').readFileSync(process.argv[2]);"
+        "\n".join(body[0] for body in bodies if body) + "const bytes = require('fs').readFileSync(process.argv[2]);"
         "const data = unpickle(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));"
         "annotate_snapshot(data); const drawn = process_alloc_data(data, 0, false, 1e6);"
         "console.log(JSON.stringify([drawn.max_size, drawn.elements_length, drawn.context_for_id(0)]));"
     )
     command = ["node", str(tmp_path / "read.js"), str(_written(training, "memory_viz", tmp_path))]
-    most, count, first = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    most, count, first = json.loads(printed.splitlines()[-1])
     view = View("chain", training)
     workspace = np.array([step.workspace for step in view.steps])
     assert most == (view.live + workspace).max() + training.input_bytes + training.parameter_bytes

@@ -1,7 +1,7 @@
 """A plan as one page of HTML that opens without a network: a map of the arena with everything that is known of it.
 
-``page.html``, ``page.css`` and ``page.js`` are put together with the data, which are compressed JSON in base64: no
-name in it can end a script. The page may load nothing and run no script but its own (a Content-Security-Policy with the
+``page.html``, ``page.css`` and the scripts are put together with the data, which are compressed JSON in base64: no name
+in it can end a script. The page may load nothing and run no script but its own (a Content-Security-Policy with the
 digests of both).
 """
 
@@ -13,18 +13,24 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
+from math import isfinite
 from string import Template
 from typing import Any
 
 import numpy as np
 
+from memonger.report.headline import headline
 from memonger.report.memory_count import COUNT_NOTE, KIND_NAMES
 from memonger.report.summary import plan_record
 from memonger.report.view import KINDS, View
-from memonger.units import format_size, shown
+from memonger.units import shown
+
+SCRIPTS = ("data", "map", "page")
 
 POINTS = 2000
 """Most points of the curve before planning: of each of as many stretches of steps the highest."""
+
+_SESSION = ("latency_seconds", "peak_bytes", "bitwise_equal", "max_abs_diff")
 
 MOST_OTHERS = 20
 """Most names that are listed of the values that share a place."""
@@ -38,16 +44,18 @@ def page(view: View, frontier: Sequence[Mapping[str, Any]] = (), measured: Mappi
         frontier: Records of other plans of the model, as of ``memonger pareto --json``.
         measured: What a run was measured to take: the record of ``memonger run --compare --json``.
     """
+    data = record(view, frontier, measured)
     files = resources.files(__name__)
-    style, script, frame = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
+    style, frame = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "html"))
+    script = "\n".join(files.joinpath(f"{part}.js").read_text("utf-8") for part in SCRIPTS)
     text = Template(frame).substitute(
         title=html.escape(shown(view.title)),
-        summary=html.escape(_summary(view)),
+        summary=html.escape(shown(" ".join(headline(data["plan"])))),
         style=style,
         script=script,
         style_digest=_digest(style),
         script_digest=_digest(script),
-        data=encode(record(view, frontier, measured)),
+        data=encode(data),
     )
     return text.encode()
 
@@ -59,16 +67,6 @@ def encode(data: Any) -> str:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _summary(view: View) -> str:
-    """What the page says where scripts don't run."""
-    plan = view.plan
-    return (
-        f"{format_size(plan.total_bytes)} in all: {format_size(plan.arena_bytes)} of arena, "
-        f"{format_size(plan.workspace_bytes or 0)} of workspace, {format_size(plan.parameter_bytes)} of weights and "
-        f"state, {format_size(plan.input_bytes)} of inputs."
-    )
 
 
 def record(view: View, frontier: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -85,9 +83,20 @@ def record(view: View, frontier: Sequence[Mapping[str, Any]], measured: Mapping[
         "rectangles": _rectangle_columns(view),
         "before": None if before is None else {"steps": len(before), "bytes": _thinned(before)},
         "candidates": [asdict(each) for each in (outcome.candidates if outcome else ())],
-        "frontier": [{key: each[key] for key in ("total_bytes", "peak_bytes", "overhead")} for each in frontier],
-        "measured": measured,
+        "frontier": [_figures(each, ("total_bytes", "peak_bytes", "overhead")) for each in frontier],
+        "measured": None if measured is None else _measured(measured),
     }
+
+
+def _measured(run: Mapping[str, Any]) -> dict[str, Any]:
+    others = ("stock_session", "default_session")
+    return _figures(run, _SESSION) | {name: _figures(run[name], _SESSION) if run.get(name) else None for name in others}
+
+
+def _figures(given: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Of a record what the page shows; None in place of what is no number, for which JSON has no form."""
+    found = {key: given.get(key) for key in keys}
+    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in found.items()}
 
 
 def _step_columns(view: View) -> dict[str, Any]:
