@@ -1,7 +1,6 @@
 """A plan as a picture: the map of the arena over the curve of live bytes, drawn by matplotlib."""
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ COLOURS = {KEPT: "#0072b2", RECOMPUTED: "#d55e00", SHARED: "#009e73", COMPUTED: 
 """After Okabe and Ito: told apart with any kind of colour vision."""
 
 
-def plot(view: View, kind: str) -> bytes:
+def picture(view: View, kind: str) -> bytes:
     """The picture in a file format that matplotlib writes: ``svg``, ``png``, ``pdf``.
 
     Raises:
@@ -73,8 +72,3 @@ def _in_bytes(axes: Any, most: int) -> None:
 
     axes.yaxis.set_major_locator(MultipleLocator(2 ** max(most.bit_length() - 3, 0)))
     axes.yaxis.set_major_formatter(lambda value, position: format_size(int(value)))
-
-
-def suffix(path: Path) -> str:
-    """The file format that a path asks for: ``svg`` where its name has no ending."""
-    return path.suffix.lstrip(".").lower() or "svg"

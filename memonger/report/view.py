@@ -112,7 +112,7 @@ class View:
         for value, number in enumerate(storage.of_value):
             if number >= 0:
                 members[number].append(value)
-        kept, shapes = _kept(self.plan), _shapes(plan.model)
+        kept, shapes = _kept(self.plan), self._shapes
         found = []
         for buffer, values in zip(storage.buffers, members, strict=True):
             values.sort(key=lambda value: (graph.producer[value], value))
@@ -135,11 +135,17 @@ class View:
             if each.workspace:
                 yield Rectangle(each.node, WORKSPACE, plan.arena_bytes, each.workspace, step, step + 1)
         offset = plan.arena_bytes + (plan.workspace_bytes or 0)
-        shapes = _shapes(plan.model)
         for kind, tensors in ((INPUT, _inputs(plan)), (WEIGHT, _weights(plan))):
             for name, size in tensors:
-                yield Rectangle(name, kind, offset, size, 0, end, shapes.get(name, ""))
+                yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))
                 offset += size
+
+    @cached_property
+    def _shapes(self) -> dict[str, str]:
+        """Type and shape of every value by its name."""
+        graph = self.plan.model.graph
+        values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+        return {str(value.name): _shape(value) for value in values if value.name}
 
     @cached_property
     def live(self) -> np.ndarray:
@@ -198,13 +204,6 @@ def _without_recomputation(plan: Plan) -> Graph:
         changes[key] = tuple(tuple((first[a], b) for a, b in getattr(graph, key)[step]) for step in once)
     changes["reads"] = tuple(tuple(dict.fromkeys(first[v] for v in graph.reads[step])) for step in once)
     return replace(graph, **changes)
-
-
-def _shapes(model: ir.Model) -> dict[str, str]:
-    """Type and shape of every value by its name."""
-    graph = model.graph
-    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-    return {str(value.name): _shape(value) for value in values if value.name}
 
 
 def _shape(value: ir.Value) -> str:

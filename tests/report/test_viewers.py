@@ -15,8 +15,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import memonger
+from memonger.cli.options import FORMATS
 from memonger.report.view import INPUT, WEIGHT, WORKSPACE, View
 
 TORCH = importlib.util.find_spec("torch")
@@ -210,3 +212,16 @@ def test_netron_gets_a_valid_model_with_the_plan_in_its_metadata(training: memon
     }  # fmt: skip
     assert offsets == {training.graph.values[value]: offset for value, offset in training.offsets.items()}
     assert not any(value.metadata_props for node in training.model.graph for value in node.outputs)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_plans_with_next_to_nothing_in_them_are_written_in_every_format(format: str, tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.zeros(4, np.float32), "w")
+    end = helper.make_tensor_value_info("w", TensorProto.FLOAT, [4])
+    empty = helper.make_model(helper.make_graph([], "g", [], [end], [weight]), ir_version=10)
+    node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [0]) for name in "xy"]
+    nothing = helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:]), ir_version=10)
+    for model in (empty, nothing):
+        plan = memonger.search_plan(model, mode="inference", device="none")
+        assert _written(plan, format, tmp_path).stat().st_size

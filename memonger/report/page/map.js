@@ -26,12 +26,12 @@ class ArenaMap {
 
   fit() {
     const arena = this.plan.arena_bytes + (this.plan.workspace_bytes || 0);
-    this.view = { x0: 0, x1: this.rectangles.stepCount, y0: 0, y1: Math.max(arena, 1) };
+    this.view = { x0: 0, x1: Math.max(this.rectangles.stepCount, 1), y0: 0, y1: Math.max(arena, 1) };
     this.redraw();
   }
 
   showAll() {
-    this.view = { x0: 0, x1: this.rectangles.stepCount, y0: 0, y1: Math.max(this.plan.total_bytes, 1) };
+    this.view = { x0: 0, x1: Math.max(this.rectangles.stepCount, 1), y0: 0, y1: Math.max(this.plan.total_bytes, 1) };
     this.redraw();
   }
 

@@ -168,11 +168,13 @@ function showCurve(data, rectangles) {
   const spread = (values) => values.flatMap((value, i) => [[(100 * i) / values.length, value], [(100 * (i + 1)) / values.length, value]]);
   const keys = make("p", { className: "keys" });
   const key = (kind, text) => keys.append(make("span", { className: `${kind}-text` }, text));
-  if (before) {
+  const now = thinned(rectangles.live, 2000);
+  const isOther = before && (before.steps !== rectangles.stepCount || before.bytes.some((bytes, i) => bytes !== now[i]));
+  if (isOther) {
     chart.line(spread(before.bytes), "before");
     key("before", plan.peak_before_bytes === null ? "- - the same order with nothing recomputed" : "- - before: the file's own order, nothing recomputed");
   }
-  chart.line(spread(thinned(rectangles.live, 2000)), "now");
+  chart.line(spread(now), "now");
   key("now", "— this plan");
   chart.level(plan.lower_bound_bytes, "bound");
   key("bound", `··· lower bound ${size(plan.lower_bound_bytes)}: no layout of this order is smaller`);
@@ -221,8 +223,10 @@ function showChoices(data) {
 
 function table(names, rows, isChosen = () => false) {
   const isNumber = (value) => typeof value === "number" || /^[−+\d]/.test(value);
-  const head = make("tr", {}, ...names.map((name, at) => make("th", { className: rows.some((row) => isNumber(row[at])) ? "number" : "" }, name)));
-  const body = rows.map((row, at) => make("tr", { className: isChosen(at) ? "chosen" : "" }, ...row.map((cell) => (cell instanceof Node ? make("td", {}, cell) : make("td", { className: isNumber(cell) ? "number" : "" }, String(cell))))));
+  const kinds = names.map((_, at) => (rows.some((row) => isNumber(row[at])) ? "number" : ""));
+  const head = make("tr", {}, ...names.map((name, at) => make("th", { className: kinds[at] }, name)));
+  const cell = (content, at) => make("td", { className: kinds[at] }, content instanceof Node ? content : String(content));
+  const body = rows.map((row, at) => make("tr", { className: isChosen(at) ? "chosen" : "" }, ...row.map(cell)));
   return make("div", { className: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
 }
 
