@@ -24,7 +24,9 @@ def draw(
     if output is None and as_json:
         raise click.UsageError("--json is for a drawing in a file: name it with -o.")
     found = planned_file(model)
-    made = drawing(load(found, batch=batch, dims=dims) if isinstance(found, str | Path) else found, Settings(**flags))
+    if not isinstance(found, Path | str) and (batch is not None or dims):
+        raise click.UsageError(f"{model} has a plan, for sizes that --batch and --dim can't change.")
+    made = drawing(load(found, batch=batch, dims=dims) if isinstance(found, Path | str) else found, Settings(**flags))
     if output is None:
         click.echo(made.text, nl=False)
         return
