@@ -95,11 +95,9 @@ class ArenaMap {
     this.colour = Object.fromEntries(["page", "ink", "faint", "line", "mark", "kept", "shared", "recomputed", "accent"].map((name) => [name, read(name)]));
     const page = rgb(this.colour.page);
     this.background = packed(page);
-    this.shades = this.rectangles.kinds.map((name) => {
-      const full = rgb(read(name));
-      return [1, 0.86, 0.74].map((part) => packed(mixed(full, page, part)));
-    });
-    this.inks = this.rectangles.kinds.map((name) => (brightness(rgb(read(name))) > 110 ? "#000" : "#fff"));
+    const shades = this.rectangles.kinds.map((name) => [1, 0.86, 0.74].map((part) => mixed(rgb(read(name)), page, part)));
+    this.shades = shades.map((each) => each.map(packed));
+    this.inks = shades.map((each) => each.map((shade) => (brightness(shade) > 125 ? "#000" : "#fff")));
     this.pale = this.rectangles.kinds.map((name) => packed(mixed(rgb(read(name)), page, 0.16)));
     this.redraw();
   }
@@ -206,7 +204,7 @@ class ArenaMap {
         const name = r.name(i);
         const text = name.length > signs ? `${name.slice(0, signs - 1)}…` : name;
         const middle = (clamp(this.y(r.offset[i]), 0, this.plot.height) + clamp(this.y(r.offset[i] + r.bytes[i]), 0, this.plot.height)) / 2;
-        context.fillStyle = this.isHit && !this.isHit[i] ? this.colour.faint : this.inks[r.kind[i]];
+        context.fillStyle = this.isHit && !this.isHit[i] ? this.colour.faint : this.inks[r.kind[i]][i % 3];
         context.fillText(text, left + 4 * this.scale, middle);
       }
     });
