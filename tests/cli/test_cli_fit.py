@@ -73,7 +73,7 @@ def test_training_flags(tmp_path: Path) -> None:
     ("flags", "status", "message"),
     [
         (("--memory", "8"), 2, "is no size"),
-        (("--vary", "bach"), 1, "did you mean 'batch'"),
+        (("--vary", "bach"), 1, "Did you mean 'batch'"),
         (("--batch", "4"), 1, "leave --batch out"),
         (("--certificate", "fit.json"), 2, "say with -o"),
     ],

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -47,8 +48,8 @@ def _saved_model(path: Path, fill: float) -> None:
 
 
 def _saved_weights(path: Path, fill: float) -> None:
-    save.INLINE_LIMIT = 100
-    save_model(model(fill, 100_000), path)
+    with mock.patch.object(save, "INLINE_LIMIT", 100):
+        save_model(model(fill, 100_000), path)
 
 
 def _saved_plan(path: Path, fill: float) -> None:
