@@ -41,7 +41,7 @@ def _external(name: str, file: str, dims: list[int], offset: int) -> onnx.Tensor
 
 
 def _huge(folder: Path) -> Path:
-    """Three products with weights of 1 GiB each (one message holds 2), whose data file takes no room: it is one hole."""
+    """Products with weights of 1 GiB each (a message holds 2), whose data file takes no room: it is one hole."""
     nodes = [helper.make_node("MatMul", [f"v{i}", f"w{i}"], [f"v{i + 1}"], name=f"mul{i}") for i in range(LAYERS)]
     weights = [_external(f"w{i}", "huge.bin", [WIDE, WIDE], i * GIB) for i in range(LAYERS)]
     ends = [helper.make_tensor_value_info(f"v{i}", TensorProto.FLOAT, ["batch", WIDE]) for i in (0, LAYERS)]
