@@ -205,7 +205,7 @@ def line(row: Row, none: Row) -> str:
     """One line of the table."""
     head = row.network, row.nodes, row.case
     if row.failed is not None:
-        return f"{COLUMNS.row(*head):38}{row.failed.partition(':')[0]:63}{row.seconds:8.2f}{row.cpu:8.2f}"
+        return f"{COLUMNS.row(*head):38}{row.failed.partition('. The smallest')[0]:63}{row.seconds:8.2f}{row.cpu:8.2f}"
     return COLUMNS.row(
         *head, row.peak / MIB, 100 * row.peak / none.peak, row.arena / MIB, row.arena / row.bound, row.required / MIB,
         100 * row.required / none.required, 100 * row.overhead, row.again, row.seconds, row.cpu,
