@@ -75,11 +75,7 @@ class Session:
         check_weights: bool = True,
         pad: bool = False,
     ) -> None:
-        if threads not in ("lock", "arena"):
-            raise SessionError(
-                f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
-                "intra_op_threads is the number of threads within a node."
-            )
+        _check_threads(threads)
         check_graphs(cuda_graph)
         plans = _plans(plan, check_weights)
         self.device = device_of(plans[0], device)
@@ -225,6 +221,14 @@ class Session:
         memory = input_memory(self._programs, self.device)
         pairs = zip(self._programs, self._engines, strict=True)
         return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
+
+
+def _check_threads(threads: object) -> None:
+    if threads not in ("lock", "arena"):
+        raise SessionError(
+            f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; intra_op_threads is "
+            "the number of threads within a node."
+        )
 
 
 def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
