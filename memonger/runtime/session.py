@@ -226,8 +226,8 @@ class Session:
 def _check_threads(threads: object) -> None:
     if threads not in ("lock", "arena"):
         raise SessionError(
-            f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; intra_op_threads is "
-            "the number of threads within a node."
+            f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
+            "intra_op_threads is the number of threads within a node."
         )
 
 
