@@ -19,8 +19,11 @@ import onnx
 import memonger
 import models
 from benchmarks.machine import HERE, MIB, Table, keep, stamp
+from memonger.cli import measure_steps
 from memonger.cli.measure import Job, MeasuredSession
+from memonger.cli.measure_steps import MeasuredTrainer
 from memonger.runtime import feeds as feeding
+from memonger.runtime.trainer import Trainer
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 TABLE = Table(
@@ -115,45 +118,33 @@ def row(name: str, case: Case, folder: Path) -> str:
     plan, beyond = found.plan, found.beyond
     assert plan is not None
     plan.save(planned)
+    taken = (measured if plan.training is None else measured_steps)(plan, planned, folder)
     over = None if beyond is None or beyond.total_bytes is None else beyond.total_bytes / found.memory - 1
     return TABLE.row(
         name, plan.mode, case.vary, len(plan.graph.nodes), found.memory / MIB, found.size, plan.total_bytes / MIB,
-        measured(plan, planned, folder), plan.overhead, (found.lower_bound_bytes or 0) / MIB,
+        taken, plan.overhead, (found.lower_bound_bytes or 0) / MIB,
         "-" if beyond is None else beyond.status, over, seconds,
     )  # fmt: skip
 
 
 def measured(plan: memonger.Plan, planned: Path, folder: Path) -> float | None:
     """MiB that a run takes: measured beside the loaded model, with weights and inputs as counted. None: not known."""
-    if plan.training is not None:
-        return training_peak(planned, plan, folder)
     np.savez(folder / "inputs.npz", **feeding.random_feeds(feeding.inputs_of(plan.model.graph)))
-    job = Job(str(planned), str(folder / "inputs.npz"), str(folder / "outputs.npz"), planned=True)
-    with MeasuredSession(job, folder, "fit") as session:
-        peak = session.loaded["peak_bytes"]
+    job = (str(planned), str(folder / "inputs.npz"), str(folder / "outputs.npz"))
+    with MeasuredSession(Job(*job, planned=True), folder, "fit") as session:
+        return _in_all(plan, session.loaded["peak_bytes"])
+
+
+def _in_all(plan: memonger.Plan, peak: int | None) -> float | None:
     return None if peak is None else (peak + plan.parameter_bytes + plan.input_bytes) / MIB
 
 
-def training_peak(planned: Path, plan: memonger.Plan, folder: Path) -> float | None:
-    """The same of a training step."""
-    from memonger.cli.worker import Worker
-
-    with Worker("benchmarks.fit", ["--step", str(planned)], folder / "step.err") as worker:
-        peak = worker.read()["peak_bytes"]
-    return None if peak is None else (peak + plan.parameter_bytes + plan.input_bytes) / MIB
-
-
-def say_step(path: str) -> None:
-    """Measure a training step in this process, beside what is resident once the trainer is made."""
-    from memonger.cli.worker import say
-    from memonger.runtime import process_memory
-    from memonger.runtime.trainer import Trainer
-
-    trainer = Trainer(memonger.Plan.load(path), check_order=False)
-    inputs = feeding.random_feeds(trainer.inputs)
-    baseline = process_memory.settle()
-    trainer.step(inputs)
-    say({"peak_bytes": process_memory.peak_over(baseline, lambda: trainer.step(inputs))})
+def measured_steps(plan: memonger.Plan, planned: Path, folder: Path) -> float | None:
+    """The same of training steps."""
+    np.savez(folder / "inputs.npz", **feeding.random_feeds(Trainer(plan).inputs))
+    job = (str(planned), str(folder / "inputs.npz"), str(folder / "outputs.npz"))
+    with MeasuredTrainer(measure_steps.Job(*job, planned=True, untimed=2), folder, "fit") as trainer:
+        return _in_all(plan, trainer.loaded["peak_bytes"])
 
 
 def table(names: Sequence[str]) -> Iterator[str]:
@@ -171,11 +162,7 @@ def main() -> None:
     """Measure; the table is kept where nothing was left out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--networks", nargs="*", choices=CASES, default=tuple(CASES), metavar="NAME")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.step:
-        say_step(asked.step)
-        return
     keep(table(asked.networks), HERE / "fit.txt" if tuple(asked.networks) == tuple(CASES) else None)
 
 

@@ -1,5 +1,6 @@
 """Calibration: one run of a lowered model, for what no inference knows: order, sizes, times, workspace, locations."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from memonger.devices import CPU, Cuda, Device
 from memonger.errors import MemongerError, SessionError
 from memonger.files import ScratchFolder
 from memonger.model.names import inner_names
-from memonger.model.values import dense
+from memonger.model.values import dense, static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
@@ -117,13 +118,37 @@ def _seen(model: ir.Model, device: Device, runs: tuple[profile.NodeRun, ...], wo
     inner = inner_names(model)
     outer = [run for run in runs if run.name not in inner]
     names = {str(node.name): node for node in model.graph}
+    tensors = {k: v for run in outer if run.name in names for k, v in _outputs_of(names[run.name], run).items()}
     return Run(
         executed=profile.executed_order(runs, inner),
         foreign=frozenset(run.name for run in outer if run.provider not in ("", device.provider)),
-        tensors={k: v for run in outer if run.name in names for k, v in _outputs_of(names[run.name], run).items()},
+        tensors=tensors,
         seconds={run.name: run.seconds for run in outer} if device.is_host else None,
-        workspace=workspace,
+        workspace=_with_copied_indices(model, tensors, workspace) if device.is_host else workspace,
     )
+
+
+def _with_copied_indices(
+    model: ir.Model, tensors: Mapping[str, tuple[str, tuple[int, ...]]], workspace: Mapping[str, int]
+) -> dict[str, int]:
+    """The workspace of each node with what ``ScatterElements`` takes past onnxruntime's allocator.
+
+    It copies its indices, as int64, to memory of the C library (`GetIndices` in scatter.cc), of which the allocator's
+    statistics don't know, while the allocator keeps its own region of the largest workspace.
+    """
+    most, copied = max(workspace.values(), default=0), dict[str, int]()
+    for node in model.graph:
+        if node.op_type != "ScatterElements" or node.domain:
+            continue
+        indices = node.inputs[1]
+        assert indices is not None
+        _, shape = tensors.get(str(indices.name), ("", static_shape(indices)))
+        if shape:
+            copied[str(node.name)] = most + _INDEX_BYTES * math.prod(shape)
+    return {**workspace, **copied}
+
+
+_INDEX_BYTES = 8
 
 
 def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool) -> None:
