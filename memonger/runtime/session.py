@@ -144,7 +144,8 @@ class Session:
         Args:
             inputs: For each input a numpy array, an OrtValue, or whatever has ``__dlpack__`` (a tensor of PyTorch or
                 CuPy): read where it lies if that is the session's device and it is contiguous.
-            outputs: Arrays or tensors of yours that outputs are written to, by name.
+            outputs: Arrays or tensors of yours that outputs are written to, by name. An input may be one of them. Where
+                a run fails midway they may have been written to.
             copy: False returns what lies in the arena itself, valid until the next run begins: arrays, and on a CUDA
                 device OrtValues, which ``torch.from_dlpack`` takes without a copy.
 
