@@ -16,7 +16,7 @@ NETWORKS = {
     "vit": {"image": 16, "num_layers": 3, "width": 32, "batch": 8},
     "unet": {"image": 64, "width": 0.125, "batch": 2},
     "gpt": {"num_layers": 3, "width": 64, "seq_len": 32, "vocabulary": 100, "batch": 4},
-    "lstm": {"seq_len": 8, "num_hidden": 32, "vocabulary": 50, "batch": 16, "dropout": 0.3},
+    "lstm": {"seq_len": 5, "num_hidden": 32, "vocabulary": 50, "batch": 16, "dropout": 0.3},
 }
 BUDGETS = {
     "resnet18": (0.8, 0.65, 0.5), "densenet_bc100": (0.6, 0.45, 0.3), "vit": (0.7, 0.5, 0.35),
