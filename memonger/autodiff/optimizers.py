@@ -1,6 +1,5 @@
 """Optimizers that are written into a training model, by the formulas of ``torch.optim``."""
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import onnx_ir as ir
 
 from memonger.autodiff.updates import Optimizer, Scaled, Step
 from memonger.errors import PlanError
+from memonger.model import names
 
 LARGEST = 3.4028234663852886e38  # that float32 can hold: settings are scalars of a float32 model
 
@@ -134,4 +134,4 @@ def _penalized(optimizer: Optimizer, step: Step, p: ir.Value, g: Scaled) -> Scal
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether one of the patterns is the name, or fits it as a glob pattern."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    return any(pattern == name or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return any(names.matches([name], pattern) for pattern in patterns)

@@ -31,7 +31,7 @@ from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
 from memonger.report.layers import Layer, layer_record, layers_of, layers_table
 from memonger.report.memory_count import COUNT_NOTE, count_memory
-from memonger.report.summary import plan_record
+from memonger.report.summary import plan_figures, plan_record
 
 TIMED_RUNS = 3
 
@@ -46,13 +46,14 @@ def inspect(
     if planned is not None and (batch is not None or dims):
         raise click.UsageError(f"{model} has a plan, for sizes that --batch and --dim can't change.")
     record = model_record(read.ir, read.name)
-    figures = None if planned is None else plan_record(planned, read.name, str(model))
     shown = _layers(model, read, planned, timed, batch, dims) if layers else ()
     if as_json:
         rows = {"layers": [layer_record(layer) for layer in shown]} if layers else {}
-        print_json({**record, **rows, "plan": figures})
+        plan = None if planned is None else plan_record(planned, read.name, str(model))
+        print_json({**record, **rows, "plan": plan})
         return
     console = Screen()
+    figures = None if planned is None else plan_figures(planned, read.name, str(model))
     if figures is not None:
         print_lines(console, headline(figures))
     print_lines(console, tuple(model_lines(record)))

@@ -26,7 +26,7 @@ from memonger.planning import search_plan as planner
 from memonger.planning.options import Options
 from memonger.report import text
 from memonger.report.headline import details_table, headline
-from memonger.report.summary import plan_record
+from memonger.report.summary import plan_figures, plan_record
 from memonger.units import format_size
 
 
@@ -42,11 +42,11 @@ def plan(
         made.annotated.save(annotated)
     if report is not None:
         made.report(report, title=model.name)
-    record = plan_record(made, str(model), None if output is None else str(output))
+    written = None if output is None else str(output)
     if as_json:
-        print_json(record)
+        print_json(plan_record(made, str(model), written))
         return
-    _print_plan(made, record, details)
+    _print_plan(made, plan_figures(made, str(model), written), details)
     console = Screen()
     if output is not None:
         trains = made.training is not None and made.training.loss is not None
@@ -95,10 +95,10 @@ def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, qu
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
     print_notes([note for each in plans for note in each.notes])
-    records = [plan_record(each, str(model), None) for each in plans]
     if as_json:
-        print_json(records)
+        print_json([plan_record(each, str(model), None) for each in plans])
         return
+    records = [plan_figures(each, str(model), None) for each in plans]
     console = Screen()
     console.print(text.frontier_table(records))
     if records and records[0]["stock_bytes"] is not None:

@@ -145,6 +145,12 @@ def peak_bytes(buffers: Sequence[Buffer], steps: int) -> int:
     return int(live_bytes(buffers, steps).max(initial=0))
 
 
+def worst_step(buffers: Sequence[Buffer], steps: int) -> int:
+    """The first step at which most bytes are alive; 0 where there are no steps."""
+    live = live_bytes(buffers, steps)
+    return int(live.argmax()) if steps else 0
+
+
 def needed_bytes(graph: Graph, storage: Storage) -> int:
     """Most bytes at any step: what lives in the arena and that step's workspace."""
     live = live_bytes(storage.buffers, len(graph.nodes)).tolist()

@@ -10,13 +10,13 @@ its ``mirror_stage``. The others are its *parts*: those that can't run twice are
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from memonger.errors import PlanError
 from memonger.model.model import Model
+from memonger.model.names import matches
 from memonger.words import did_you_mean
 
 STAGE = "mirror_stage"
@@ -127,8 +127,7 @@ def _names_of(node: ir.Node) -> tuple[str, ...]:
 
 
 def _matches(node: ir.Node, pattern: str) -> bool:
-    names = _names_of(node)
-    return pattern in names or any(fnmatchcase(name, pattern) for name in names)
+    return matches(_names_of(node), pattern)
 
 
 def lost(before: ir.Model, after: ir.Model) -> tuple[str, ...]:

@@ -1,6 +1,14 @@
-"""Names that nothing else has."""
+"""Names that nothing else has, and patterns of names."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 import onnx_ir as ir
+
+
+def matches(names: Iterable[str], pattern: str) -> bool:
+    """Whether a pattern is one of the names, or fits one as a glob pattern."""
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
 
 
 def fresh(base: str, taken: set[str]) -> str:

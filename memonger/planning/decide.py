@@ -55,6 +55,11 @@ class Solution:
         return math.fsum(self.graph.costs)
 
 
+def total_bytes(request: Request, solution: Solution) -> int:
+    """What has to fit a budget: arena, largest workspace, parameters and inputs. It is `Plan.total_bytes`."""
+    return request.base + solution.total_bytes
+
+
 def decide(request: Request, strategy: str, order: str) -> Solution:
     """Order the nodes, choose what is recomputed, and lay out.
 
@@ -126,8 +131,8 @@ class _Budgets:
         self.plain = _without(request, names)
 
     def total(self, solution: Solution) -> int:
-        """What has to fit a budget: arena, largest workspace, parameters and inputs."""
-        return self.request.base + solution.total_bytes
+        """See `total_bytes`."""
+        return total_bytes(self.request, solution)
 
     def described(self, solution: Solution) -> str:
         """Total and extra cost in words."""

@@ -21,8 +21,9 @@ def settle(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
     """
     if options.mode is not None:
         return options, ()
-    why, other = _reason_to_train(model, options), _the_other(model, options)
-    if why:
+    training = _reason_to_train(model, options)
+    if training is not None:
+        why, other = training
         return dataclasses.replace(options, mode="training"), (f"planned for training, as {why}: {other}.",)
     note = (
         "planned for inference, as the model has no gradients and no marks (mirror_stage, force_mirroring), and no "
@@ -31,30 +32,21 @@ def settle(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
     return dataclasses.replace(options, mode="inference"), (note,)
 
 
-def _reason_to_train(model: Model, options: Options) -> str:
-    """Why the model is planned for training; nothing where it isn't."""
+def _reason_to_train(model: Model, options: Options) -> tuple[str, str] | None:
+    """Why the model is planned for training, and how to plan for inference instead; None where it isn't."""
+    without = "without it the model is planned for inference"
     if options.trains:
-        return "a loss is given"
+        return "a loss is given", without
     if model.is_differentiated:
-        return "the model has gradients already"
+        return "the model has gradients already", "for inference, plan the model that it was made from"
     if training_roles.KEY in model.ir.metadata_props:
-        return "the model is in training form"
+        return "the model is in training form", "for inference, plan the model as it was exported"
     if options.recomputes_for_training:
-        return f"{option('mirror')} is given" if options.mirror else f"strategy {options.strategy!r} is for training"
+        why = f"{option('mirror')} is given" if options.mirror else f"strategy {options.strategy!r} is for training"
+        return why, without
     marked = count_marked(model.ir)
     if marked:
-        return f"{marked} of its nodes carr{'ies' if marked == 1 else 'y'} marks (mirror_stage, force_mirroring)"
-    return ""
-
-
-def _the_other(model: Model, options: Options) -> str:
-    """How to plan for inference instead."""
-    if options.trains:
-        return "without it the model is planned for inference"
-    if model.is_differentiated:
-        return "for inference, plan the model that it was made from"
-    if training_roles.KEY in model.ir.metadata_props:
-        return "for inference, plan the model as it was exported"
-    if options.recomputes_for_training:
-        return "without it the model is planned for inference"
-    return f"{option('mode', 'inference')} plans it for inference"
+        carry = "carries" if marked == 1 else "carry"
+        why = f"{marked} of its nodes {carry} marks (mirror_stage, force_mirroring)"
+        return why, f"{option('mode', 'inference')} plans it for inference"
+    return None

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from memonger.graph.liveness import assign_storage, needed_bytes
-from memonger.graph.schedule import schedule_graph
-from memonger.planning.decide import Solution, decide, lay_out, order_for_least
+from memonger.planning.decide import Solution, decide, lay_out, order_for_least, total_bytes
 from memonger.remat import Outcome, Request
 from memonger.remat.budget import initial_schedules
 from memonger.remat.effort import Effort, Progress
@@ -22,17 +20,6 @@ Schedule = tuple[int, ...]
 
 _TARGETS = 2
 """Searches for one budget: where the arena has gaps, the next one is for less."""
-
-
-def total_bytes(request: Request, solution: Solution) -> int:
-    """Arena, workspace, parameters and inputs: `Plan.total_bytes` of the plan that the solution gives."""
-    return request.base + solution.total_bytes
-
-
-def needed(request: Request, schedule: Schedule) -> int:
-    """Bytes at the worst step of a schedule: its total is as large, or larger."""
-    graph = schedule_graph(request.graph, schedule)
-    return request.base + needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
 
 
 def laid_out(request: Request, schedule: Schedule) -> Solution:
@@ -84,7 +71,7 @@ class Schedules:
 
     def _fits(self, request: Request, schedule: Schedule) -> Solution | None:
         """The solution for a schedule, if it fits."""
-        if needed(request, schedule) > self.memory:
+        if request.needed(schedule) > self.memory:
             return None
         solution = laid_out(request, schedule)
         return solution if total_bytes(request, solution) <= self.memory else None
@@ -107,7 +94,7 @@ class Schedules:
 
     def smallest(self, request: Request) -> Solution:
         """The solution with the smallest total of all schedules."""
-        need = {schedule: needed(request, schedule) for schedule in self.found}
+        need = {schedule: request.needed(schedule) for schedule in self.found}
         best: Solution | None = None
         for schedule in sorted(need, key=need.__getitem__):
             if best is None or need[schedule] < total_bytes(request, best):

@@ -19,12 +19,12 @@ from memonger.plan import Plan, parameter_bytes
 from memonger.planning.at_size import lower, lower_bound
 from memonger.planning.certificate import Beyond
 from memonger.planning.course import Course
-from memonger.planning.decide import Solution, decide, orders_of
+from memonger.planning.decide import Solution, decide, orders_of, total_bytes
 from memonger.planning.dimension import open_dimension
 from memonger.planning.family import Family
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import Options
-from memonger.planning.schedules import Schedules, largest, total_bytes
+from memonger.planning.schedules import Schedules, largest
 from memonger.planning.search_plan import Job, device_of, finish, rehearsed
 from memonger.remat import STRATEGIES, Request
 from memonger.remat.every_schedule import EFFORT

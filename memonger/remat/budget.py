@@ -2,12 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 from memonger.errors import BudgetError
-from memonger.graph.liveness import assign_storage, needed_bytes
-from memonger.graph.schedule import schedule_graph
 from memonger.remat import portfolio
 from memonger.remat.cheap import cheap_groups
 from memonger.remat.effort import Progress
@@ -40,17 +38,18 @@ class BudgetSearch:
             time_limit: Seconds after which nothing is improved.
             tell: Called with a few words on how far the search is.
         """
-        if self.needed(self._plain) <= budget:  # the problem counts a little more, where small nodes were folded
+        needed = self.request.needed
+        if needed(self._plain) <= budget:  # the problem counts a little more, where small nodes were folded
             return Outcome(self._plain)
         result = self._search(budget, time_limit, tell)
         if result.peak > budget:
             # The reduced problem overestimates the bytes, so a schedule above the budget there may be within it here.
-            spare = peak(self._staged.problem, self._staged.problem.schedule) - self.needed(self._plain)
+            spare = peak(self._staged.problem, self._staged.problem.schedule) - needed(self._plain)
             if result.peak > budget + spare:
                 return None
             result = self._search(budget + spare, time_limit, tell)
         outcome = Outcome(self._staged.reduced.expand(result.schedule))
-        return outcome if self.needed(outcome.schedule) <= budget else None
+        return outcome if needed(outcome.schedule) <= budget else None
 
     def least(self, *, time_limit: float | None = None, tell: Tell | None = None) -> Outcome:
         """The schedule with the smallest peak found. It is the same whatever was searched before."""
@@ -63,11 +62,6 @@ class BudgetSearch:
     def lower_bound(self) -> int:
         """No schedule takes less."""
         return self._staged.problem.lower_bound
-
-    def needed(self, schedule: Sequence[int]) -> int:
-        """Bytes at the worst step of a schedule of the graph's nodes."""
-        request, graph = self.request, schedule_graph(self.request.graph, schedule)
-        return request.base + needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
 
     @cached_property
     def _staged(self) -> StagedProblem:
@@ -99,7 +93,7 @@ def within_budget(request: Request) -> Outcome:
     outcome = search.within(budget, time_limit=request.time_limit, tell=request.progress)
     if outcome is None:
         least = search.least(time_limit=request.time_limit, tell=request.progress)
-        raise BudgetError(budget, search.needed(least.schedule), search.lower_bound)
+        raise BudgetError(budget, request.needed(least.schedule), search.lower_bound)
     return outcome
 
 

@@ -1,13 +1,14 @@
 """What every strategy is given (`Request`) and returns (`Outcome`), and the record that describes one (`Strategy`)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import ALIGNMENT, Sharing, assign_storage, live_bytes
+from memonger.graph.liveness import ALIGNMENT, Sharing, assign_storage, live_bytes, needed_bytes
+from memonger.graph.schedule import schedule_graph
 from memonger.remat.effort import EFFORT
 from memonger.remat.reduction import Reduction, reduce
 
@@ -54,6 +55,14 @@ class Request:
     def peak_bytes(self) -> int:
         """Live bytes at the worst step of the graph without recomputation."""
         return int(self.live_bytes.max(initial=0))
+
+    def needed(self, schedule: Sequence[int]) -> int:
+        """Bytes at the worst step of a schedule of the graph's nodes, `base` and workspace included.
+
+        The total of its plan is as large, or larger: an arena may have gaps.
+        """
+        graph = schedule_graph(self.graph, schedule)
+        return self.base + needed_bytes(graph, assign_storage(graph, self.sharing, self.alignment))
 
     @property
     def kept(self) -> list[int]:

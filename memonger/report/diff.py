@@ -14,7 +14,7 @@ from memonger.model.operators import operator_name
 from memonger.model.values import subgraphs
 from memonger.plan import Plan
 from memonger.report.inspection import model_record, operators, shape_text
-from memonger.report.summary import plan_record
+from memonger.report.summary import plan_figures
 from memonger.units import format_size
 
 TOTALS = {
@@ -130,7 +130,7 @@ def _weights(models: tuple[ir.Model, ir.Model]) -> dict[str, list[str]]:
 
 
 def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
-    records = [plan_record(plan, name, None) for plan, name in zip((first, second), names, strict=True)]
+    records = [plan_figures(plan, name, None) for plan, name in zip((first, second), names, strict=True)]
     again = [[schedule.original(plan.graph.nodes[step]) for step in plan.recomputed] for plan in (first, second)]
     offsets = [{p.graph.values[value]: offset for value, offset in p.offsets.items()} for p in (first, second)]
     both = [name for name in offsets[0] if name in offsets[1]]

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,9 +17,10 @@ import onnx_ir as ir
 from memonger.errors import MemongerError, PlanError
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.liveness import assign_storage, worst_step
 from memonger.model.load import Source, load
 from memonger.model.model import Model
+from memonger.model.names import matches
 from memonger.model.values import static_shape
 from memonger.plan import BasePlan, GraphPlan, Plan
 from memonger.planning.options import Options
@@ -206,13 +206,12 @@ class _Subject:
 
 
 def _of_plan(plan: BasePlan) -> _Subject:
-    live = live_bytes(plan.storage.buffers, len(plan.graph.nodes))
     summaries = f"{format_size(plan.activation_bytes)}", f"an arena of {format_size(plan.arena_bytes)}"
     model = plan.model if isinstance(plan, Plan) else None
     title = str(model.graph.name or "") if model is not None else "graph"
     return _Subject(
-        plan.graph, plan.offsets, plan.storage.of_value, int(live.argmax()) if len(live) else 0, title, summaries,
-        *_described(model),
+        plan.graph, plan.offsets, plan.storage.of_value, worst_step(plan.storage.buffers, len(plan.graph.nodes)),
+        title, summaries, *_described(model),
     )  # fmt: skip
 
 
@@ -221,9 +220,8 @@ def _of_model(model: Model) -> _Subject:
     job = prepare(model, Options(mode=mode, device="none"))
     lowered, graph = job.lowered.model, job.request.graph
     storage = assign_storage(graph)
-    live = live_bytes(storage.buffers, len(graph.nodes))
     size = format_size(sum(size for size, planned in zip(graph.sizes, graph.planned, strict=True) if planned))
-    worst = int(live.argmax()) if len(live) else 0
+    worst = worst_step(storage.buffers, len(graph.nodes))
     return _Subject(graph, None, storage.of_value, worst, model.name, (size, ""), *_described(lowered))
 
 
@@ -262,7 +260,7 @@ def _named(subject: _Subject, patterns: Sequence[str]) -> list[int]:
 
 def _matches(graph: Graph, step: int, pattern: str) -> bool:
     names = (graph.nodes[step], graph.ops[step], *(graph.values[value] for value in graph.writes[step]))
-    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+    return matches(names, pattern)
 
 
 def _near(graph: Graph, begin: Sequence[int], depth: int) -> list[int]:

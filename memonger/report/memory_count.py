@@ -14,7 +14,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import live_bytes
+from memonger.graph.liveness import worst_step
 from memonger.model import training_roles
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
@@ -326,10 +326,9 @@ def _next_free(free: list[int], part: int) -> int:
 
 
 def _at_peak(plan: BasePlan, kinds: Sequence[int], rest: KindBytes) -> KindBytes:
-    live = live_bytes(plan.storage.buffers, len(plan.graph.nodes))
-    if not len(live):
+    if not plan.graph.nodes:
         return rest
-    worst, latest = int(live.argmax()), dict[int, int]()
+    worst, latest = worst_step(plan.storage.buffers, len(plan.graph.nodes)), dict[int, int]()
     for step, value, storage in _written(plan):
         if step <= worst:
             latest[storage] = kinds[value]

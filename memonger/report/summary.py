@@ -7,7 +7,12 @@ from memonger.report.memory_count import count_memory
 
 
 def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
-    """Every figure of a plan; sizes are bytes.
+    """Every figure of a plan, with its memory counted by kind; see `plan_figures`."""
+    return {**plan_figures(plan, model, output), "memory": count_memory(plan).to_dict()}
+
+
+def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
+    """The figures of a plan that take no time; sizes are bytes.
 
     Args:
         plan: The plan.
@@ -36,7 +41,6 @@ def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "budget_bytes": plan.budget,
         "strategy": plan.strategy,
         "overhead": plan.overhead,
-        "memory": count_memory(plan).to_dict(),
         "segments": 1 if plan.outcome is None else plan.outcome.segments,
         "recomputed_nodes": len(plan.recomputed),
         "unplanned_values": unplanned_values(plan),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from memonger.graph.liveness import live_bytes
+from memonger.graph.liveness import live_bytes, worst_step
 from memonger.plan import Plan
 from memonger.remat import Candidate
 from memonger.report.memory_count import KIND_NAMES, MemoryCount
@@ -76,8 +76,7 @@ def memory_curve(plan: Plan) -> str:
 def largest_table(plan: Plan, count: int = 8) -> Table:
     """The values alive at the worst step, largest first: what there is to gain, and from what."""
     graph, storage = plan.graph, plan.storage
-    live = live_bytes(storage.buffers, len(graph.nodes))
-    worst = int(live.argmax()) if len(live) else 0
+    worst = worst_step(storage.buffers, len(graph.nodes))
     title = f"Alive at the worst step, {worst} ({graph.nodes[worst]})" if graph.nodes else "No steps"
     table = Table(title=title, title_justify="left")
     for name in ("value", "bytes", "offset", "steps"):

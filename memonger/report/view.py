@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.liveness import assign_storage, live_bytes, worst_step
 from memonger.model.values import nbytes
 from memonger.plan import Plan
 from memonger.report.modules import Modules, Path
@@ -159,7 +159,7 @@ class View:
     @cached_property
     def peak_step(self) -> int:
         """The first step at which the most bytes are in use."""
-        return int(self.live.argmax()) if len(self.live) else 0
+        return worst_step(self.plan.storage.buffers, len(self.steps))
 
     @cached_property
     def live_before(self) -> np.ndarray | None:
