@@ -513,6 +513,7 @@ def graph_of(
         seconds=seconds,
         workspace=workspace,
         updates=updates,
+        after=training.verdicts if training else (),
         results=results,
         host=host,
         provider=device.provider,

@@ -241,8 +241,6 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     """Write the backward pass and the updates, and make inputs, outputs and what is said of them."""
     op, graph, nodes = work.op, work.model.graph, list(work.model.graph)
     updates = dict(work.roles.updates)
-    if updater.updating:
-        updater.statistics(work.model.ir, updates)
     found = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
     updater.close()
     keep_booleans(op, nodes)

@@ -43,12 +43,12 @@ class SGD:
         if self.momentum:
             v = step.state(p, "momentum")
             left = step.first_dampening(self.dampening)
-            fresh = step.times(Scaled(step.safe(g.value), (*g.factors, *left, step.sign())))
-            new = op.Add(op.Mul(v, step.kept(self.momentum, p.dtype)), fresh)
+            fresh = step.times(Scaled(g.value, (*g.factors, *left)))
+            new = op.Add(op.Mul(v, self.momentum), fresh)
             step.updates[v] = new
             g = Scaled(op.Add(fresh, op.Mul(new, self.momentum)) if self.nesterov else new)
         change = step.times(Scaled(g.value, (*g.factors, step.rate())))
-        step.updates[p] = op.Sub(p, step.safe(change))
+        step.updates[p] = op.Sub(p, change)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
 """Updates: new contents for parameters, optimizer state, running statistics and summed gradients.
 
-A step whose loss isn't finite leaves all of them as they were, bit for bit, though NaN may be in every gradient:
-gradients and changes pass a ``Where``, and what scales old content becomes 1. What is added then is -0.0, and what is
-subtracted is 0.0: these alone change no number, zeros of both signs included.
+Nothing here asks whether the loss is finite: a step is run in two segments, and the second, with all updates in it,
+only where the loss, and the norm that gradients are clipped by, are (`memonger.runtime.segments`).
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -31,33 +29,20 @@ class Scaled:
 
 @dataclass(slots=True)
 class Step:
-    """What the updates of one training step share: the gate, and scalars, each emitted once.
+    """What the updates of one training step share: scalars, each emitted once.
 
     Attributes:
         op: Where nodes go.
-        ok: A boolean scalar: whether anything is to change.
         lr: Default of the learning rate.
         updates: Persistent input → its new content.
         states: Inputs for the optimizer's tensors.
     """
 
     op: Emitter
-    ok: ir.Value
     lr: float
     updates: dict[ir.Value, ir.Value]
     states: list[ir.Value]
     _known: dict[object, ir.Value] = field(default_factory=dict)
-
-    def safe(self, x: ir.Value) -> ir.Value:
-        """``x``, or 0.0 where nothing is to change."""
-        return self.op.Where(self.ok, x, self.op.constant(0.0, x.dtype or _FLOAT))
-
-    def sign(self) -> ir.Value:
-        """1, or -1 where nothing is to change: a factor of what is safe, and added.
-
-        It makes -0.0 of 0.0, which ``Where`` can't: onnxruntime's gives 0.0 for a scalar -0.0.
-        """
-        return self._once("sign", lambda: self.op.Where(self.ok, _double(self.op, 1.0), _double(self.op, -1.0)))
 
     def times(self, x: Scaled) -> ir.Value:
         """``x`` multiplied by its factors, in one pass."""
@@ -83,21 +68,10 @@ class Step:
         """The learning rate."""
         return self._once("rate", lambda: self.op.cast(learning_rate(self.op, self.lr), _DOUBLE))
 
-    def kept(self, factor: float, dtype: ir.DataType | None) -> ir.Value:
-        """What old content is multiplied by: ``factor``, or 1 where nothing is to change."""
-        number = self._once(
-            ("kept", factor), lambda: self.op.Where(self.ok, _double(self.op, factor), _double(self.op, 1.0))
-        )
-        return self._once(("kept", factor, dtype), lambda: self.op.cast(number, dtype))
-
     def remaining(self, decay: float, dtype: ir.DataType | None) -> ir.Value:
         """What decoupled weight decay leaves of a parameter."""
         op = self.op
-
-        def left() -> ir.Value:
-            return op.cast(op.Where(self.ok, op.Sub(1.0, op.Mul(self.rate(), decay)), _double(op, 1.0)), dtype)
-
-        return self._once(("remaining", decay, dtype), left)
+        return self._once(("remaining", decay, dtype), lambda: op.cast(op.Sub(1.0, op.Mul(self.rate(), decay)), dtype))
 
     def first_dampening(self, dampening: float) -> tuple[ir.Value, ...]:
         """The factor of a gradient that is added to momentum: the first step's is whole."""
@@ -118,24 +92,21 @@ class Step:
         return self._once(("correction", beta), corrected)
 
     def adam(self, p: ir.Value, g: Scaled, betas: tuple[float, float], eps: float) -> ir.Value:
-        """The change Adam subtracts, zero where nothing is to change.
+        """The change Adam subtracts.
 
         With the corrections c₁ and c₂ it is lr/c₁·m / (√(v/c₂) + eps), here lr·√c₂/c₁ · m / (√v + eps·√c₂).
         """
         op, dtype = self.op, p.dtype
         m, v = self.state(p, "exp_avg"), self.state(p, "exp_avg_sq")
-        fresh = self.safe(g.value)
         first, second = (_double(op, 1.0 - beta) for beta in betas)
-        self.updates[m] = op.Add(
-            op.Mul(m, self.kept(betas[0], dtype)), self.times(Scaled(fresh, (first, *g.factors, self.sign())))
-        )
-        square = self.times(Scaled(op.Mul(fresh, fresh), (second, *g.factors, *g.factors)))
-        self.updates[v] = op.Add(op.Mul(v, self.kept(betas[1], dtype)), square)
+        self.updates[m] = op.Add(op.Mul(m, betas[0]), self.times(Scaled(g.value, (first, *g.factors))))
+        square = self.times(Scaled(op.Mul(g.value, g.value), (second, *g.factors, *g.factors)))
+        self.updates[v] = op.Add(op.Mul(v, betas[1]), square)
         root = self._once("root", lambda: op.Sqrt(self.correction(betas[1])))
         floor = self._once(("floor", dtype), lambda: op.cast(op.Mul(root, eps), dtype))
         scale = self._once("adam", lambda: op.Div(op.Mul(self.rate(), root), self.correction(betas[0])))
         ratio = op.Div(self.updates[m], op.Add(op.Sqrt(self.updates[v]), floor))
-        return self.safe(self.times(Scaled(ratio, (scale,))))
+        return self.times(Scaled(ratio, (scale,)))
 
     def _once(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
         if key not in self._known:
@@ -207,7 +178,6 @@ class Updater:
         self.accumulated: dict[ir.Value, ir.Value] = {}
         self.norm: ir.Value | None = None
         self._waiting: list[tuple[ir.Value, ir.Value]] = []
-        self._statistics: list[tuple[ir.Value, ir.Value]] = []
         self._scale: tuple[ir.Value, ...] = ()
         self._step: Step | None = None
         self.updating = loss is not None and (optimizer is not None or accumulate != "no")
@@ -215,28 +185,9 @@ class Updater:
             return
         with op.at("update"):
             lr = 0.0 if optimizer is None else optimizer.lr
-            self._step = Step(op, is_finite(op, op.reshape(loss, ())), lr, self.updates, self.state)
+            self._step = Step(op, lr, self.updates, self.state)
             if accumulate == "apply":
                 self._scale = (op.cast(op.scalar("accumulation_scale", _FLOAT), _DOUBLE),)
-
-    def statistics(self, model: ir.Model, updates: Mapping[str, str]) -> None:
-        """Keep running statistics as they were where nothing is to change. Their outputs keep names and places."""
-        inputs = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
-        outputs = {str(v.name): v for v in model.graph.outputs}
-        self._statistics = [(inputs[old], outputs[new]) for old, new in updates.items()]
-        if self.clip_norm is None:
-            self._write_statistics()
-
-    def _write_statistics(self) -> None:
-        step, op = self._step, self.op
-        assert step is not None
-        gated: dict[ir.Value, ir.Value] = {}
-        with op.at("update"):
-            for old, new in self._statistics:
-                name = str(new.name)
-                gated[new] = op.Where(step.ok, new, old)
-                new.name, gated[new].name = op.fresh(f"{name}.ungated"), name
-        op.graph.outputs[:] = [gated.get(value, value) for value in op.graph.outputs]
 
     def finished(self, value: ir.Value, gradient: ir.Value) -> None:
         """A gradient is whole: write what follows from it."""
@@ -248,7 +199,7 @@ class Updater:
                 total = op.input(f"{value.name}.accumulated", value.dtype or _FLOAT, op.dims(value))
                 self.accumulated[value] = total
                 if self.accumulate == "add":
-                    self.updates[total] = op.Add(total, step.times(Scaled(step.safe(gradient), (step.sign(),))))
+                    self.updates[total] = op.Add(total, gradient)
                     return
                 gradient = op.Add(total, gradient)
             if self.clip_norm is not None:
@@ -266,13 +217,12 @@ class Updater:
         if self.clip_norm is None or self._step is None:
             return
         with self.op.at("update/clip"):
-            self._clip(self._step, self.clip_norm)
-        self._write_statistics()
+            self._clip(self.clip_norm)
         for value, gradient in self._waiting:
             with self.op.at(f"update/{value.name}"):
                 self._update(value, gradient)
 
-    def _clip(self, step: Step, largest: float) -> None:
+    def _clip(self, largest: float) -> None:
         """Scale by min(1, largest / (norm + 1e-6)), as ``torch.nn.utils.clip_grad_norm_`` does."""
         op = self.op
         squares = [op.ReduceSumSquare(op.cast(gradient, _FLOAT), keepdims=0) for _, gradient in self._waiting]
@@ -280,11 +230,5 @@ class Updater:
         for factor in self._scale:
             norm = op.Mul(norm, op.cast(factor, _FLOAT))
         self.norm = norm
-        step.ok = op.And(step.ok, is_finite(op, norm))
         shrink = op.Min(op.Div(largest, op.Add(op.cast(norm, _DOUBLE), CLIP_EPSILON)), 1.0)
-        self._scale = (*self._scale, op.Where(step.ok, shrink, _double(op, 1.0)))
-
-
-def is_finite(op: Emitter, x: ir.Value) -> ir.Value:
-    """Whether a scalar is neither infinite nor NaN."""
-    return op.Less(op.Abs(x), math.inf)
+        self._scale = (*self._scale, shrink)

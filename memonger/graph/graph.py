@@ -33,7 +33,8 @@ class Graph:
         sizes: Bytes of every value; 0 where only the runtime knows.
         planned: Whether the value gets an address in the arena. What the runtime holds itself isn't planned:
             inputs, initializers, strings, sequences, empty tensors, sizes only the run can tell, and shapes.
-        reads: Values each node reads, those its subgraphs capture included, without repeats.
+        reads: Values each node reads, those its subgraphs capture included, without repeats; of a node that updates
+            also what it has to come after (see `from_model`).
         writes: Values each node writes.
         outputs: Values that have to be there when the run ends.
         views: (input, output) pairs of each node that are the same bytes when they have one address.
@@ -114,6 +115,7 @@ def from_model(
     seconds: Mapping[str, float] | None = None,
     workspace: Mapping[str, int] | None = None,
     updates: Mapping[str, str] | None = None,
+    after: Collection[str] = (),
     results: Collection[str] | None = None,
     host: Collection[str] = (),
     provider: str = aliasing.CPU,
@@ -126,6 +128,8 @@ def from_model(
         workspace: Measured workspace of each node in bytes, by name.
         updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
             their input where they are computed are planned as any other.
+        after: Names of the outputs that say whether a step may update anything: every node that writes over a
+            persistent input reads them too, so that it comes after them in any schedule.
         results: Names of the outputs of the forward pass; None: all outputs.
         host: Names of values that lie elsewhere than on the device: they aren't planned.
         provider: Whose kernels run the model: onnxruntime's name for it.
@@ -138,10 +142,13 @@ def from_model(
     nodes = list(model.graph)
     known_sizes = [nbytes(v) for v in values]
     in_arena = _planned(model, values, known_sizes, host)
-    replaced = _in_place_updates(model, updates or {}, in_arena, provider)
+    waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
+    replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for))
     elsewhere = {new for pairs in replaced.values() for _, new in pairs}
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
-    reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
+    own = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
+    late = tuple(number[v] for v in waited_for)
+    reads = tuple(_unique((*r, *late)) if node in replaced else r for node, r in zip(nodes, own, strict=True))
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple(size or 0 for size in known_sizes)
     rules = _PairFinder(number, sizes, planned, values, elsewhere)
@@ -157,10 +164,10 @@ def from_model(
         outputs=_unique(number[v] for v in model.graph.outputs),
         views=views,
         inplace=tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
-        ties=tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
+        ties=tuple(rules.ties(node, read) for node, read in zip(nodes, own, strict=True)),
         updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
         forward=_forward(nodes, [v for v in model.graph.outputs if results is None or v.name in results]),
-        costs=_costs(nodes, seconds, sizes, reads, writes, views),
+        costs=_costs(nodes, seconds, sizes, own, writes, views),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
     )
 
@@ -193,13 +200,25 @@ def _forward(nodes: list[ir.Node], results: list[ir.Value]) -> tuple[bool, ...]:
     return tuple(found[::-1])
 
 
+def needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that these values depend on."""
+    found: set[ir.Node] = set()
+    pending = list(values)
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            pending.extend(read_values(node))
+    return found
+
+
 def _in_place_updates(
-    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value], provider: str
+    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value], provider: str, earlier: set[ir.Node]
 ) -> dict[ir.Node, list[tuple[ir.Value, ir.Value]]]:
     """The updates that are written over their input by the node that computes them.
 
     The node may read the old content only where its kernel may run in place; every other reader has to come first, and
-    may leave no alias of it that the runtime holds.
+    may leave no alias of it that the runtime holds. None of the nodes in ``earlier`` may write over anything.
     """
     inputs = {str(v.name): v for v in model.graph.inputs}
     outputs = {str(v.name): v for v in model.graph.outputs}
@@ -208,7 +227,7 @@ def _in_place_updates(
     for source, target in updates.items():
         old, new = inputs[source], outputs[target]
         node = new.producer()
-        if node is None or old.is_graph_output() or not _may_replace(node, old, new, provider):
+        if node is None or node in earlier or old.is_graph_output() or not _may_replace(node, old, new, provider):
             continue
         readers = [reader for reader, _ in old.uses()]
         kept = any(aliasing.may_alias_unbound(reader) and not planned.issuperset(reader.outputs) for reader in readers)

@@ -19,7 +19,7 @@ from memonger.graph.graph import read_values
 from memonger.graph.schedule import topological_order
 from memonger.lowering import calibrate
 from memonger.lowering import cuda as cuda_form
-from memonger.lowering.lowered import Calibration, Lowered
+from memonger.lowering.lowered import Calibration, Lowered, updates_last
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.modules import carry_modules
@@ -105,6 +105,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
         lowered = _reload(path, model)
         if settings.source_order:
             in_source_order(lowered, model.ir)
+            updates_last(lowered, model.training)
         try:
             run = calibrate.run(lowered, device, folder, settings.cuda, settings.threads, settings.inputs)
         except calibrate.NoRoomError:

@@ -68,6 +68,11 @@ class Training:
         found = (*self.parameters, *self.statistics, *self.state, *self.accumulated.values())
         return tuple(dict.fromkeys(found))
 
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """The outputs that say whether a step may update anything: nothing is updated where one isn't finite."""
+        return tuple(name for name in (self.loss, self.gradient_norm) if name is not None)
+
 
 def write(model: ir.Model, training: Training) -> None:
     """Put it into the model's metadata."""

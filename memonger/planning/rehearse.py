@@ -20,24 +20,22 @@ def rehearse(plan: Plan, inputs: feeding.Feeds | None) -> dict[str, int]:
         PlanError: the model doesn't fit as planned, either.
     """
     try:
-        engine = _run(plan, inputs)
+        engines = _run(plan, inputs)
     except SessionError as error:
         raise PlanError(f"{plan.model.graph.name}: {error}") from error
     workspace: dict[str, int] = {}
-    for name, size in engine.workspace.items():
+    for name, size in (pair for engine in engines for pair in engine.workspace.items()):
         workspace[original(name)] = max(size, workspace.get(original(name), 0))
     return workspace
 
 
-def _run(plan: Plan, inputs: feeding.Feeds | None) -> Engine:
+def _run(plan: Plan, inputs: feeding.Feeds | None) -> tuple[Engine, ...]:
     if plan.training is not None and plan.training.loss is not None:
-        trainer = Trainer(plan, cuda_graph="off")
-        engine = trainer.engine
-        with engine.pool.recording():
+        trainer = Trainer(plan)
+        with trainer.engines[0].pool.recording():
             trainer.step(inputs if inputs is not None else feeding.random_feeds(trainer.inputs))
-        return engine
+        return trainer.engines
     session = Session(plan, cuda_graph="off")
-    (engine,) = session.engines
-    with engine.pool.recording():
+    with session.engines[0].pool.recording():
         session.run(inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph)))
-    return engine
+    return session.engines

@@ -34,9 +34,11 @@ class Binding:
         program: The plan's program.
         engine: What runs it.
         arena: Where planned values lie: at least as large as the plan's.
-        fixed: Inputs that persist between runs, by name, and the store each lies in.
-        scalars: Scalar inputs by name: arrays of the caller, read at each run.
-        updates: Persistent input → the output that is its new content.
+        fixed: What persists between runs, by name, and the store each lies in; more than the program reads may be there.
+        scalars: Scalar inputs by name, likewise: arrays of the caller, read at each run.
+        updates: Persistent input → the output that is its new content. One with an address in the arena has to be
+            copied by the caller once the run is over.
+        received: Inputs that lie in the arena.
         inputs_at: Where inputs are copied to, on a device that isn't the host (see `input_memory`); None for memory of
             this binding's own.
 
@@ -56,23 +58,24 @@ class Binding:
         fixed: Mapping[str, Store] = _NONE,
         scalars: Mapping[str, np.ndarray] = _NONE,
         updates: Mapping[str, str] = _NONE,
+        received: Sequence[ArenaTensor] = (),
         inputs_at: Arena | None = None,
     ) -> None:
         self.program, self.engine, self.arena, self.device = program, engine, arena, arena.device
-        self.fixed, self.scalars, self.updates = fixed, scalars, updates
+        self.fixed, self.scalars, self.received = fixed, scalars, received
         hosted = next((name for name in fixed if name in engine.hosted), None)
         if hosted is not None:
             raise SessionError(f"'{hosted}' can't persist on {self.device}: kernels read it in the host's memory.")
         self.inputs = tuple(i for i in program.inputs if i.name not in fixed and i.name not in scalars)
+        self._takes = engine.input_names
         self._kinds = {value.name: value.kind for value in self.inputs}
         self._required = {value.name for value in self.inputs if value.required}
         self._planned = {tensor.name: tensor for tensor in program.planned}
-        self._late = {old: new for old, new in updates.items() if new in self._planned}
-        self._replaced = {new: old for old, new in updates.items() if new not in self._planned}
+        self._replaced = {new: old for old, new in updates.items() if new in program.replacing}
         self._unplanned = [n for n in program.outputs if n not in self._planned and n not in self._replaced]
         bound = [*self._unplanned, *self._planned, *self._replaced]
         self._position = {name: number for number, name in enumerate(bound)}
-        self._own = {**program.constants, **scalars}
+        self._own = {**program.constants, **{name: a for name, a in scalars.items() if name in self._takes}}
         self._own_store = self._store(_tensors_of(self._own))
         self._staging = np.zeros(self._own_store.nbytes, np.uint8)
         self._staged = [(self._part(tensor), self._own[name]) for name, tensor in self._own_store.tensors.items()]
@@ -91,7 +94,6 @@ class Binding:
         self.binding = self.engine.session.io_binding()
         self._graphs: dict[frozenset[str], int] = {}
         self._number = 0  # of the CUDA graph for the inputs that are fed
-        self._captured: set[int] = set()
         self._fed: set[str] | None = None
         self._foreign: set[str] = set()  # inputs that aren't read from the memory kept for them
         self._redirected: set[str] = set()  # outputs that are written to the caller's memory
@@ -118,16 +120,16 @@ class Binding:
         """
         inputs = feeding.in_place(inputs, self.device)
         feeding.check_feeds(self.inputs, inputs, "the model")
-        if self.engine.refused is not None:
-            raise SessionError(self.engine.refused)
+        self.engine.check_usable()
         return inputs
 
-    def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
+    def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE, handed: Mapping[str, Any] = _NONE) -> None:
         """Run once; `result` gives what came out.
 
         Args:
             inputs: What `checked` returned.
             targets: Tensors that outputs are written to, by the outputs' names.
+            handed: OrtValues for inputs that aren't the caller's, by name; others than the model's are left out.
 
         Raises:
             SessionError: the runtime failed, or didn't follow the planned order; targets overlap.
@@ -138,11 +140,12 @@ class Binding:
         if self._fed != set(inputs):
             self._begin_feeding(set(inputs))
         self._feed(inputs, overwritten)
+        self._take(handed)
         for name in self._unplanned:
             self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
         if targets or self._redirected:
             self._redirect(targets)
-        self._execute()
+        self.engine.run(self.binding, self._number)
         if len(targets) > len(self._redirected):
             self._copy_out(targets)
 
@@ -183,7 +186,10 @@ class Binding:
             else:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
         for name, store in self.fixed.items():
-            self._bind_input(name, store)
+            if name in self._takes:
+                self._bind_input(name, store)
+        for tensor in self.received:
+            self._bind_received(tensor)
         self._foreign = set(self._input_store.tensors)
         fed = frozenset(names)
         if fed not in self._graphs:
@@ -204,6 +210,25 @@ class Binding:
                 self._foreign.add(name)
             else:
                 self._copy_in(name, feed)
+
+    def _take(self, handed: Mapping[str, Any]) -> None:
+        """Bind what an earlier segment left: onnxruntime's own values, and copies where kernels read on the host."""
+        for name in sorted(handed.keys() & self._takes):
+            self.binding.bind_ortvalue_input(name, handed[name])
+        for tensor in self.received:
+            if tensor.name in self.engine.hosted:
+                self._bind_received(tensor)
+
+    def _bind_received(self, tensor: ArenaTensor) -> None:
+        where = self.arena.address + tensor.offset
+        ort.bind_input(self.binding, tensor.name, tensor.dtype, tensor.shape, where, self.device)
+
+    def held(self, names: Collection[str]) -> dict[str, Any]:
+        """Outputs of the last run that onnxruntime allocated, as OrtValues."""
+        if not names:
+            return {}
+        bound = self.binding.get_outputs_as_ortvaluevector()
+        return {name: bound[self._position[name]] for name in sorted(names)}
 
     def _copy_own(self) -> None:
         """Copy constants and scalars to the device, all at once."""
@@ -270,26 +295,6 @@ class Binding:
                 self.arena.copy_out(tensor.offset, feeding.address_of(target), tensor.nbytes)
             else:
                 target[...] = self._read(tensor, copy=True)
-
-    def _execute(self) -> None:
-        captures = self.engine.captures and not self.engine.unchecked
-        if captures and self.updates and self._number not in self._captured:
-            self._capture()
-        self.engine.run(self.binding, self._number)
-        for old, new in self._late.items():
-            self.fixed[old].copy_in(old, self.arena.address + self._planned[new].offset)
-
-    def _capture(self) -> None:
-        """Have the run captured for replays.
-
-        onnxruntime executes the model several times for that, updates and all: what persists is put back.
-        """
-        stores = list(dict.fromkeys(self.fixed.values()))
-        before = [store.arena.read(0, np.dtype(np.uint8), (store.nbytes,)) for store in stores]
-        self.engine.run(self.binding, self._number)
-        for store, content in zip(stores, before, strict=True):
-            store.arena.write(0, content)
-        self._captured.add(self._number)
 
     def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         """The outputs of the last run by name, as `memonger.Session.run` returns them."""

@@ -29,6 +29,9 @@ class Engine:
         check_order: Compare the order of the first run with the plan.
         cuda: How the CUDA provider is set up.
         graphs: Whether runs are captured as CUDA graphs: ``auto`` where it can be, ``on``, ``off``.
+        is_segment: Whether it is one of several that run one after the other: on the CPU they share one allocator, and
+            their threads sleep as soon as a run is over.
+        pool: Of a segment that was made before, on a CUDA device: workspace comes from there; None for one of its own.
 
     Attributes:
         session: The ``onnxruntime.InferenceSession``.
@@ -53,6 +56,8 @@ class Engine:
         check_order: bool,
         cuda: Cuda | None = None,
         graphs: str = "off",
+        is_segment: bool = False,
+        pool: Any = None,
     ) -> None:
         self.members, self.programs, self.device = group.members, group.programs, device
         self.refused: str | None = None
@@ -60,10 +65,13 @@ class Engine:
         self._owner = os.getpid()
         self.is_new, self._graphs = True, 0
         self.pool: Any = None
+        self._joined = pool
         self.workspace: dict[str, int] = {}
         self._folder = ScratchFolder() if check_order else None
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
-        self._options = ort.Options(in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda())
+        self._options = ort.Options(
+            in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment
+        )
         self.captures, self.why_not = False, "" if device.facts.has_graphs else "CUDA graphs are for CUDA devices"
         if graphs == "off":
             self.why_not = "they were turned off"
@@ -94,7 +102,7 @@ class Engine:
     def _session(self, group: Group, captures: bool) -> Any:
         self.close()
         if not captures:
-            self.pool = backend(self.device).pool()
+            self.pool = backend(self.device).pool() if self._joined is None else self._joined.join()
         session = ort.make_session(group.model, self.device, self._options, pool=self.pool, captures=captures)
         if self.pool is not None:
             self.pool.loaded()
@@ -137,6 +145,8 @@ class Engine:
 
     def _reserve(self) -> None:
         need = max(program.workspace_bytes for program in self.programs)
+        if self._joined is not None:
+            return
         if self.pool is not None:
             self.pool.reserve(need)
         else:
@@ -154,6 +164,20 @@ class Engine:
     def unchecked(self) -> bool:
         """Whether no run has been compared with the schedule yet."""
         return self._folder is not None
+
+    @property
+    def input_names(self) -> frozenset[str]:
+        """Names of its model's inputs."""
+        return frozenset(value.name for value in self.session.get_inputs())
+
+    def check_usable(self) -> None:
+        """Check that it runs.
+
+        Raises:
+            SessionError: an earlier run wasn't the plan's.
+        """
+        if self.refused is not None:
+            raise SessionError(self.refused)
 
     def run(self, binding: Any, number: int = 0) -> None:
         """Run once.

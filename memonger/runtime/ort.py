@@ -1,7 +1,9 @@
 """What onnxruntime is asked to do with a model."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +54,8 @@ class Options:
         lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
             session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
         cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
+        is_segment: The session is one of several that run one after the other: on the host their workspace comes from
+            one allocator, and no thread of one spins while the next one runs.
     """
 
     level: str = "ORT_DISABLE_ALL"
@@ -65,6 +69,7 @@ class Options:
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
     lend_weights: bool = False
     cuda: Cuda | None = field(default_factory=Cuda)
+    is_segment: bool = False
 
     def __post_init__(self) -> None:
         if type(self.threads) is not int or not 0 <= self.threads <= MOST_THREADS:
@@ -124,9 +129,26 @@ def _create(model: str | bytes, settings: Any, device: Device, providers: list[A
     return session
 
 
+_OF_SEGMENTS = {"session.use_env_allocators": "1", "session.force_spinning_stop": "1"}
+
+
+@cache
+def _share_host_allocator() -> None:
+    """Have onnxruntime keep one allocator of host memory for all sessions that ask for it.
+
+    It stays as long as the process, and takes what it is asked for and no more. Where somebody else has registered one, that is used.
+    """
+    module = onnxruntime()
+    where = module.OrtMemoryInfo("Cpu", module.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, module.OrtMemType.DEFAULT)
+    with suppress(RuntimeError):
+        module.create_and_register_allocator(where, module.OrtArenaCfg({"arena_extend_strategy": 1}))
+
+
 def session_options(options: Options) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
+    if options.is_segment:
+        _share_host_allocator()
     settings = module.SessionOptions()
     settings.log_severity_level = 4  # its errors come back as exceptions, and those are ours to word
     settings.graph_optimization_level = getattr(module.GraphOptimizationLevel, options.level)
@@ -143,7 +165,7 @@ def session_options(options: Options) -> Any:
         settings.optimized_model_filepath = str(options.optimized)
     for name, size in options.dims.items():
         settings.add_free_dimension_override_by_name(name, size)
-    for key, value in options.entries.items():
+    for key, value in ({**_OF_SEGMENTS, **options.entries} if options.is_segment else options.entries).items():
         settings.add_session_config_entry(key, value)
     return settings
 

@@ -161,8 +161,7 @@ class Session:
         index = smaller.program if smaller is not None else self._pick(inputs)
         program, engine = self._programs[index], self._engines[index]
         _check_targets(program, outputs, smaller.rows if smaller is not None else None)
-        if engine.refused is not None:
-            raise SessionError(engine.refused)
+        engine.check_usable()
         if engine.unchecked or self._shared is not None:
             with self._lock:
                 return {**self._run_any(index, smaller, inputs, outputs, copy), **given}

@@ -21,10 +21,11 @@ from memonger.runtime import process_memory
 from memonger.runtime import state as states
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.backend import backend
-from memonger.runtime.binding import Binding, bind_plan
+from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.program import program_of
+from memonger.runtime.segments import Segments
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
 from memonger.units import format_size, shown
@@ -164,18 +165,22 @@ class Trainer:
             self._state.fill(name, 0)
 
     def _run(self, index: int, batch: Inputs) -> float:
-        bound, loss = self._bound[index], self._roles[index].loss
-        assert loss is not None
+        """Run a micro-batch, its updates only where the loss and the gradients' norm are finite. Returns the loss."""
+        bound, roles = self._bound[index], self._roles[index]
+        numbers: list[float] = []
+
+        def goes_on() -> bool:
+            numbers.extend(float(bound.result(name).reshape(())) for name in roles.verdicts)
+            self._was_finite = bool(np.isfinite(numbers).all())
+            return self._was_finite
+
         self._has_outputs = False
         try:
-            bound.run(batch)
+            bound.run(batch, goes_on)
         except BaseException:
             self._torn = index == 0 and bound.changes_anything
             raise
         self._has_outputs = index == 0
-        norm = self._roles[index].gradient_norm
-        numbers = [float(bound.result(name).reshape(())) for name in (loss, *([norm] if norm else []))]
-        self._was_finite = bool(np.isfinite(numbers).all())
         return numbers[0]
 
     @property
@@ -331,19 +336,9 @@ class Trainer:
         self._store(name).fill(name, content)
 
     @property
-    def engine(self) -> Engine:
-        """What runs the steps."""
-        return self._bound[0].engine
-
-    @property
-    def cuda_graph(self) -> bool:
-        """Whether steps are captured as a CUDA graph and replayed."""
-        return all(bound.engine.captures for bound in self._bound)
-
-    @property
-    def why_no_cuda_graph(self) -> str:
-        """What stands against it; empty where nothing does."""
-        return next((bound.engine.why_not for bound in self._bound if bound.engine.why_not), "")
+    def engines(self) -> tuple[Engine, ...]:
+        """What runs a step's segments, in order."""
+        return self._bound[0].engines
 
     def _set(self, role: str, content: float | None) -> None:
         if role in self._scalars and content is not None:
@@ -362,12 +357,12 @@ class Trainer:
             if tensor is not None:
                 self._write(name, tensor.numpy())
 
-    def _bind(self, plan: Plan, roles: Training, check_order: bool) -> Binding:
+    def _bind(self, plan: Plan, roles: Training, check_order: bool) -> Segments:
         fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
-        return bind_plan(
+        return Segments(
             plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
-            check_order=check_order, cuda_graph=self._graphs,
+            check_order=check_order,
         )  # fmt: skip
 
 

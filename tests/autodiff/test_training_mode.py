@@ -297,7 +297,7 @@ def test_models_built_in_training_form_have_statistics_too() -> None:
     assert roles.outputs == ("loss",)
 
 
-def test_statistics_of_a_training_form_are_onnxs_own_and_gated() -> None:
+def test_statistics_of_a_training_form_are_onnxs_own() -> None:
     source = onnx.parser.parse_model(
         f"""{HEAD} g (float[8,2] x) => (float l, float[2] m.next, float[2] v.next)
         <float[2] s = {{1.0, 2.0}}, float[2] b = {{0.0, 0.5}}, float[2] m = {{-0.0, 2.0}}, float[2] v = {{1.0, 3.0}}> {{
@@ -309,9 +309,6 @@ def test_statistics_of_a_training_form_are_onnxs_own_and_gated() -> None:
     )
     stock = Stock(memonger.differentiate(source, loss="l", optimizer=memonger.SGD()))
     x = np.random.default_rng(0).standard_normal((8, 2)).astype(np.float32)
-    before = {name: array.tobytes() for name, array in stock.state.items()}
-    stock.step({"x": np.where(np.arange(16).reshape(8, 2) == 3, np.float32(np.nan), x)})
-    assert {name: array.tobytes() for name, array in stock.state.items()} == before
     results = stock.step({"x": x})
     np.testing.assert_allclose(results["m.next"], 0.75 * np.array([0, 2]) + 0.25 * x.mean(0), rtol=1e-5)
     np.testing.assert_allclose(results["v.next"], 0.75 * np.array([1, 3]) + 0.25 * x.var(0), rtol=1e-5)

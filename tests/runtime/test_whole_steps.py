@@ -146,13 +146,13 @@ def test_a_step_that_fails_among_its_updates_is_told_until_a_state_is_loaded(
     trainer.step(batch(0))
     trainer.save(tmp_path / "state")
     before = trainer.state_dict()
-    run = trainer.engine.run
+    run = trainer.engines[-1].run
 
     def fails_afterwards(*arguments: Any) -> None:
         run(*arguments)
         raise SessionError("injected")
 
-    monkeypatch.setattr(trainer.engine, "run", fails_afterwards)
+    monkeypatch.setattr(trainer.engines[-1], "run", fails_afterwards)
     with pytest.raises(SessionError, match="injected"):
         trainer.step(batch(1))
     monkeypatch.undo()

@@ -72,7 +72,9 @@ class Event:
 
 
 class Pool:
-    """The device memory of one onnxruntime session beside our arena: weights, and one region for workspace.
+    """The device memory of an onnxruntime session beside our arena: weights, and one region for workspace.
+
+    Sessions that run one after the other may share it.
 
     Args:
         device: Where.
@@ -92,6 +94,7 @@ class Pool:
         self.events: list[Event] | None = None
         self._base = self._beside = 0
         self._region, self._capped, self._loaded = Region(0), False, False
+        self._users = self._uncapped = 1
         self._own: dict[int, int] = {}  # address → bytes of what lies outside the region
         self._calls = _ALLOCATE(self._allocate), _FREE(self._free), _EMPTY(lambda: None)
 
@@ -100,6 +103,11 @@ class Pool:
         names = ("gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache")
         addresses = (ctypes.cast(call, ctypes.c_void_p).value for call in self._calls)
         return {name: str(address) for name, address in zip(names, addresses, strict=True)}
+
+    def join(self) -> "Pool":
+        """The same pool for one session more, which runs before or after the others, never beside them."""
+        self._users, self._uncapped = self._users + 1, self._uncapped + 1
+        return self
 
     def loaded(self) -> None:
         """Say that the session is made: what it holds by now are its weights."""
@@ -117,8 +125,12 @@ class Pool:
             self._base = driver.allocate(self.device.index, self.scratch_bytes)
 
     def cap(self) -> None:
-        """Refuse from now on what doesn't fit the region: a wrong prediction is an error, not an overrun."""
-        self._capped = True
+        """Refuse from now on what doesn't fit the region: a wrong prediction is an error, not an overrun.
+
+        Of several sessions each says so once, and the last one's word counts.
+        """
+        self._uncapped -= 1
+        self._capped = self._uncapped <= 0
 
     @contextmanager
     def recording(self) -> Iterator[list[Event]]:
@@ -131,7 +143,10 @@ class Pool:
             self.events = None
 
     def close(self) -> None:
-        """Give everything back. Nothing of the session may be used any more."""
+        """Give everything back once no session is left. Nothing of the session may be used any more."""
+        self._users -= 1
+        if self._users > 0:
+            return
         for address in (*self._own, *([self._base] if self._base else [])):
             driver.free(self.device.index, address)
         self._own.clear()

@@ -1,0 +1,219 @@
+"""A plan run in segments: onnxruntime sessions over one arena, each with a stretch of the schedule.
+
+A training step has two. The first ends before anything that persists is written over: by then the loss is known, and
+the norm that gradients are clipped by. Whoever runs the step looks at them, and where they aren't finite the second
+segment, with all updates in it, doesn't run: nothing in the model has to ask.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import SessionError
+from memonger.graph.graph import read_values
+from memonger.model.values import subgraphs
+from memonger.plan import Plan
+from memonger.runtime import feeds as feeding
+from memonger.runtime.arena import Arena, ArenaTensor
+from memonger.runtime.binding import Binding, without_defaults
+from memonger.runtime.engine import Engine
+from memonger.runtime.program import Group, Program, exposed, program_of
+from memonger.runtime.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a schedule as a model of its own.
+
+    Attributes:
+        model: Its nodes; what they read of earlier segments is an input.
+        program: What of the plan's program is this segment's.
+        received: Planned values of earlier segments that it reads, where they lie in the arena.
+        handed: Names of values of earlier segments that it reads and onnxruntime holds.
+    """
+
+    model: ir.Model
+    program: Program
+    received: tuple[ArenaTensor, ...]
+    handed: tuple[str, ...]
+
+
+def segments_of(model: ir.Model, program: Program, cuts: Sequence[int]) -> tuple[Segment, ...]:
+    """A model with every planned value among its outputs, cut before these steps.
+
+    Args:
+        model: Its nodes are the schedule.
+        program: Of the whole plan.
+        cuts: Steps, ascending; the beginning and the end needn't be named.
+    """
+    steps = len(program.order)
+    bounds = [0, *(cut for cut in dict.fromkeys(cuts) if 0 < cut < steps), steps]
+    return tuple(_segment(model, program, begin, end) for begin, end in pairwise(bounds))
+
+
+def _segment(model: ir.Model, program: Program, begin: int, end: int) -> Segment:
+    copy = model.clone()
+    graph, nodes = copy.graph, list(copy.graph)
+    earlier = {value for node in nodes[:begin] for value in node.outputs}
+    later = {value for node in nodes[end:] for value in node.outputs}
+    own = {value: None for node in nodes[begin:end] for value in node.outputs}
+    taken = dict.fromkeys(v for node in nodes[begin:end] for v in read_values(node) if v in earlier)
+    given = dict.fromkeys(v for node in nodes[end:] for v in read_values(node) if v in own)
+    graph.outputs[:] = dict.fromkeys([*(v for v in graph.outputs if v not in earlier and v not in later), *given])
+    _remove(graph, nodes[end:])
+    for value in taken:
+        graph.inputs.append(ir.Value(name=value.name, type=value.type, shape=value.shape))
+        value.replace_all_uses_with(graph.inputs[-1])
+    _remove(graph, nodes[:begin])
+    _drop_unread(graph)
+    written = {str(value.name) for value in own}
+    names = {str(value.name) for value in taken}
+    received = tuple(tensor for tensor in program.planned if tensor.name in names)
+    handed = names - {tensor.name for tensor in received}
+    planned = {tensor.name for tensor in program.planned}
+    kept = [str(value.name) for value in graph.outputs if value.name not in planned]
+    part = replace(
+        program,
+        inputs=tuple(value for value in feeding.inputs_of(graph) if value.name not in names),
+        outputs=tuple(dict.fromkeys([*(v for v in program.outputs if v in written), *kept])),
+        planned=tuple(tensor for tensor in program.planned if tensor.name in written),
+        order=program.order[begin:end],
+        first_update=max(0, program.first_update - begin),
+        replacing=program.replacing & written,
+    )
+    return Segment(copy, part, received, tuple(sorted(handed)))
+
+
+def _remove(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
+    """Take nodes out, with what their subgraphs read."""
+    graph.remove(nodes)
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+        pending.extend(inner for subgraph in subgraphs(node) for inner in subgraph)
+
+
+def _drop_unread(graph: ir.Graph) -> None:
+    """Leave out inputs and initializers that nothing reads."""
+
+    def is_read(value: ir.Value) -> bool:
+        return bool(value.uses()) or value.is_graph_output()
+
+    graph.inputs[:] = [value for value in graph.inputs if is_read(value)]
+    for name in [name for name, value in graph.initializers.items() if not is_read(value)]:
+        del graph.initializers[name]
+
+
+class Segments:
+    """A training plan ready to run, one segment after the other.
+
+    Args:
+        plan: Verified by the caller.
+        arena: Where to run; its device is where.
+        threads: Threads within a node.
+        fixed: See `memonger.runtime.binding.Binding`; of these and ``scalars`` the model's own defaults are left out.
+        scalars: See there.
+        updates: See there.
+        check_order: Compare the order of the first run with the plan.
+
+    Attributes:
+        inputs: What the caller feeds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        arena: Arena,
+        threads: int,
+        *,
+        fixed: Mapping[str, Store],
+        scalars: Mapping[str, np.ndarray],
+        updates: Mapping[str, str],
+        check_order: bool,
+    ) -> None:
+        program = program_of(plan)
+        whole = exposed(without_defaults(plan.model, {*fixed, *scalars}), program.planned, (), False)
+        settings = plan.stamp.cuda if plan.stamp is not None else None
+        self.fixed, self.arena, self._bindings = fixed, arena, list[Binding]()
+        own = {*fixed, *scalars}
+        self.inputs = tuple(value for value in program.inputs if value.name not in own)
+        self._late = {old: tensor for old, new in updates.items() for tensor in program.planned if tensor.name == new}
+        parts = segments_of(whole, program, [program.first_update])
+        self._handed = {name for part in parts for name in part.handed}
+        self._done = 0
+        engine: Engine | None = None
+        for part in parts:
+            group = Group(part.model, (0,), (part.program,))
+            engine = Engine(
+                group, arena.device, threads, check_order, settings,
+                is_segment=len(parts) > 1, pool=engine.pool if engine is not None else None,
+            )  # fmt: skip
+            binding = Binding(
+                part.program, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=part.received
+            )
+            self._bindings.append(binding)
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """What runs the segments, in order."""
+        return tuple(binding.engine for binding in self._bindings)
+
+    def checked(self, inputs: feeding.Feeds) -> feeding.Feeds:
+        """Inputs as `run` takes them.
+
+        Raises:
+            SessionError: a wrong name, type or shape; the plan doesn't run any more.
+        """
+        inputs = feeding.in_place(inputs, self.arena.device)
+        feeding.check_feeds(self.inputs, inputs, "the model")
+        for engine in self.engines:
+            engine.check_usable()
+        return inputs
+
+    def run(self, inputs: feeding.Feeds, goes_on: Callable[[], bool]) -> None:
+        """Run one segment after the other.
+
+        Args:
+            inputs: What `checked` returned.
+            goes_on: Asked after the first segment, before anything is updated: where it says no, no more is run.
+
+        Raises:
+            SessionError: the runtime failed, or didn't follow the planned order; see `changes_anything`.
+        """
+        self._done = 0
+        handed: dict[str, Any] = {}
+        for binding in self._bindings:
+            binding.run({i.name: inputs[i.name] for i in binding.inputs if i.name in inputs}, handed=handed)
+            handed |= binding.held(self._handed & set(binding.program.outputs))
+            self._done += 1
+            if self._done == 1 and not goes_on():
+                return
+        for old, tensor in self._late.items():
+            self.fixed[old].copy_in(old, self.arena.address + tensor.offset)
+
+    @property
+    def changes_anything(self) -> bool:
+        """Whether the last run, which failed, may have written over what persists."""
+        return self._done > 0 and self._bindings[self._done].changes_anything
+
+    def result(self, name: str) -> np.ndarray:
+        """An output of the last run, where it lies if that is the host: valid until the next run.
+
+        Raises:
+            SessionError: it belongs to a segment that wasn't run.
+        """
+        for binding in self._bindings[: self._done]:
+            if name in binding.program.outputs:
+                return binding.result(name)
+        raise SessionError(f"there is no '{name}' of this step: it ended when its loss was seen.")
+
+    def bind(self) -> None:
+        """Bind everything to where it lies now: again after memory was given back and taken anew."""
+        for binding in self._bindings:
+            binding.bind()
