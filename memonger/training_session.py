@@ -33,7 +33,7 @@ class TrainingSession(Trainer):
         random_key: What the model's random numbers derive from, 0 to 2³²−1.
         intra_op_threads: Threads within a node; 0 is the plan's own setting.
         check_order: See `memonger.Session`.
-        cuda_graph: See `memonger.Session`.
+        cuda_graph: Of evaluations, see `memonger.Session`. A step is never captured: its loss is looked at midway.
 
     Attributes:
         learning_rate: Used by each step that isn't given another; the optimizer's own at first.

@@ -15,6 +15,7 @@ from memonger.autodiff.rules import random
 from memonger.autodiff.rules.booleans import keep_booleans
 from memonger.autodiff.updates import Optimizer, Updater
 from memonger.errors import PlanError
+from memonger.graph.schedule import updates_last
 from memonger.model import forward_model, parameters, training_roles
 from memonger.model.emitter import Emitter, collecting_later
 from memonger.model.load import Source, load
@@ -312,6 +313,7 @@ def _finish(work: _Work, source: ir.Model) -> None:
     model = work.model.ir
     training_roles.write(model, work.roles)
     passes.RemoveUnusedNodesPass()(model)
+    updates_last(model, work.roles)
     if forward_model.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
         forward_model.embed(model, source, work.roles)
     model.metadata_props.pop(parameters.KEY, None)

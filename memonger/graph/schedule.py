@@ -13,8 +13,9 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.graph import Graph, Pair
+from memonger.graph.graph import Graph, Pair, needed_by
 from memonger.model.names import fresh
+from memonger.model.training_roles import Training
 
 _OF_NODE = ("ops", "updates", "forward", "costs", "workspace")
 """Fields of a graph that are the same for a node and its copies."""
@@ -164,3 +165,20 @@ def _again(
         version=node.version,
         metadata_props=dict(node.metadata_props),
     )
+
+
+def updates_last(model: ir.Model, roles: Training | None) -> None:
+    """Put what the verdicts of a training step don't need behind them: new running statistics are computed before.
+
+    All else keeps its order, and so does a model without verdicts.
+    """
+    verdicts = [] if roles is None else [v for v in model.graph.outputs if v.name in roles.verdicts]
+    makers = {v.producer() for v in verdicts} - {None}
+    if roles is None or not makers:
+        return
+    nodes = list(model.graph)
+    wanted = needed_by(verdicts) | needed_by(v for v in model.graph.outputs if v.name in roles.outputs)
+    last = max(number for number, node in enumerate(nodes) if node in makers)
+    early = [node for node in nodes[:last] if node not in wanted]
+    model.graph.remove(early)
+    model.graph.insert_after(nodes[last], early)

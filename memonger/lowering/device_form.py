@@ -16,10 +16,10 @@ from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
 from memonger.graph.graph import read_values
-from memonger.graph.schedule import topological_order
+from memonger.graph.schedule import topological_order, updates_last
 from memonger.lowering import calibrate
 from memonger.lowering import cuda as cuda_form
-from memonger.lowering.lowered import Calibration, Lowered, updates_last
+from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.modules import carry_modules

@@ -14,11 +14,10 @@ from onnx_ir.passes import common as passes
 
 from memonger.devices import Stamp
 from memonger.errors import PlanError
-from memonger.graph.graph import needed_by
+from memonger.graph.schedule import updates_last
 from memonger.model.marks import forget_composites
 from memonger.model.model import Model
 from memonger.model.names import name_nodes
-from memonger.model.training_roles import Training
 from memonger.words import option
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -70,23 +69,6 @@ def portable(model: Model) -> Lowered:
     updates_last(copy.ir, model.training)
     _check_types(copy)
     return Lowered(copy.ir)
-
-
-def updates_last(model: ir.Model, roles: Training | None) -> None:
-    """Put what the verdicts of a training step don't need behind them: new running statistics are computed before.
-
-    All else keeps its order, and so does a model without verdicts.
-    """
-    verdicts = [] if roles is None else [v for v in model.graph.outputs if v.name in roles.verdicts]
-    makers = {v.producer() for v in verdicts} - {None}
-    if roles is None or not makers:
-        return
-    nodes = list(model.graph)
-    wanted = needed_by(verdicts) | needed_by(v for v in model.graph.outputs if v.name in roles.outputs)
-    last = max(number for number, node in enumerate(nodes) if node in makers)
-    early = [node for node in nodes[:last] if node not in wanted]
-    model.graph.remove(early)
-    model.graph.insert_after(nodes[last], early)
 
 
 def _check_types(model: Model) -> None:

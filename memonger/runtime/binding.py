@@ -34,7 +34,7 @@ class Binding:
         program: The plan's program.
         engine: What runs it.
         arena: Where planned values lie: at least as large as the plan's.
-        fixed: What persists between runs, by name, and the store each lies in; more than the program reads may be there.
+        fixed: What persists between runs, by name, and the store each lies in; the program may read less.
         scalars: Scalar inputs by name, likewise: arrays of the caller, read at each run.
         updates: Persistent input → the output that is its new content. One with an address in the arena has to be
             copied by the caller once the run is over.

@@ -84,7 +84,8 @@ class Engine:
             self._give_up(group, f"input '{min(self.hosted)}' lies in the host's memory")
         if graphs == "on" and not self.captures:
             raise SessionError(f"CUDA graphs can't be used: {self.why_not}. Leave it to 'auto', or turn them 'off'.")
-        self._reserve()
+        if not is_segment:
+            self.reserve()
 
     def _make(self, group: Group, graphs: str) -> None:
         """Make the session, with CUDA graphs if nothing speaks against them that is known by now."""
@@ -143,10 +144,9 @@ class Engine:
                     f"the model for this device ({option('device', str(self.device))})."
                 )
 
-    def _reserve(self) -> None:
+    def reserve(self) -> None:
+        """Take memory for workspace; of segments the last one does it, when the weights of all are loaded."""
         need = max(program.workspace_bytes for program in self.programs)
-        if self._joined is not None:
-            return
         if self.pool is not None:
             self.pool.reserve(need)
         else:

@@ -136,7 +136,8 @@ _OF_SEGMENTS = {"session.use_env_allocators": "1", "session.force_spinning_stop"
 def _share_host_allocator() -> None:
     """Have onnxruntime keep one allocator of host memory for all sessions that ask for it.
 
-    It stays as long as the process, and takes what it is asked for and no more. Where somebody else has registered one, that is used.
+    It stays as long as the process, and takes what it is asked for and no more. Where somebody else has registered
+    one, that is used.
     """
     module = onnxruntime()
     where = module.OrtMemoryInfo("Cpu", module.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, module.OrtMemType.DEFAULT)

@@ -19,7 +19,7 @@ from memonger.model.values import subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
-from memonger.runtime.binding import Binding, without_defaults
+from memonger.runtime.binding import Binding, input_memory, without_defaults
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.runtime.store import Store
@@ -147,17 +147,17 @@ class Segments:
         parts = segments_of(whole, program, [program.first_update])
         self._handed = {name for part in parts for name in part.handed}
         self._done = 0
-        engine: Engine | None = None
+        memory, pool = input_memory([replace(program, inputs=self.inputs)], arena.device), None
         for part in parts:
             group = Group(part.model, (0,), (part.program,))
-            engine = Engine(
-                group, arena.device, threads, check_order, settings,
-                is_segment=len(parts) > 1, pool=engine.pool if engine is not None else None,
-            )  # fmt: skip
+            engine = Engine(group, arena.device, threads, check_order, settings, is_segment=True, pool=pool)
             binding = Binding(
-                part.program, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=part.received
-            )
+                part.program, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=part.received,
+                inputs_at=memory,
+            )  # fmt: skip
             self._bindings.append(binding)
+            pool = engine.pool
+        self._bindings[-1].engine.reserve()
 
     @property
     def engines(self) -> tuple[Engine, ...]:

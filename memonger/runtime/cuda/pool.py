@@ -105,8 +105,8 @@ class Pool:
         return {name: str(address) for name, address in zip(names, addresses, strict=True)}
 
     def join(self) -> "Pool":
-        """The same pool for one session more, which runs before or after the others, never beside them."""
-        self._users, self._uncapped = self._users + 1, self._uncapped + 1
+        """The same pool for one session more, which is still to be made, and never runs beside the others."""
+        self._users, self._uncapped, self._loaded = self._users + 1, self._uncapped + 1, False
         return self
 
     def loaded(self) -> None:
