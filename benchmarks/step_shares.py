@@ -37,7 +37,7 @@ def profiles(session: memonger.TrainingSession, feeds: Feeds) -> tuple[list[tupl
     A runtime session writes a profile because the order of its first run is to be checked, which ends it: here it isn't
     checked, and the profile goes on.
     """
-    engines = list(dict.fromkeys(bound.engine for bound in session._bound))
+    engines = session.engines
     folders = [engine._folder for engine in engines]
     for engine in engines:
         engine._folder = None
