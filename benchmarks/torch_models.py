@@ -360,7 +360,10 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
 
 
 def initialized(name: str, x: Tensor, **options: Any) -> nn.Module:
-    """A network whose output depends on its input: He initialization of convolutions, running statistics of ``x``."""
+    """A network whose output depends on its input: He initialization of convolutions, running statistics of ``x``.
+
+    Batch normalizations scale by 1 (transformers draws EfficientNet's scales around 0: activations fade to 1e-10).
+    """
     torch.manual_seed(0)
     module = BUILDERS[name](**options).train()
     momenta = {part: part.momentum for part in module.modules() if isinstance(part, nn.BatchNorm2d)}
@@ -369,6 +372,7 @@ def initialized(name: str, x: Tensor, **options: Any) -> nn.Module:
             nn.init.kaiming_normal_(part.weight)
     for part in momenta:
         part.momentum = 1.0
+        nn.init.ones_(part.weight)
     with torch.no_grad():
         module(x)
     for part, momentum in momenta.items():
