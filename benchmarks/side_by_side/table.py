@@ -133,22 +133,24 @@ def _at_equal_memory(rows: Sequence[Row]) -> list[str]:
         "network<16", "batch>6", *(f"{title}>{len(title) + 3}.3f" for title in titles.values()), missing="-"
     )
     found = [[_equal(row, key) for key in titles] for row in rows]
-    means = [[ratio for ratio in column if ratio] for column in zip(*found, strict=True)]
+    means = [[ratio for ratio in column if isinstance(ratio, float)] for column in zip(*found, strict=True)]
     return [
-        "at equal memory: time of the fastest memonger whose peak is at most the other's, over the other's time",
+        "at equal memory: time of the fastest memonger whose peak is at most the other's, over the other's time; none:",
+        "every plan takes more; geometric means are of the numbers above them",
         columns.heading,
         *(columns.row(row.network, row.batch, *ratios) for row, ratios in zip(rows, found, strict=True)),
         columns.row("geometric mean", "", *(geometric_mean(column) if column else None for column in means)),
     ]
 
 
-def _equal(row: Row, key: str) -> float | None:
+def _equal(row: Row, key: str) -> float | str | None:
+    """A ratio of times; ``none`` where every plan takes more; None where the other didn't run."""
     ran = {result.contestant: result for result in row.results if result.peak and result.seconds and not result.failed}
     ours = {one.key for one in training("cpu") if one.library == "memonger"}
     if key not in ran:
         return None
     plans = [r for name, r in ran.items() if name in ours and (r.peak or 0) <= (ran[key].peak or 0)]
-    return min((_ratio(plan.seconds, ran[key].seconds) or 0.0 for plan in plans), default=None)
+    return min((_ratio(plan.seconds, ran[key].seconds) or 0.0 for plan in plans), default="none")
 
 
 def _means(kind: str, rows: Sequence[Row]) -> list[str]:
