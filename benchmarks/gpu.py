@@ -1,10 +1,10 @@
 """Plans beside what a user would pick instead, on a GPU: ``python -m benchmarks.gpu [--minutes N] [--resume]``.
 
 Writes gpu.txt, .json and _<kind>.png. Inference: stock onnxruntime with its defaults and with memory as requested,
-planned, planned with CUDA graphs, PyTorch eager and compiled. Training: PyTorch eager, with checkpoints, compiled;
-memonger with nothing recomputed and in three budgets. Largest: the largest batch that ``--memory`` (12 GB, the context
-included) trains. Exports and plans stay in ``--folder``, so that another call with ``--resume`` goes on where this one
-stopped.
+planned, planned with CUDA graphs, PyTorch eager and compiled. Training: PyTorch eager, with checkpoints, compiled, and
+in three budgets; memonger with nothing recomputed and in three budgets. Largest: the largest batch that ``--memory``
+(12 GB, the context included) trains. Exports and plans stay in ``--folder``, so that another call with ``--resume``
+goes on where this one stopped.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Full-size networks in PyTorch, each with a forward pass in checkpoints."""
+"""Full-size networks in PyTorch, some from Hugging Face's transformers, each with a forward pass in checkpoints."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -56,12 +56,13 @@ def _dropout(ratio: float | None) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """He et al. 2016: two 3×3 convolutions, or 1×1, 3×3 and 1×1, beside a shortcut."""
+    """He et al. 2016: two 3×3 convolutions, or 1×1, 3×3 (Xie et al. 2017: in groups) and 1×1, beside a shortcut."""
 
-    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, groups: int, group_width: int) -> None:
         super().__init__()
         outputs = 4 * width if bottleneck else width
-        sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        inner = width * group_width // 64 * groups
+        sizes = [(inputs, inner, 1, 1), (inner, inner, 3, stride, groups), (inner, outputs, 1, 1)]
         if not bottleneck:
             sizes = [(inputs, width, 3, stride), (width, width, 3, 1)]
         self.layers = nn.ModuleList(_conv_bn(*size) for size in sizes)
@@ -76,16 +77,21 @@ class Residual(nn.Module):
 
 
 class ResNet(Chain):
-    """ResNet-18 and -50 as torchvision has them, 11,689,512 and 25,557,032 parameters; ResNet-200: 64,673,832."""
+    """ResNet-18 and -50 as torchvision has them, 11,689,512 and 25,557,032 parameters; ResNet-200: 64,673,832.
+
+    ResNeXt-50 has 32 ``groups``, each of ``group_width`` 4 where a stage is 64 wide: 25,028,904.
+    """
 
     def __init__(
-        self, units: Sequence[int], bottleneck: bool, width: int = 64, classes: int = 1000, dropout: float | None = None
-    ) -> None:
+        self, units: Sequence[int], bottleneck: bool, width: int = 64, classes: int = 1000,
+        dropout: float | None = None, groups: int = 1, group_width: int = 64,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.stem, inputs, blocks = _conv_bn(3, width, 7, 2), width, []
         for stage, count in enumerate(units):
             for unit in range(count):
-                blocks.append(Residual(inputs, width << stage, 2 if stage and not unit else 1, bottleneck))
+                stride = 2 if stage and not unit else 1
+                blocks.append(Residual(inputs, width << stage, stride, bottleneck, groups, group_width))
                 inputs = (width << stage) * (4 if bottleneck else 1)
         self.blocks, self.fc = nn.Sequential(*blocks), nn.Linear(inputs, classes)
         self.dropout = _dropout(dropout)
@@ -296,8 +302,46 @@ class GPT(Chain):
         return self.head(self.norm(x)).flatten(0, 1)
 
 
+class Transformers(nn.Module):
+    """A network of the package transformers, with weights of its own initialization: one tensor → scores.
+
+    Args:
+        family: As its classes are named, such as ``Bert``.
+        task: Likewise, such as ``MaskedLM``.
+        settings: Of its configuration.
+    """
+
+    def __init__(self, family: str, task: str, **settings: Any) -> None:
+        import transformers
+
+        super().__init__()
+        self.network = getattr(transformers, f"{family}For{task}")(getattr(transformers, f"{family}Config")(**settings))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores ``[N, classes]``, or ``[N * T, words]``."""
+        return self.network(x).logits.flatten(0, -2)
+
+    def checkpointed(self, x: Tensor) -> Tensor:
+        """`forward` with every block a segment, as the package has it.
+
+        Raises:
+            ValueError: it doesn't, for this network.
+        """
+        self.network.activation_checkpointing_enable()
+        return self(x)
+
+
+# Without dropout, whose bits differ between frameworks: their losses couldn't be compared.
+_CONVNEXT = partial(Transformers, "ConvNext", "ImageClassification", num_labels=1000)
+_SWIN = partial(Transformers, "Swin", "ImageClassification", num_labels=1000, drop_path_rate=0.0)
+_EFFICIENTNET_B0 = partial(
+    Transformers, "EfficientNet", "ImageClassification", num_labels=1000, width_coefficient=1.0, depth_coefficient=1.0,
+    hidden_dim=1280, image_size=224, dropout_rate=0.0, drop_connect_rate=0.0,
+)  # fmt: skip
+_BERT = partial(Transformers, "Bert", "MaskedLM", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+_LLAMA = partial(Transformers, "Llama", "CausalLM", use_cache=False)
+
 BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
-    "resnet18": partial(ResNet, units=(2, 2, 2, 2), bottleneck=False),
     "resnet50": partial(ResNet, units=(3, 4, 6, 3), bottleneck=True),
     "resnet200": partial(ResNet, units=(3, 24, 36, 3), bottleneck=True),
     "densenet121": DenseNet,
@@ -306,21 +350,31 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "unet": UNet,
     "gpt": GPT,
     "lstm": LSTM,
+    "convnext_tiny": _CONVNEXT,
+    "swin_tiny": _SWIN,
+    "resnext50": partial(ResNet, units=(3, 4, 6, 3), bottleneck=True, groups=32, group_width=4),
+    "efficientnet_b0": _EFFICIENTNET_B0,
+    "bert": _BERT,
+    "llama": _LLAMA,
 }
 
 
 def initialized(name: str, x: Tensor, **options: Any) -> nn.Module:
-    """A network whose output depends on its input: He initialization of convolutions, running statistics of ``x``."""
+    """A network whose output depends on its input: He initialization of convolutions, running statistics of ``x``.
+
+    Batch normalizations scale by 1 (transformers draws EfficientNet's scales around 0: activations fade to 1e-10).
+    """
     torch.manual_seed(0)
     module = BUILDERS[name](**options).train()
+    momenta = {part: part.momentum for part in module.modules() if isinstance(part, nn.BatchNorm2d)}
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight)
-        if isinstance(part, nn.BatchNorm2d):
-            part.momentum = 1.0
+    for part in momenta:
+        part.momentum = 1.0
+        nn.init.ones_(part.weight)
     with torch.no_grad():
         module(x)
-    for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.momentum = 0.1
+    for part, momentum in momenta.items():
+        part.momentum = momentum
     return module

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SHARES = (0.7, 0.5, 0.3)  # budgets, of a plan's own peak without recomputation
+SHARES = (0.7, 0.5, 0.3)  # budgets, of a plan's own peak without recomputation; of what torch.compile would keep
 MORE = 1.6  # times PyTorch eager's largest batch
 
 
@@ -18,6 +18,7 @@ class Contestant:
             ``plain`` or ``graph`` (a CUDA graph).
         plan: Of memonger, the plan's name, see `planning.Wish`.
         keeps: PyTorch never gives memory back to the system: fresh pages are slow on virtual machines.
+        share: Of ``compile``, its ``activation_memory_budget``.
     """
 
     key: str
@@ -26,6 +27,7 @@ class Contestant:
     mode: str
     plan: str = ""
     keeps: bool = False
+    share: float = 1.0
 
 
 EAGER = Contestant("eager", "PyTorch eager", "torch", "eager")
@@ -50,11 +52,15 @@ def inference(device: str) -> tuple[Contestant, ...]:
 def training(device: str) -> tuple[Contestant, ...]:
     """Those that train; the first is what the others are compared with."""
     kept = [Contestant("kept", "PyTorch, memory kept", "torch", "eager", keeps=True)] if device == "cpu" else []
-    shares = [
-        Contestant(f"share{share:.0%}".rstrip("%"), f"memonger, {share:.0%}", "memonger", "plain", f"share {share}")
+    compiled = [
+        Contestant(f"compile{100 * share:.0f}", f"torch.compile, {share:.0%}", "torch", "compile", share=share)
         for share in SHARES
     ]
-    return (EAGER, *kept, CHECKPOINT, COMPILED, NONE, *shares)
+    shares = [
+        Contestant(f"share{100 * share:.0f}", f"memonger, {share:.0%}", "memonger", "plain", f"share {share}")
+        for share in SHARES
+    ]
+    return (EAGER, *kept, CHECKPOINT, COMPILED, *compiled, NONE, *shares)
 
 
 def largest(device: str) -> tuple[Contestant, ...]:

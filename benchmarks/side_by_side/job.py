@@ -32,6 +32,7 @@ class Job:
         cap: Bytes PyTorch may allocate on a GPU; 0: all there are.
         tf32: Whether products of float32 may be computed in TF32.
         tuned: Whether PyTorch tries cuDNN's algorithms (``cudnn.benchmark``).
+        share: See `contestants.Contestant`.
     """
 
     library: str
@@ -49,6 +50,7 @@ class Job:
     cap: int = 0
     tf32: bool = False
     tuned: bool = False
+    share: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

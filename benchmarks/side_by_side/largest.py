@@ -22,13 +22,12 @@ from memonger.cli.worker import WorkerError
 RUNS = 8  # of PyTorch at most, before the one that is shown
 
 
-def measure(name: str, settings: Settings, size: networks.Size | None = None) -> Row:
-    """A row of largest batches; of samples of the device's own size where none is given.
+def measure(name: str, size: networks.Size, settings: Settings) -> Row:
+    """A row of largest batches of samples of a size.
 
     Raises:
         OutOfTime: the clock ran out.
     """
-    size = size or settings.size_of(name)
     chosen = largest(settings.device.name)
     with ExitStack() as stack:
         try:

@@ -19,7 +19,9 @@ def plot(record: Record, stem: Path) -> list[Path]:
         rows = [row for row in record.rows if row.kind == kind]
         if not rows:
             continue
-        figure, axes = pyplot().subplots(len(panels), 1, figsize=(12, 4 * len(panels)), layout="constrained")
+        figure, axes = pyplot().subplots(
+            len(panels), 1, figsize=(max(12, len(rows)), 4 * len(panels)), layout="constrained"
+        )
         for axis, (title, of) in zip(np.atleast_1d(axes), panels.items(), strict=True):
             _bars(axis, rows, of)
             axis.set_title(f"{kind}: {title}, {rows[0].results[0].title} = 1")

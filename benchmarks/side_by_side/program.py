@@ -1,4 +1,4 @@
-"""What `benchmarks.peers`, `benchmarks.training_step` and `benchmarks.gpu` do with their command lines."""
+"""What `benchmarks.peers` and `benchmarks.gpu` do with their command lines."""
 
 import argparse
 import os
@@ -6,9 +6,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from benchmarks.machine import machine
 from benchmarks.side_by_side import largest, plots, results, rows
 from benchmarks.side_by_side.contestants import KINDS
 from benchmarks.side_by_side.devices import Device
-from benchmarks.side_by_side.networks import NETWORKS, PEERS, Size
+from benchmarks.side_by_side.networks import NETWORKS, size_of
 from benchmarks.side_by_side.table import table
 from benchmarks.side_by_side.turns import Clock, OutOfTime, Settings
 from memonger.errors import PlanError
@@ -33,19 +33,15 @@ class Defaults:
         kinds: Measured where none are named.
         memory: What the largest batch has to fit.
         patience: Seconds a contestant has to get ready.
+        times: Batches, as multiples of each network's own.
         largest: Networks whose largest batch is sought where none are named.
-        networks: Networks otherwise measured where none are named.
-        sizes: Sizes of networks other than the device's own.
-        only: Keys of the contestants; all if empty.
     """
 
     kinds: tuple[str, ...]
     memory: str
     patience: float
-    largest: tuple[str, ...] = PEERS
-    networks: tuple[str, ...] = PEERS
-    sizes: Mapping[str, Size] = field(default_factory=dict)
-    only: tuple[str, ...] = ()
+    times: tuple[int, ...] = (1,)
+    largest: tuple[str, ...] = tuple(NETWORKS)
 
 
 def parser(doc: str, defaults: Defaults) -> argparse.ArgumentParser:
@@ -55,7 +51,9 @@ def parser(doc: str, defaults: Defaults) -> argparse.ArgumentParser:
     made.add_argument("--rows", type=_among(*NETWORKS), default=(), help="networks, with commas between")
     made.add_argument("--kinds", type=_among(*KINDS), default=defaults.kinds, help="inference, training, largest")
     made.add_argument("--without", type=_among(*keys), default=(), help="contestants to leave out, such as compile")
-    made.add_argument("--largest", action="store_true", help="the largest batches as well")
+    made.add_argument(
+        "--times", type=_counts, default=defaults.times, help="batches, as multiples of the networks' own"
+    )
     made.add_argument("--resume", action="store_true", help="keep the rows that are there, measure what is missing")
     made.add_argument("--minutes", type=float, help="stop after so many, between rows or within one")
     made.add_argument("--memory", type=_bytes, default=parse_size(defaults.memory), help="for the largest batch")
@@ -78,6 +76,14 @@ def _bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0 with commas between."""
+    found = tuple(int(part) for part in text.split(","))
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
+
+
 def _among(*known: str) -> Callable[[str], tuple[str, ...]]:
     """What reads names with commas between, each of which has to be one of these."""
     return partial(_chosen, known=known)
@@ -91,11 +97,16 @@ def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return found
 
 
-def wanted(asked: argparse.Namespace, defaults: Defaults) -> list[tuple[str, str]]:
-    """Kind and network of each row to measure, in the order they are measured."""
-    kinds = (*asked.kinds, *(("largest",) if asked.largest and "largest" not in asked.kinds else ()))
-    names = {kind: asked.rows or (defaults.largest if kind == "largest" else defaults.networks) for kind in kinds}
-    return [(kind, name) for kind, name in ORDER if kind in kinds and name in names[kind]]
+def wanted(asked: argparse.Namespace, defaults: Defaults, device: Device) -> list[tuple[str, str, int]]:
+    """Kind, network and batch of each row to measure, in the order they are measured; 0 for the largest batch."""
+    found = []
+    for kind, name in ORDER:
+        names, times = asked.rows or tuple(NETWORKS), asked.times
+        if kind == "largest":
+            names, times = asked.rows or defaults.largest, (0,)
+        if kind in asked.kinds and name in names:
+            found += [(kind, name, count * size_of(name, device.name).batch) for count in times]
+    return found
 
 
 def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: Path) -> int:
@@ -107,7 +118,7 @@ def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: P
     end = None if asked.minutes is None else time.monotonic() + asked.minutes * 60
     earlier = results.load(output) if asked.resume and output.exists() else results.Record((), asked.memory)
     record = results.Record(_head(asked, device, earlier.head), asked.memory, earlier.rows)
-    left = [pair for pair in wanted(asked, defaults) if not record.has(*pair)]
+    left = [key for key in wanted(asked, defaults, device) if not record.has(*key)]
     with ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = Settings(
@@ -122,14 +133,13 @@ def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: P
             memory=asked.memory,
             without=asked.without,
             folder=folder.resolve(),
-            sizes=defaults.sizes,
-            only=defaults.only,
         )
         while left:
             try:
                 row = _measured(*left[0], settings)
             except OutOfTime:
-                _tell(f"out of time; not measured: {', '.join(' '.join(pair) for pair in left)} (--resume continues)")
+                names = ", ".join(" ".join(map(str, key)) for key in left)
+                _tell(f"out of time; not measured: {names} (--resume continues)")
                 break
             record = results.merged(record, row, ORDER)
             results.save(record, output)
@@ -149,12 +159,12 @@ def on_the_cpu(doc: str, defaults: Defaults, output: Path, title: str) -> int:
     return run(asked, defaults, device, output)
 
 
-def _measured(kind: str, name: str, settings: Settings) -> results.Row:
-    begin = time.monotonic()
+def _measured(kind: str, name: str, batch: int, settings: Settings) -> results.Row:
+    begin, size = time.monotonic(), size_of(name, settings.device.name, batch)
     settings.clock.left()
-    row = largest.measure(name, settings) if kind == "largest" else rows.measure(kind, name, settings)
+    row = largest.measure(name, size, settings) if kind == "largest" else rows.measure(kind, name, size, settings)
     row = replace(row, load=round(os.getloadavg()[0], 1))
-    _tell(f"{kind} {name}: {time.monotonic() - begin:.0f} s")
+    _tell(f"{kind} {name} {batch}: {time.monotonic() - begin:.0f} s")
     for result in row.results:
         _tell(f"  {result.title}: {result.failed or result.seconds}")
     return row

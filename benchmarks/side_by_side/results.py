@@ -60,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One network in one kind of comparison: ``inference``, ``training`` or ``largest``.
+    """One network in one kind of comparison: ``inference``, ``training`` or ``largest``, where ``batch`` is 0.
 
     ``load`` is the machine's load average over the last minute when the row was done: above the number of threads
     others were at work, too.
@@ -73,6 +73,11 @@ class Row:
     results: tuple[Result, ...]
     load: float = 0.0
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from other rows: kind, network and batch."""
+        return self.kind, self.network, self.batch
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -82,9 +87,9 @@ class Record:
     memory: int
     rows: tuple[Row, ...] = field(default=())
 
-    def has(self, kind: str, network: str) -> bool:
+    def has(self, kind: str, network: str, batch: int) -> bool:
         """Whether there is such a row."""
-        return any((row.kind, row.network) == (kind, network) for row in self.rows)
+        return any(row.key == (kind, network, batch) for row in self.rows)
 
 
 def save(record: Record, path: Path) -> None:
@@ -112,7 +117,6 @@ def load(path: Path) -> Record:
 
 def merged(record: Record, row: Row, order: Sequence[tuple[str, str]]) -> Record:
     """The record with one more row, in the order of the table."""
-    rows = [other for other in record.rows if (other.kind, other.network) != (row.kind, row.network)]
-    rows.append(row)
-    rows.sort(key=lambda one: order.index((one.kind, one.network)))
+    rows = [*(other for other in record.rows if other.key != row.key), row]
+    rows.sort(key=lambda one: (order.index((one.kind, one.network)), one.batch))
     return Record(record.head, record.memory, tuple(rows))

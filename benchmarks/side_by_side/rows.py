@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,23 +39,13 @@ class Course:
         return Figures(**self.planner.ask(asdict(wish), 2 * self.settings.patience))
 
 
-def measure(
-    kind: str, name: str, settings: Settings, size: networks.Size | None = None, only: Sequence[str] = ()
-) -> Row:
-    """A row of inference or training.
-
-    Args:
-        kind: ``inference`` or ``training``.
-        name: The network.
-        settings: How.
-        size: At what size; None: that of the settings.
-        only: Keys of contestants; those of the settings if empty.
+def measure(kind: str, name: str, size: networks.Size, settings: Settings) -> Row:
+    """A row of ``inference`` or ``training``.
 
     Raises:
         OutOfTime: the clock ran out.
     """
-    size, only = size or settings.size_of(name), only or settings.only
-    chosen = [one for one in KINDS[kind](settings.device.name) if not only or one.key in only]
+    chosen = KINDS[kind](settings.device.name)
     with ExitStack() as stack:
         try:
             course = prepared(name, size, settings, stack)
@@ -75,7 +65,7 @@ def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStac
         WorkerError: it can't be exported.
         OutOfTime: the clock ran out.
     """
-    what = json.dumps([asdict(size), settings.device.name, settings.threads, settings.tf32])
+    what = json.dumps([size.shape, dict(size.options), settings.device.name, settings.threads, settings.tf32])
     folder = settings.folder / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / "figures.json"
@@ -129,5 +119,6 @@ def _job(course: Course, one: Contestant, training: bool, batch: int, model: str
         threads=settings.threads,
         tf32=settings.tf32,
         tuned=settings.tuned,
+        share=one.share,
         options=course.size.options,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.machine import MIB, Table, geometric_mean
-from benchmarks.side_by_side.contestants import SHARES
+from benchmarks.side_by_side.contestants import SHARES, training
 from benchmarks.side_by_side.job import STEPS, WARM
 from benchmarks.side_by_side.results import Record, Result, Row
 
@@ -33,6 +33,8 @@ def table(record: Record, cuda: bool) -> str:
             for row in rows:
                 lines += [*_row(row, cuda), ""]
             lines += [*_means(kind, rows), ""]
+            if kind == "training":
+                lines += [*_at_equal_memory(rows), ""]
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
 
 
@@ -55,7 +57,9 @@ def _meaning(cuda: bool) -> list[str]:
         f"{WARM} steps to warm up, then the peak of {STEPS}",
         "apart: largest difference of outputs, or of the first step's loss, from the first's over the largest;",
         "drift: of all steps' losses: what rounding makes of them after the first updates",
-        "torch.compile trains with activation_memory_budget 0.5; checkpoint: sqrt(n) segments (U-Net: each level)",
+        "torch.compile, 70%: with activation_memory_budget 0.7 in training; without a number 1.0, PyTorch's own",
+        "checkpoint: sqrt(n) segments (U-Net: each level; networks of transformers: its own, a block each)",
+        "networks of transformers have random weights, and no dropout",
         f"memonger, {', '.join(f'{share:.0%}' for share in SHARES)}: a budget of that part of the arena and scratch"
         " with nothing recomputed, or the smallest found where that is more",
         "SGD with momentum everywhere",
@@ -120,6 +124,33 @@ def ratios(rows: Sequence[Row], key: str, of: Callable[[Result], float | None]) 
         if one and other and one > 0 and other > 0:
             found.append(one / other)
     return found
+
+
+def _at_equal_memory(rows: Sequence[Row]) -> list[str]:
+    """Of each other contestant: the time of the fastest plan that takes no more memory over its time."""
+    titles = {one.key: one.title for one in training("cpu") if one.library != "memonger"}
+    columns = Table(
+        "network<16", "batch>6", *(f"{title}>{len(title) + 3}.3f" for title in titles.values()), missing="-"
+    )
+    found = [[_equal(row, key) for key in titles] for row in rows]
+    means = [[ratio for ratio in column if isinstance(ratio, float)] for column in zip(*found, strict=True)]
+    return [
+        "at equal memory: time of the fastest memonger whose peak is at most the other's, over the other's time; none:",
+        "every plan takes more; geometric means are of the numbers above them",
+        columns.heading,
+        *(columns.row(row.network, row.batch, *ratios) for row, ratios in zip(rows, found, strict=True)),
+        columns.row("geometric mean", "", *(geometric_mean(column) if column else None for column in means)),
+    ]
+
+
+def _equal(row: Row, key: str) -> float | str | None:
+    """A ratio of times; ``none`` where every plan takes more; None where the other didn't run."""
+    ran = {result.contestant: result for result in row.results if result.peak and result.seconds and not result.failed}
+    ours = {one.key for one in training("cpu") if one.library == "memonger"}
+    if key not in ran:
+        return None
+    plans = [r for name, r in ran.items() if name in ours and (r.peak or 0) <= (ran[key].peak or 0)]
+    return min((_ratio(plan.seconds, ran[key].seconds) or 0.0 for plan in plans), default="none")
 
 
 def _means(kind: str, rows: Sequence[Row]) -> list[str]:

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from benchmarks.side_by_side import networks
 from benchmarks.side_by_side.job import MOMENTUM, RATE, Job
 
-ACTIVATION_BUDGET = 0.5  # of torch.compile in training: of what it would keep
-
 
 class TorchRunner:
     """A network in PyTorch: `step` trains once, or infers once."""
@@ -75,7 +73,6 @@ def _forward(job: Job, module: nn.Module) -> Callable[[Tensor], Tensor]:
         found: Callable[[Tensor], Tensor] = module.checkpointed
         return found
     if job.mode == "compile":
-        if job.training:
-            functorch.config.activation_memory_budget = ACTIVATION_BUDGET
+        functorch.config.activation_memory_budget = job.share
         return torch.compile(module)
     return module

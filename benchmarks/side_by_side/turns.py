@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from benchmarks.side_by_side.devices import Device, Watch
 from benchmarks.side_by_side.job import KEEP_MEMORY, Job
-from benchmarks.side_by_side.networks import Size, size_of
 from benchmarks.side_by_side.results import Result
 from memonger.cli.worker import Worker, WorkerError
 
@@ -58,8 +57,6 @@ class Settings:
         memory: Bytes that the largest batch has to fit.
         without: Keys of contestants that are left out.
         folder: Where networks, plans and what processes exchange go.
-        sizes: Sizes of networks other than the device's own.
-        only: Keys of the contestants; all if empty.
     """
 
     device: Device
@@ -73,12 +70,6 @@ class Settings:
     memory: int
     without: tuple[str, ...]
     folder: Path
-    sizes: Mapping[str, Size] = field(default_factory=dict)
-    only: tuple[str, ...] = ()
-
-    def size_of(self, network: str) -> Size:
-        """A network's size here."""
-        return self.sizes.get(network) or size_of(network, self.device.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.side_by_side import networks
 from benchmarks.side_by_side.job import STEPS, WARM, Job, load_cuda_libraries
 from memonger.cli.worker import reason, say, serve_times
 
@@ -42,8 +43,8 @@ def _import(job: Job) -> None:
     if job.library == "torch":
         import torch
 
-        import benchmarks.torch_models  # noqa: F401
-
+        with torch.device("meta"):
+            networks.build(job.network, job.options)  # what it imports
         if job.mode == "compile":
             importlib.import_module("torch._inductor.compile_fx")
 

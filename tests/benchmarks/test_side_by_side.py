@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
+pytest.importorskip("transformers")
 
 from benchmarks import gpu, peers, torch_models  # noqa: E402
 from benchmarks.side_by_side import contestants, devices, networks, probe, program, results, rows, turns  # noqa: E402
@@ -23,7 +24,6 @@ from benchmarks.side_by_side.turns import Clock, OutOfTime  # noqa: E402
 from memonger.cli.worker import Worker  # noqa: E402
 
 PUBLISHED = {
-    "resnet18": 11_689_512,
     "resnet50": 25_557_032,
     "resnet200": 64_673_832,
     "densenet121": 7_978_856,
@@ -32,6 +32,12 @@ PUBLISHED = {
     "unet": 31_030_658,
     "gpt": 124_439_808,
     "lstm": 10_000 * 1024 + 2 * 4 * (2 * 1024 * 1024 + 2 * 1024) + 1025 * 10_000,
+    "convnext_tiny": 28_589_128,
+    "swin_tiny": 28_288_354,
+    "resnext50": 25_028_904,
+    "efficientnet_b0": 5_288_548,
+    "bert": 109_514_298,
+    "llama": 162_417_408,
 }
 
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -42,6 +48,10 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "unet": ((2, 1, 16, 16), {"width": 4, "depth": 2}),
     "gpt": ((2, 12), {"width": 16, "depth": 3, "heads": 2, "words": 50, "length": 12}),
     "lstm": ((2, 10), {"width": 8, "words": 50}),
+    "bert": (
+        (2, 10),
+        {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16},
+    ),
 }
 TINY = networks.Size(4, (3, 8, 8), {"blocks": (3, 3), "growth": 4})
 
@@ -144,13 +154,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_inference_contestants_give_the_same_outputs(folder: Path) -> None:
-    keys = ("stock", "planned", "eager", "compile")
-    settings = _settings(folder, without=("compile",))
-    row = rows.measure("inference", "densenet_bc100", settings, TINY, keys)
-    found = {result.contestant: result for result in row.results}
-    assert tuple(found) == keys
-    assert [result.failed for result in row.results] == ["", "", "", "left out (--without)"]
-    for result in row.results[:-1]:
+    settings = _settings(folder, without=("requested", "compile"))
+    row = rows.measure("inference", "densenet_bc100", TINY, settings)
+    found = {result.contestant: result for result in row.results if not result.failed}
+    assert tuple(found) == ("stock", "planned", "eager")
+    assert {result.failed for result in row.results} == {"", "left out (--without)"}
+    for result in found.values():
         assert result.apart is not None
         assert result.apart < 1e-4
         assert result.seconds
@@ -160,10 +169,11 @@ def test_inference_contestants_give_the_same_outputs(folder: Path) -> None:
 
 def test_training_contestants_have_the_same_losses(folder: Path) -> None:
     keys = ("eager", "none", "share50")
-    row = rows.measure("training", "densenet_bc100", _settings(folder), TINY, keys)
-    found = {result.contestant: result for result in row.results}
-    assert [result.failed for result in row.results] == ["", "", ""]
-    for result in row.results:
+    without = tuple(one.key for one in contestants.training("cpu") if one.key not in keys)
+    row = rows.measure("training", "densenet_bc100", TINY, _settings(folder, without=without))
+    found = {result.contestant: result for result in row.results if not result.failed}
+    assert tuple(found) == keys
+    for result in found.values():
         assert result.apart is not None
         assert result.apart < 1e-4
         assert result.seconds
@@ -204,10 +214,10 @@ def test_the_clock_ends_a_wait(tmp_path: Path) -> None:
     assert worker.process.poll() is not None
 
 
-def _row(kind: str, name: str, *_: Any) -> results.Row:
+def _row(kind: str, name: str, batch: int = 4, *_: Any) -> results.Row:
     first = results.Result("eager", "PyTorch eager", batch=4, peak=300, beside=20, held=80, seconds=0.5, apart=0.0)
     second = results.Result("none", "memonger", batch=4, peak=130, beside=20, held=80, predicted=100, seconds=0.25)
-    return results.Row(kind, name, 4, (3, 8, 8), (first, second))
+    return results.Row(kind, name, batch, (3, 8, 8), (first, second))
 
 
 def _asked(*arguments: str) -> argparse.Namespace:
@@ -217,24 +227,26 @@ def _asked(*arguments: str) -> argparse.Namespace:
 def test_a_second_run_measures_only_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured: list[tuple[str, str]] = []
+    measured: list[tuple[str, str, int]] = []
 
-    def fake(kind: str, name: str, settings: turns.Settings) -> results.Row:
+    def fake(kind: str, name: str, batch: int, settings: turns.Settings) -> results.Row:
         settings.clock.left()
-        measured.append((kind, name))
-        return _row(kind, name)
+        measured.append((kind, name, batch))
+        return _row(kind, name, batch)
 
     monkeypatch.setattr(program, "_measured", fake)
     output, device = tmp_path / "peers.json", devices.Device("cpu", ("title", "machine"))
-    asked = _asked("--rows", "unet,lstm", "--kinds", "training")
+    asked = _asked("--rows", "unet,lstm", "--kinds", "training", "--times", "1")
     assert program.run(asked, peers.DEFAULTS, device, output) == 0
-    assert measured == [("training", "unet"), ("training", "lstm")]
-    asked = _asked("--rows", "gpt,lstm", "--kinds", "training", "--resume")
+    assert measured == [("training", "unet", 1), ("training", "lstm", 16)]
+    asked = _asked("--rows", "gpt,lstm", "--kinds", "training", "--resume", "--times", "1,4")
     assert program.run(asked, peers.DEFAULTS, device, output) == 0
-    assert measured[2:] == [("training", "gpt")]
-    assert [row.network for row in results.load(output).rows] == ["unet", "gpt", "lstm"]
+    assert measured[2:] == [("training", "gpt", 2), ("training", "gpt", 8), ("training", "lstm", 64)]
+    assert [(row.network, row.batch) for row in results.load(output).rows] == [
+        ("unet", 1), ("gpt", 2), ("gpt", 8), ("lstm", 16), ("lstm", 64),
+    ]  # fmt: skip
     assert program.run(_asked("--resume", "--minutes", "0"), peers.DEFAULTS, device, output) == 0
-    assert len(measured) == 3
+    assert len(measured) == 5
     assert "out of time" in capsys.readouterr().err
     assert (tmp_path / "peers_training.png").stat().st_size > 0
     assert (tmp_path / "peers.txt").read_text().count("PyTorch eager") >= 3
@@ -254,13 +266,28 @@ def test_the_table_has_ratios_errors_and_means(tmp_path: Path) -> None:
     assert "peak 0.433, net 0.150, time 0.500 (1 rows)" in text
 
 
+def test_at_equal_memory_stands_the_fastest_plan_that_takes_no_more() -> None:
+    made = [
+        ("eager", 300, 4.0),
+        ("compile", 200, 3.0),
+        ("compile30", 50, 5.0),
+        ("none", 290, 2.0),
+        ("share50", 190, 6.0),
+    ]
+    row = results.Row("training", "gpt", 2, (8,), tuple(results.Result(k, k, peak=p, seconds=s) for k, p, s in made))
+    text = table(results.Record(("head",), 1, (row,)), cuda=False).partition("at equal memory")[2]
+    assert [line.split() for line in text.splitlines() if line.startswith("gpt")] == [
+        ["gpt", "2", "0.500", "-", "-", "2.000", "-", "-", "none"]
+    ]
+
+
 def test_the_head_names_the_calls_but_not_where_files_went() -> None:
     arguments = ["--rows", "unet", "--folder", "/somewhere", "--threads", "1", "--output=/elsewhere", "--resume"]
     assert program._telling(arguments) == ["--rows", "unet", "--threads", "1", "--resume"]
 
 
 def test_kinds_and_rows_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (("--rows", "resnet51"), ("--kinds", "serving"), ("--memory", "much")):
+    for arguments in (("--rows", "resnet51"), ("--kinds", "serving"), ("--memory", "much"), ("--times", "0")):
         with pytest.raises(SystemExit) as status:
             _asked(*arguments)
         assert status.value.code == 2
@@ -268,11 +295,10 @@ def test_kinds_and_rows_that_do_not_exist_are_refused(capsys: pytest.CaptureFixt
 
 
 def test_largest_batches_on_the_cpu_are_asked_for() -> None:
-    assert {kind for kind, _ in program.wanted(_asked(), peers.DEFAULTS)} == {"inference", "training"}
-    found = program.wanted(_asked("--largest"), peers.DEFAULTS)
-    assert [name for kind, name in found if kind == "largest"] == [
-        name for name in networks.NETWORKS if name in peers.DEFAULTS.largest
-    ]
+    device = devices.Device("cpu", ())
+    assert {kind for kind, _, _ in program.wanted(_asked(), peers.DEFAULTS, device)} == {"inference", "training"}
+    found = program.wanted(_asked("--kinds", "largest"), peers.DEFAULTS, device)
+    assert [name for _, name, _ in found] == [name for name in networks.NETWORKS if name in peers.DEFAULTS.largest]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -307,7 +333,8 @@ def test_every_kind_has_its_contestants() -> None:
     cpu, cuda = ({kind: of(device) for kind, of in contestants.KINDS.items()} for device in ("cpu", "cuda:0"))
     assert {one.key for one in cuda["inference"]} - {one.key for one in cpu["inference"]} == {"graph"}
     assert [one.key for one in cuda["training"]] == [
-        "eager", "checkpoint", "compile", "none", "share70", "share50", "share30",
+        "eager", "checkpoint", "compile", "compile70", "compile50", "compile30",
+        "none", "share70", "share50", "share30",
     ]  # fmt: skip
     for kinds in (cpu, cuda):
         assert all(len({one.key for one in found}) == len(found) for found in kinds.values())
