@@ -1,0 +1,62 @@
+"""Products of transposed matrices: the transposing goes into the product, forward and backward."""
+
+from collections import Counter
+
+import onnx
+import pytest
+import torch
+
+from tests.support.gradient_checks import check
+
+
+def _operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+@pytest.mark.parametrize(("x", "y"), [("3,4", "3,5"), ("2,3,4", "2,3,5"), ("4", "5"), ("2,1,3,4", "2,1,3,5")])
+def test_a_linear_layer_as_pytorch_writes_it_transposes_nothing(x: str, y: str) -> None:
+    made = check(
+        f"g (FLOAT[{x}] x, FLOAT[5,4] w) => (FLOAT[{y}] y) {{ t = Transpose <perm=[1,0]> (w) y = MatMul(x, t) }}",
+        lambda x, w: x @ w.T,
+    )
+    found = _operators(made)
+    assert found["Gemm"] == 3
+    assert not found["Transpose"] and not found["MatMul"]
+
+
+def test_a_product_with_its_left_matrix_transposed() -> None:
+    made = check(
+        "g (FLOAT[4,3] a, FLOAT[5,4] b) => (FLOAT[3,5] y) { s = Transpose(a) t = Transpose(b) y = MatMul(s, t) }",
+        lambda a, b: a.T @ b.T,
+    )
+    assert not _operators(made)["Transpose"]
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+def test_gemm_of_transposed_matrices(trans: int) -> None:
+    a, b = ("3,4", "4,5") if trans else ("4,3", "5,4")
+    made = check(
+        f"g (FLOAT[{a}] a, FLOAT[{b}] b, FLOAT[5] c) => (FLOAT[3,5] y) {{ s = Transpose(a) t = Transpose(b) "
+        f"y = Gemm <alpha=0.5, beta=2.0, transA={trans}, transB={trans}> (s, t, c) }}",
+        lambda a, b, c: 0.5 * (a @ b if trans else a.T @ b.T) + 2.0 * c,
+    )
+    assert not _operators(made)["Transpose"]
+
+
+def test_a_transposed_matrix_that_others_read_is_read_as_it_stands_too() -> None:
+    made = check(
+        "g (FLOAT[3,4] x, FLOAT[5,4] w) => (FLOAT[3,5] y, FLOAT[4,5] z) "
+        "{ t = Transpose(w) y = MatMul(x, t) z = Mul(t, t) }",
+        lambda x, w: (x @ w.T, w.T * w.T),
+    )
+    assert _operators(made)["Transpose"] == 2
+
+
+@pytest.mark.parametrize("left", ["4", "3,4"])
+def test_a_stack_on_the_right_stays_a_product_of_stacks(left: str) -> None:
+    y = "2,5" if left == "4" else "2,3,5"
+    check(
+        f"g (FLOAT[{left}] a, FLOAT[2,5,4] b) => (FLOAT[{y}] y) "
+        "{ t = Transpose <perm=[0,2,1]> (b) y = MatMul(a, t) }",
+        lambda a, b: a @ b.mT,
+    )
