@@ -1,7 +1,7 @@
-"""Products of transposed matrices: onnxruntime's Gemm reads a matrix transposed as fast as it stands.
+"""Transposes of a forward model, written so that little is transposed in a training step.
 
-PyTorch's exporter writes a linear layer as ``MatMul(x, Transpose(weight))``: the weight would be transposed at every
-step, and its gradient back.
+onnxruntime's Gemm reads a matrix transposed as fast as it stands. PyTorch's exporter writes a linear layer as
+``MatMul(x, Transpose(weight))``: the weight would be transposed at every step, and its gradient back.
 """
 
 import math
@@ -11,6 +11,55 @@ import onnx_ir as ir
 from memonger.model.emitter import Emitter
 from memonger.model.replacing import Replacer
 from memonger.model.values import is_floating, static_shape
+
+
+def move_to_products(model: ir.Model, op: Emitter) -> None:
+    """Bring Transposes of stacks of matrices right before the products that read them, where gradients cancel them.
+
+    Attention is exported with a Reshape to one stack before the Transpose, one back behind it, and then a scale.
+    """
+    into = Replacer(model.graph, op)
+    for node in list(model.graph):
+        if node.domain or node in into.gone:
+            continue
+        with op.at(str(node.name)):
+            y = _of_stacks(op, node) if node.op_type == "Reshape" else _scaled_before(op, node)
+        if y is not None:
+            into.replace(node, (y,))
+    into.finish()
+
+
+def _of_stacks(op: Emitter, node: ir.Node) -> ir.Value | None:
+    """``Reshape(Transpose(Reshape(x)))`` that transposes the matrices of x, as one Transpose; None for any other."""
+    inner = _only_producer(node.inputs[0], "Transpose")
+    outer = None if inner is None else _only_producer(inner.inputs[0], "Reshape")
+    if inner is None or outer is None:
+        return None
+    x = op.given(outer, 0)
+    *stacks, rows, columns = op.dims(x) if len(op.dims(x)) > 2 else (0, 0)
+    perm, moved = inner.attributes.get_ints("perm"), op.dims(outer.outputs[0])
+    as_one = stacks and moved == (math.prod(stacks), rows, columns) and list(perm or ()) == [0, 2, 1]
+    if not as_one or op.dims(node.outputs[0]) != (*stacks, columns, rows):
+        return None
+    return op.transpose(x, [*range(len(stacks)), len(stacks) + 1, len(stacks)])
+
+
+def _scaled_before(op: Emitter, node: ir.Node) -> ir.Value | None:
+    """``Mul(Transpose(x), number)`` that only products read as ``Transpose(Mul(x, number))``; None for any other."""
+    if node.op_type != "Mul" or not all(user.op_type == "MatMul" for user, _ in node.outputs[0].uses()):
+        return None
+    for moved, number in (node.inputs, node.inputs[::-1]):
+        inner = _only_producer(moved, "Transpose")
+        if inner is not None and op.size(number) == 1 and len(op.dims(number)) <= len(op.dims(moved)):
+            perm = op.attribute(inner, "perm", list(range(len(op.dims(moved))))[::-1])
+            return op.transpose(op.Mul(inner.inputs[0], number), perm)
+    return None
+
+
+def _only_producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node of that operator that writes a value with one reader."""
+    node = None if value is None or len(value.uses()) != 1 or value.is_graph_output() else value.producer()
+    return node if node is not None and node.op_type == op_type and not node.domain else None
 
 
 def fold_into_products(model: ir.Model, op: Emitter) -> None:

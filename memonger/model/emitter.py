@@ -249,9 +249,15 @@ class Emitter:
         return self._once(("Reshape", x, *dims), made)
 
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
-        """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order. Written once, likewise."""
+        """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order, and what ``x`` is a
+        Transpose of where it undoes that. Written once, likewise."""
         if list(perm) == list(range(len(perm))):
             return x
+        node = x.producer()
+        if node is not None and node.op_type == "Transpose":
+            source, before = self.given(node, 0), self.attribute(node, "perm", list(range(len(perm)))[::-1])
+            if [before[axis] for axis in perm] == list(range(len(perm))):
+                return source
         return self._once(("Transpose", x, *perm), partial(self.Transpose, x, perm=list(perm)))
 
     def _once(self, key: tuple[object, ...], make: Callable[[], ir.Value]) -> ir.Value:

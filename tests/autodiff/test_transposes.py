@@ -60,3 +60,26 @@ def test_a_stack_on_the_right_stays_a_product_of_stacks(left: str) -> None:
         "{ t = Transpose <perm=[0,2,1]> (b) y = MatMul(a, t) }",
         lambda a, b: a @ b.mT,
     )
+
+
+@pytest.mark.parametrize("scale", ["", "s"])
+def test_attention_as_pytorch_writes_it_transposes_keys_once(scale: str) -> None:
+    shapes = "int64[3] one = {6, 3, 4}, int64[4] back = {2, 3, 4, 3}"
+    made = check(
+        f"g (FLOAT[2,3,3,4] q, FLOAT[2,3,3,4] k, FLOAT s) => (FLOAT[2,3,3,3] y) <{shapes}> "
+        "{ a = Reshape(k, one) b = Transpose <perm=[0,2,1]> (a) c = Reshape(b, back) "
+        + ("d = Mul(c, s) y = MatMul(q, d) }" if scale else "y = MatMul(q, c) }"),
+        lambda q, k, s: q @ (k * s if scale else k).mT,
+        wrt=["q", "k", *scale],
+    )
+    # Of the key forward, of the product's gradient backward.
+    assert _operators(made)["Transpose"] == 2
+
+
+def test_a_transpose_that_undoes_another_is_neither() -> None:
+    made = check(
+        "g (FLOAT[2,3,4] a, FLOAT[2,5,4] b) => (FLOAT[2,3,5] y) { t = Transpose <perm=[0,2,1]> (b) y = MatMul(a, t) }",
+        lambda a, b: a @ b.mT,
+        wrt=["a"],
+    )
+    assert _operators(made)["Transpose"] == 1

@@ -13,7 +13,9 @@ from memonger.autodiff.rules.winograd import winograd
 from memonger.model.emitter import Attribute, Emitter
 from memonger.model.windows import Windows, windows_of
 
-SMALL_BATCH = 2  # a pointwise image gradient is transposed, not the weight, at this many outputs for each of its columns
+SMALL_BATCH = (
+    2  # a pointwise image gradient is transposed, not the weight, at this many outputs for each of its columns
+)
 LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
 MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
 WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
