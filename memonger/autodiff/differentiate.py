@@ -13,6 +13,7 @@ from memonger.autodiff import backward, losses, optimizers, training_mode
 from memonger.autodiff.expand import expand, write_out_bodies
 from memonger.autodiff.rules import random
 from memonger.autodiff.rules.booleans import keep_booleans
+from memonger.autodiff.transposes import fold_into_products, move_to_products
 from memonger.autodiff.updates import Optimizer, Updater
 from memonger.errors import PlanError
 from memonger.graph.schedule import updates_last
@@ -108,6 +109,8 @@ def _differentiate(
     expand(copy.ir, work.op, keep_random=keep_random)
     _start(work, loss)
     _write_bodies(work, chosen)
+    move_to_products(copy.ir, work.op)
+    fold_into_products(copy.ir, work.op)
     _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
     _finish(work, model.ir)
     return copy

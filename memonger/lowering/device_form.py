@@ -17,7 +17,7 @@ from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
 from memonger.graph.graph import read_values
 from memonger.graph.schedule import topological_order, updates_last
-from memonger.lowering import calibrate
+from memonger.lowering import calibrate, cpu
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.checks import root_cause
@@ -39,7 +39,10 @@ LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 
-FORMS: Mapping[str, Callable[[Model], Model]] = {"CUDAExecutionProvider": cuda_form.write_out}
+FORMS: Mapping[str, Callable[[Model], Model]] = {
+    "CPUExecutionProvider": cpu.write_out,
+    "CUDAExecutionProvider": cuda_form.write_out,
+}
 """By provider: what writes a model in operators that the provider has kernels for, before the optimizer sees it."""
 
 ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen

@@ -9,7 +9,7 @@ Every shape it sees is static. Constants are shared: equal ones are one initiali
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -70,6 +70,7 @@ class Emitter:
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
         self.scalars: dict[str, ir.Value] = {}
         self.classes: dict[str, tuple[int, int | None]] = {}
+        self._moved: dict[tuple[object, ...], ir.Value] | None = None  # Reshapes and Transposes of the node at hand
         self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, ir.Shape] | None]] = {}
         self._opsets = [onnx.helper.make_opsetid("", self.opset)]
 
@@ -85,24 +86,25 @@ class Emitter:
         Raises:
             PlanError: its inputs or attributes are none its operator could run with, though ONNX's inference took them.
         """
-        before = self.where, self.wanted
-        self.where, self.wanted = where, tuple(wanted)
+        before = self.where, self.wanted, self._moved
+        self.where, self.wanted, self._moved = where, tuple(wanted), {}
         try:
             yield
         except RULE_ERRORS as error:
             problem = " ".join(str(error).split()) or type(error).__name__
             raise PlanError(f"the gradient of '{where}' can't be written: the node is malformed: {problem}.") from error
-        self.where, self.wanted = before
+        self.where, self.wanted, self._moved = before
 
     @contextmanager
     def behind(self, node: ir.Node) -> Iterator[None]:
         """Emit right behind a forward node: what makes a value smaller before it is kept."""
-        before, self.nodes = self.nodes, []
+        before = self.nodes, self._moved
+        self.nodes, self._moved = [], {}
         yield
         if node.graph is not None:
             spread(node, self.nodes, ())
             node.graph.insert_after(node, self.nodes)
-        self.nodes = before
+        self.nodes, self._moved = before
 
     def wants(self, index: int) -> bool:
         """Whether input ``index`` of the forward node needs a gradient."""
@@ -240,14 +242,31 @@ class Emitter:
         self._names.update(str(node.name) for node in model.graph)
 
     def reshape(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
-        """``x`` with another shape; ``x`` itself where it has it."""
+        """``x`` with another shape; ``x`` itself where it has it. What one rule asks for twice is written once."""
         if self.dims(x) == tuple(dims):
             return x
-        return self.Reshape(x, self.ints(*dims), allowzero=1 if 0 in dims else None)
+        made = partial(self.Reshape, x, self.ints(*dims), allowzero=1 if 0 in dims else None)
+        return self._once(("Reshape", x, *dims), made)
 
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
-        """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order."""
-        return x if list(perm) == list(range(len(perm))) else self.Transpose(x, perm=list(perm))
+        """``x`` with its axes in the order ``perm``; ``x`` itself where that is its own order, and what ``x`` is a
+        Transpose of where it undoes that. Written once, likewise."""
+        if list(perm) == list(range(len(perm))):
+            return x
+        node = x.producer()
+        if node is not None and node.op_type == "Transpose":
+            source, before = self.given(node, 0), self.attribute(node, "perm", list(range(len(perm)))[::-1])
+            if [before[axis] for axis in perm] == list(range(len(perm))):
+                return source
+        return self._once(("Transpose", x, *perm), partial(self.Transpose, x, perm=list(perm)))
+
+    def _once(self, key: tuple[object, ...], make: Callable[[], ir.Value]) -> ir.Value:
+        """What ``make`` emits, or has emitted for this key since work on the node at hand began."""
+        if self._moved is None:
+            return make()
+        if key not in self._moved:
+            self._moved[key] = make()
+        return self._moved[key]
 
     def cast(self, x: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """``x`` as another type; ``x`` itself where it is of that type."""

@@ -13,6 +13,9 @@ from memonger.autodiff.rules.winograd import winograd
 from memonger.model.emitter import Attribute, Emitter
 from memonger.model.windows import Windows, windows_of
 
+SMALL_BATCH = (
+    2  # a pointwise image gradient is transposed, not the weight, at this many outputs for each of its columns
+)
 LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
 MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
 WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
@@ -68,8 +71,7 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     batch, channels = op.dims(dy)[:2]
     inner = op.dims(w)[1]
     if group == 1 and at.is_pointwise and at.is_dense:
-        matrix = op.transpose(op.reshape(w, (channels, inner)), (1, 0))
-        return op.reshape(op.MatMul(matrix, op.reshape(dy, (batch, channels, -1))), (batch, inner, *at.image))
+        return op.reshape(_pointwise_image(op, dy, op.reshape(w, (channels, inner))), (batch, inner, *at.image))
     undone = at.is_dense and all(_border(at, a) for a in range(at.rank))
     if undone and group == 1 and _winograd_pays(at, channels, inner):
         return winograd(op, dy, w)
@@ -79,6 +81,22 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     extra = [max(0, -excess) for excess in at.excess]
     settings = _settings(at, group, at.begin, [max(0, excess) for excess in at.excess])
     return op.ConvTranspose(dy, w, output_padding=extra if any(extra) else None, **settings)
+
+
+def _pointwise_image(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
+    """The gradient ``[N, C, P]`` of an image under a 1×1 weight ``[K, C]``: of weight and gradient the smaller is
+    transposed."""
+    (batch, outputs), channels = op.dims(dy)[:2], op.dims(w)[1]
+    size = math.prod(op.dims(dy)[2:])
+    if outputs < SMALL_BATCH * batch * size:
+        return op.MatMul(op.transpose(w, (1, 0)), op.reshape(dy, (batch, outputs, size)))
+    return _swapped(op, op.reshape(op.Gemm(_columns(op, dy), w, transA=1), (batch, size, channels)))
+
+
+def _columns(op: Emitter, x: ir.Value) -> ir.Value:
+    """An image ``[N, C, ...]`` as the matrix ``[C, N·P]``."""
+    batch, channels, *image = op.dims(x)
+    return op.reshape(_batch_second(op, x, 1), (channels, batch * math.prod(image)))
 
 
 def _border(at: Windows, axis: int) -> bool:
@@ -106,7 +124,7 @@ def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, grou
 def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
     """A stack of matrices ``[B, m, n]``, each transposed: the kind of Transpose that is fast. A view of a vector."""
     b, m, n = op.dims(x)
-    return op.reshape(x, (b, n, m)) if m == 1 or n == 1 else op.Transpose(x, perm=[0, 2, 1])
+    return op.reshape(x, (b, n, m)) if m == 1 or n == 1 else op.transpose(x, (0, 2, 1))
 
 
 def _flip(op: Emitter, x: ir.Value, rank: int) -> ir.Value:
@@ -147,8 +165,7 @@ def _pointwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir
     (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], math.prod(at.count)
     x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
     if size < LARGE_IMAGE:
-        rows = op.reshape(_batch_second(op, dy, 1), (outputs, batch * size))
-        return op.MatMul(rows, op.reshape(_swapped(op, x), (batch * size, channels)))
+        return op.MatMul(_columns(op, dy), op.reshape(_swapped(op, x), (batch * size, channels)))
     if outputs >= channels:
         return _sum_batch(op, products_by_rows(op, dy, x))
     return op.transpose(_sum_batch(op, products_by_rows(op, x, dy)), (1, 0))
@@ -177,7 +194,7 @@ def _batch_second(op: Emitter, x: ir.Value, group: int) -> ir.Value:
     if batch == 1 or op.dims(parts)[1] == 1:
         b, g, size = op.dims(parts)
         return op.reshape(parts, (g, b, size))
-    return op.Transpose(parts, perm=[1, 0, 2])
+    return op.transpose(parts, (1, 0, 2))
 
 
 def _rows(op: Emitter, x: ir.Value, group: int) -> ir.Value:

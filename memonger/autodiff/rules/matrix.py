@@ -29,25 +29,47 @@ def _matmul(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
         db = op.reshape(op.Gemm(left, dy, transA=1), op.dims(b)) if op.wants(1) else None
         return da, db
     dy = op.reshape(dy, (*op.dims(node.outputs[0])[: max(len(batch_a), len(batch_b))], m, n))
-    da = _by_transposed(op, dy, right) if op.wants(0) else None
-    db = _transposed_by(op, left, dy) if op.wants(1) else None
+    da = _by_transposed(op, dy, right, swapped=_is_swapped(a)) if op.wants(0) else None
+    db = _transposed_by(op, left, dy, swapped=_is_swapped(b)) if op.wants(1) else None
     return None if da is None else op.reshape(op.sum_to(da, (*batch_a, m, k)), op.dims(a)), db
 
 
-def _by_transposed(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """a·bᵀ. Of b and a·bᵀ with a, the smaller are transposed."""
-    product = (*op.dims(a)[:-1], op.dims(b)[-2])
-    if op.size(b) >= SMALLER * (op.size(a) + math.prod(product)):
+def _by_transposed(op: Emitter, a: ir.Value, b: ir.Value, *, swapped: bool) -> ir.Value:
+    """a·bᵀ, which is transposed again if ``swapped``. What is less is transposed: b, or a and a·bᵀ."""
+    product = math.prod(op.dims(a)[:-1]) * op.dims(b)[-2]
+    if _other_side_pays(_moved(op, b), op.size(a), product, swapped=swapped):
         return _swapped(op, op.MatMul(b, _swapped(op, a)))
     return op.MatMul(a, _swapped(op, b))
 
 
-def _transposed_by(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+def _transposed_by(op: Emitter, a: ir.Value, b: ir.Value, *, swapped: bool) -> ir.Value:
     """aᵀ·b, likewise."""
-    product = (*op.dims(b)[:-2], op.dims(a)[-1], op.dims(b)[-1])
-    if op.size(a) >= SMALLER * (op.size(b) + math.prod(product)):
+    product = math.prod(op.dims(b)[:-2]) * op.dims(a)[-1] * op.dims(b)[-1]
+    if _other_side_pays(_moved(op, a), op.size(b), product, swapped=swapped):
         return _swapped(op, op.MatMul(_swapped(op, b), a))
     return op.MatMul(_swapped(op, a), b)
+
+
+def _other_side_pays(one: int, other: int, product: int, *, swapped: bool) -> bool:
+    """Whether to transpose the other operand and the product, elements each, where the product is transposed again."""
+    return one + product >= other if swapped else one >= SMALLER * (other + product)
+
+
+def _moved(op: Emitter, value: ir.Value) -> int:
+    """Elements that have to be moved to transpose it: none where it is transposed already."""
+    return 0 if _is_swapped(value) else op.size(value)
+
+
+def _is_swapped(value: ir.Value) -> bool:
+    """Whether it is the transposed matrices of another value."""
+    node = value.producer()
+    perm = None if node is None or node.op_type != "Transpose" else node.attributes.get_ints("perm")
+    return perm is not None and list(perm) == _swap(len(perm))
+
+
+def _swap(rank: int) -> list[int]:
+    """The order of axes in which the last two have changed places."""
+    return [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _sizes(a: Sequence[int], b: Sequence[int]) -> tuple[int, int, int]:
@@ -60,8 +82,7 @@ def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
     *batch, m, n = op.dims(x)
     if m == 1 or n == 1:
         return op.reshape(x, (*batch, n, m))
-    axes = range(len(batch))
-    return op.transpose(x, (*axes, len(batch) + 1, len(batch)))
+    return op.transpose(x, _swap(len(batch) + 2))
 
 
 @gradient("Gemm")

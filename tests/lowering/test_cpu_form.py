@@ -1,0 +1,67 @@
+"""The CPU form of a training model: the same bits with fewer Transposes."""
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import memonger
+from memonger.lowering import cpu
+
+
+def _attention(rows: int, width: int) -> memonger.Model:
+    text = f"""<ir_version: 10, opset_import: ["": 20]>
+    g (float[2,3,{rows},{width}] q, float[2,3,{rows},{width}] k, float[2,3,{rows},{width}] v)
+    => (float[2,3,{rows},{width}] y)
+    {{ t = Transpose <perm=[0,1,3,2]> (k) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }}"""
+    return memonger.differentiate(onnx.parser.parse_model(text), wrt=["q", "k", "v"])
+
+
+def _run(model: ir.Model) -> list[np.ndarray]:
+    proto = ir.to_proto(model)
+    generator = np.random.default_rng(0)
+    feeds = {
+        v.name: generator.standard_normal([d.dim_value for d in v.type.tensor_type.shape.dim]).astype(np.float32)
+        for v in proto.graph.input
+    }
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+@pytest.mark.parametrize(("rows", "width", "left"), [(16, 16, 0), (5, 33, 0), (128, 128, 0), (130, 130, 2)])
+def test_products_of_transposed_stacks_give_the_same_bits(rows: int, width: int, left: int) -> None:
+    model = _attention(rows, width)
+    written = cpu.write_out(model)
+    found = Counter(node.op_type for node in written.graph)
+    assert found["FusedMatMul"] > 0
+    assert found["Transpose"] == left
+    assert [v.name for v in written.graph.outputs] == [v.name for v in model.graph.outputs]
+    for mine, theirs in zip(_run(written.ir), _run(model.ir), strict=True):
+        np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
+
+
+def test_a_product_of_single_rows_stays() -> None:
+    model = _attention(1, 4)
+    assert cpu.write_out(model) is model
+
+
+def test_a_transposed_stack_that_is_read_otherwise_stays() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    g (float[2,4,3] a, float[2,5,3] b) => (float[2,4,5] y, float[2,3,5] z)
+    { t = Transpose <perm=[0,2,1]> (b) y = MatMul(a, t) z = Neg(t) }"""
+    model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["b"])
+    writer = {v.name: node for node in cpu.write_out(model).graph for v in node.outputs}
+    assert writer["y"].op_type == "MatMul"
+    assert writer["t"].op_type == "Transpose"
+
+
+def test_attention_is_planned_without_a_transpose() -> None:
+    plan = memonger.search_plan(_attention(16, 16), mode="training", device="cpu")
+    kinds = Counter(node.op_type for node in plan.model.graph)
+    assert kinds["FusedMatMul"] == 4
+    assert not kinds["Transpose"]
