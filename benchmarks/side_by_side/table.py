@@ -71,7 +71,8 @@ def _columns(kind: str) -> Table:
     return Table(
         "network<16", f"contestant<{WIDTH}", "batch>6", "peak>9.1f", "÷>7.3f", "beside>8.1f", "net>9.1f", "÷>7.3f",
         "predicted>10.1f", "error>+8.1%", "whole>+8.1%",
-        f"{'ms/sample' if kind == 'largest' else 'ms'}>10.2f", "÷>7.3f", "samples/s>11.1f", "apart>9.1e", "drift>9.1e", "note<1",
+        f"{'ms/sample' if kind == 'largest' else 'ms'}>10.2f", "÷>7.3f", "samples/s>11.1f",
+        "apart>9.1e", "drift>9.1e", "note<1",
     )  # fmt: skip
 
 
