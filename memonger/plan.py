@@ -14,7 +14,7 @@ import onnx_ir as ir
 from memonger import plan_file
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError
-from memonger.graph import schedule, verify
+from memonger.graph import schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes
 from memonger.layout import lower_bound
@@ -224,6 +224,18 @@ class Plan(BasePlan, Header):
         A workspace that was never measured counts as none.
         """
         return self.arena_bytes + (self.workspace_bytes or 0) + self.parameter_bytes + self.input_bytes
+
+    @property
+    def session_bytes(self) -> int | None:
+        """About what a session takes of the process's memory beside `total_bytes`: onnxruntime's own and Python's.
+
+        It grows with the number of nodes, and is known to some MiB only: a budget doesn't hold it. None on a device
+        that isn't the host.
+        """
+        facts = parse_device(self.device)
+        if not (facts.is_host or facts.facts.is_portable):
+            return None
+        return session_memory.session_bytes(len(self.graph.nodes), self.mode == "training")
 
     @property
     def unplanned_bytes(self) -> int:

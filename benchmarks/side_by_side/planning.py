@@ -40,7 +40,8 @@ class Wish:
 class Figures:
     """What a plan says of itself, in bytes.
 
-    ``copied``: inputs of which a session keeps a copy, on a GPU; ``note``: where it isn't quite the plan wished for.
+    ``copied``: inputs of which a session keeps a copy, on a GPU; ``session``: beside the tensors,
+    about; ``note``: where it isn't quite the plan wished for.
     """
 
     path: str
@@ -53,6 +54,7 @@ class Figures:
     seconds: float
     note: str = ""
     copied: int = 0
+    session: int | None = None
 
     @property
     def predicted(self) -> int:
@@ -161,6 +163,7 @@ def _figures(plan: "Plan", path: str, note: str) -> Figures:
         seconds=plan.planning_seconds or 0.0,
         note=note,
         copied=plan.input_bytes if plan.device.startswith("cuda") else 0,
+        session=plan.session_bytes,
     )
 
 

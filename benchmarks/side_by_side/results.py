@@ -21,6 +21,7 @@ class Result:
         beside: Of these what is no tensor: on a GPU its context, on the CPU what libraries have left resident.
         held: Weights, and momentum in training.
         predicted: What the plan says of the peak less ``beside``; None for those without a plan.
+        session: What the plan says of ``beside``, about; None where it doesn't say.
         seconds: Of a step, the median of the turns.
         apart: Largest difference of outputs from those of the first contestant over the largest of those; in training
             of the first step's loss, before any weight has changed.
@@ -36,6 +37,7 @@ class Result:
     beside: int | None = None
     held: int = 0
     predicted: int | None = None
+    session: int | None = None
     seconds: float | None = None
     apart: float | None = None
     drift: float | None = None
@@ -56,6 +58,12 @@ class Result:
         """Measured over predicted, less 1; what is no tensor aside."""
         tensors = self.tensors
         return None if tensors is None or not self.predicted else tensors / self.predicted - 1
+
+    @property
+    def whole_error(self) -> float | None:
+        """The whole peak over all that the plan says, less 1."""
+        known = self.peak is not None and self.predicted and self.session is not None
+        return self.peak / (self.predicted + self.session) - 1 if known else None  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)

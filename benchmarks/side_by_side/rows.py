@@ -86,7 +86,7 @@ def entry(course: Course, one: Contestant, kind: str, batch: int, budget: int = 
     training = kind != "inference"
     held = course.sizes["weight_bytes"] + (course.sizes["state_bytes"] if training else 0)
     common: dict[str, Any] = {"contestant": one.key, "title": one.title, "batch": batch, "held": held}
-    model, predicted, note = str(course.folder / "forward.onnx"), None, ""
+    model, predicted, session, note = str(course.folder / "forward.onnx"), None, None, ""
     if one.key in course.settings.without:
         return Entry(Result(**common, failed="left out (--without)"), None)
     if one.library == "memonger":
@@ -94,10 +94,10 @@ def entry(course: Course, one: Contestant, kind: str, batch: int, budget: int = 
             figures = course.plan(Wish(one.plan, batch, budget))
         except WorkerError as error:
             return Entry(Result(**common, failed=f"no plan: {error}"), None)
-        model, note = figures.path, figures.note
+        model, session, note = figures.path, figures.session, figures.note
         predicted = figures.predicted + (figures.inputs if course.settings.device.cuda else 0)
     job = _job(course, one, training, batch, model, f"{kind}-{one.key}")
-    return Entry(Result(**common, predicted=predicted, note=note), job, one.keeps)
+    return Entry(Result(**common, predicted=predicted, session=session, note=note), job, one.keeps)
 
 
 def _job(course: Course, one: Contestant, training: bool, batch: int, model: str, stem: str) -> Job:

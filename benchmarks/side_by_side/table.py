@@ -54,6 +54,7 @@ def _meaning(cuda: bool) -> list[str]:
         "MiB, milliseconds; each contestant in a process of its own, they take turns; ÷: over the first contestant's",
         *where,
         "predicted: what the plan says of peak less beside; error: measured over predicted",
+        "whole: the whole peak over all that the plan says, with what it says of beside",
         f"{WARM} steps to warm up, then the peak of {STEPS}",
         "apart: largest difference of outputs, or of the first step's loss, from the first's over the largest;",
         "drift: of all steps' losses: what rounding makes of them after the first updates",
@@ -69,8 +70,9 @@ def _meaning(cuda: bool) -> list[str]:
 def _columns(kind: str) -> Table:
     return Table(
         "network<16", f"contestant<{WIDTH}", "batch>6", "peak>9.1f", "÷>7.3f", "beside>8.1f", "net>9.1f", "÷>7.3f",
-        "predicted>10.1f", "error>+8.1%", f"{'ms/sample' if kind == 'largest' else 'ms'}>10.2f", "÷>7.3f",
-        "samples/s>11.1f", "apart>9.1e", "drift>9.1e", "note<1",
+        "predicted>10.1f", "error>+8.1%", "whole>+8.1%",
+        f"{'ms/sample' if kind == 'largest' else 'ms'}>10.2f", "÷>7.3f", "samples/s>11.1f",
+        "apart>9.1e", "drift>9.1e", "note<1",
     )  # fmt: skip
 
 
@@ -93,7 +95,8 @@ def _figures(result: Result, first: Result, kind: str) -> tuple[float | None, ..
     each = _time(result, kind)
     return (
         result.batch, _mib(result.peak), _ratio(result.peak, first.peak), _mib(result.beside), _mib(result.net),
-        _ratio(result.net, first.net), _mib(result.predicted), result.error, each, _ratio(each, _time(first, kind)),
+        _ratio(result.net, first.net), _mib(result.predicted), result.error, result.whole_error,
+        each, _ratio(each, _time(first, kind)),
         result.batch / result.seconds if result.seconds else None, result.apart, result.drift,
     )  # fmt: skip
 

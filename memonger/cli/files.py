@@ -1,6 +1,5 @@
 """The commands that look at files or lay out buffers: ``inspect``, ``diff``, ``verify``, ``unplan``, ``pack``."""
 
-import math
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,8 +31,6 @@ from memonger.report.inspection import model_lines, model_record, model_table, o
 from memonger.report.layers import Layer, layer_record, layers_of, layers_table
 from memonger.report.memory_count import COUNT_NOTE, count_memory
 from memonger.report.summary import plan_figures, plan_record
-
-TIMED_RUNS = 3
 
 
 def inspect(
@@ -109,7 +106,7 @@ def _layers(
 
 
 def _times(model: ir.Model, device: Device, planned: Plan | None) -> Mapping[str, float]:
-    """Seconds of each node in the fastest of some runs with the profiler on.
+    """Seconds of each node, as planning measures them.
 
     Raises:
         MemongerError: the device's runtime doesn't time nodes.
@@ -120,8 +117,7 @@ def _times(model: ir.Model, device: Device, planned: Plan | None) -> Mapping[str
         raise MemongerError(f"--time is for the CPU: on {device} onnxruntime times only how long launches take.")
     threads = 0 if planned is None else planned.threads
     with temporary_folder() as folder:
-        runs = [calibrate.run(model, device, folder, Cuda(), threads, None).seconds or {} for _ in range(TIMED_RUNS)]
-    return {name: min(run.get(name, math.inf) for run in runs) for name in runs[0]}
+        return calibrate.run(model, device, folder, Cuda(), threads, None).seconds or {}
 
 
 def diff(first: Path, second: Path, as_json: bool) -> None:

@@ -1,7 +1,13 @@
-"""Calibration: one run of a lowered model, for what no inference knows: order, sizes, times, workspace, locations."""
+"""Calibration: a few runs of a lowered model, for what no inference knows: order, sizes, times, workspace, locations.
+
+The first run of a session touches memory for the first time: the system's work for that, up to half of a run, is in the
+times of the nodes that happen to write there. A planned run doesn't have it, so times are those of later runs.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +26,10 @@ from memonger.runtime.backend import backend
 from memonger.runtime.profile import workspace_of
 from memonger.words import FILE, option
 
+LATER_RUNS, LATER_SECONDS, LATER_NODES = 3, 1.0, 8192
+"""Nodes are timed in so many runs at most; in more than one only as far as all of them end within so many seconds, and
+run so many nodes: of each the profiler keeps 2.5 KB until the end."""
+
 
 class NoRoomError(SessionError):
     """The model doesn't fit the device as long as it isn't planned."""
@@ -27,17 +37,18 @@ class NoRoomError(SessionError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run showed.
+    """What the runs showed.
 
     Attributes:
-        executed: Names of the main graph's nodes in the order they ran.
+        orders: Names of the main graph's nodes in the order they ran: of runs that differ, each of them.
         foreign: Names of those the device's provider didn't run: they run beside the others, in no order with them.
         tensors: Type and shape of each value.
-        seconds: Of each node; None on a device that isn't the host, where only launches are timed.
+        seconds: Of each node, the median of the runs after the first; None on a device that isn't the host, where only
+            launches are timed.
         workspace: Bytes of workspace each node's kernel took, where above zero.
     """
 
-    executed: tuple[str, ...]
+    orders: frozenset[tuple[str, ...]]
     foreign: frozenset[str]
     tensors: dict[str, tuple[str, tuple[int, ...]]]
     seconds: dict[str, float] | None
@@ -57,7 +68,7 @@ def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[t
 
 
 def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None) -> Run:
-    """Run the model in file order, with the profiler on and workspace accounted for.
+    """Run the model in file order, twice at least, with the profiler on and workspace accounted for.
 
     Args:
         model: Lowered, every node named.
@@ -84,13 +95,24 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
     inputs_of_model = feeding.inputs_of(model.graph)
     given = inputs if inputs is not None else feeding.random_feeds(inputs_of_model)
     feeding.check_feeds(inputs_of_model, given, "the model")
-    with session(model, device, options) as (made, pool):
-        if pool is None:
-            _run_once(made, model, given, inputs is None)
-            runs = profile.read_profile(Path(made.end_profiling()))
-            return _seen(model, device, runs, profile.read_workspace(memory) if memory.is_file() else {})
-        runs, workspace = _run_on_cuda(made, pool, model, given, inputs is None)
-        return _seen(model, device, runs, workspace)
+    if not device.is_host:
+        with session(model, device, options) as (made, pool):
+            nodes, workspace = _run_on_cuda(made, pool, model, given, inputs is None)
+            return _seen(model, device, (nodes,), workspace)
+    runs = profile.read_runs(_run_on_host(model, options, given, inputs is None))
+    return _seen(model, device, runs, profile.read_workspace(memory) if memory.is_file() else {})
+
+
+def _run_on_host(model: ir.Model, options: ort.Options, given: feeding.Feeds, generated: bool) -> Path:
+    """A run to warm up, and after it one run, or a few where they are short; returns the profile of all of them."""
+    most = min(LATER_RUNS, LATER_NODES // max(1, len(model.graph)))
+    with session(model, CPU, options) as (made, _):
+        _run_once(made, model, given, generated)
+        begin, runs = time.perf_counter(), 0
+        while runs == 0 or (runs < most and (runs + 1) / runs * (time.perf_counter() - begin) < LATER_SECONDS):
+            _run_once(made, model, given, generated)
+            runs += 1
+        return Path(made.end_profiling())
 
 
 def _run_on_cuda(
@@ -109,23 +131,31 @@ def _run_on_cuda(
             raise NoRoomError(f"it doesn't fit the device without a plan: {pool.refused}") from error
         raise
     start = made.get_profiling_start_time_ns()
-    runs = profile.read_profile(Path(made.end_profiling()))
+    runs = profile.read_profile(Path(made.end_profiling()), last_run=True)
     last = tuple({run.name: run for run in runs}.values())  # of those in subgraphs one of several
     return tuple(sorted(last, key=lambda run: run.begin)), workspace_of(last, start, events)
 
 
-def _seen(model: ir.Model, device: Device, runs: tuple[profile.NodeRun, ...], workspace: dict[str, int]) -> Run:
+def _seen(model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeRun]], workspace: dict[str, int]) -> Run:
     inner = inner_names(model)
-    outer = [run for run in runs if run.name not in inner]
+    last = [run for run in runs[-1] if run.name not in inner]
     names = {str(node.name): node for node in model.graph}
-    tensors = {k: v for run in outer if run.name in names for k, v in _outputs_of(names[run.name], run).items()}
+    tensors = {k: v for run in last if run.name in names for k, v in _outputs_of(names[run.name], run).items()}
     return Run(
-        executed=profile.executed_order(runs, inner),
-        foreign=frozenset(run.name for run in outer if run.provider not in ("", device.provider)),
+        orders=frozenset(profile.executed_order(run, inner) for run in runs),
+        foreign=frozenset(run.name for run in last if run.provider not in ("", device.provider)),
         tensors=tensors,
-        seconds={run.name: run.seconds for run in outer} if device.is_host else None,
+        seconds=_seconds(runs[1:], inner) if device.is_host else None,
         workspace=_with_copied_indices(model, tensors, workspace) if device.is_host else workspace,
     )
+
+
+def _seconds(runs: Sequence[Sequence[profile.NodeRun]], inner: Collection[str]) -> dict[str, float]:
+    """Each node's median."""
+    times: dict[str, list[float]] = {}
+    for run in (run for one in runs for run in one if run.name not in inner):
+        times.setdefault(run.name, []).append(run.seconds)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def _with_copied_indices(

@@ -1,4 +1,4 @@
-"""The device form: what onnxruntime's own optimizer makes of a model for one machine, measured in one run.
+"""The device form: what onnxruntime's own optimizer makes of a model for one machine, measured in a few runs.
 
 The optimizer's output is loaded again with every optimization off, and has to run as it stands, node for node and in
 file order: only then may its values be given addresses.
@@ -185,12 +185,14 @@ def _ranks(nodes: list[ir.Node], sources: list[list[int]], source: ir.Model) -> 
 
 
 def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
-    """Whether the runtime ran exactly the file's nodes, and those of the device in the file's order."""
+    """Whether each run was of exactly the file's nodes, and had those of the device in the file's order."""
     left_out = floating_names(model) | run.foreign
     written = [str(node.name) for node in model.graph]
-    if sorted(written) != sorted(run.executed):
-        return False
-    return [n for n in written if n not in left_out] == [n for n in run.executed if n not in left_out]
+    in_order = [name for name in written if name not in left_out]
+    return all(
+        sorted(written) == sorted(order) and in_order == [name for name in order if name not in left_out]
+        for order in run.orders
+    )
 
 
 def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:

@@ -7,6 +7,7 @@ import base64
 import binascii
 import zlib
 
+import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
@@ -73,4 +74,18 @@ def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | 
             value.const_value = ir.tensor(other.const_value.numpy().copy(), name=value.name)
             forward.graph.inputs.remove(value)
             forward.graph.register_initializer(value)
+    return forward
+
+
+def packed(forward: ir.Model | None) -> onnx.ModelProto | None:
+    """The model as a message, which takes a fraction of its memory; `unpacked` undoes it."""
+    return None if forward is None else ir.to_proto(forward)
+
+
+def unpacked(message: onnx.ModelProto | None) -> ir.Model | None:
+    """The model that `packed` was given."""
+    if message is None:
+        return None
+    forward = ir.from_proto(message)
+    forward.graph.meta[load.FOREIGN] = True
     return forward

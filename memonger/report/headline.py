@@ -90,6 +90,7 @@ def _rows(record: Mapping[str, Any], lower_bound: int) -> Sequence[tuple[str, in
         ("inputs", record["input_bytes"], "what each run is given"),
         ("total", record["total_bytes"], "all of these: what a budget holds"),
         ("budget", record["budget_bytes"], "the most that the total may be"),
+        ("beside the total", record["session_bytes"], "about what a session takes for its nodes, by their number"),
         ("stock onnxruntime", record["stock_bytes"], "expected total, by its own allocator's rules"),
         ("without reuse", record["unplanned_bytes"], "total with memory of its own for every value"),
         ("smallest arena", lower_bound, "no layout of this order is smaller"),

@@ -36,6 +36,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "input_bytes": plan.input_bytes,
         "total_bytes": plan.total_bytes,
         "required_bytes": plan.required_bytes,
+        "session_bytes": plan.session_bytes,
         "unplanned_bytes": plan.unplanned_bytes,
         "stock_bytes": plan.stock_bytes,
         "budget_bytes": plan.budget,

@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
-from memonger.model.checks import root_cause
-from memonger.model.tensors import external_tensors
 from memonger.runtime import weights
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
@@ -77,9 +75,14 @@ class Options:
 
 
 def make_session(
-    model: ir.Model | Path, device: Device, options: Options, *, pool: Any = None, captures: bool = False
+    model: ir.Model | weights.Message | Path,
+    device: Device,
+    options: Options,
+    *,
+    pool: Any = None,
+    captures: bool = False,
 ) -> Any:
-    """An ``onnxruntime.InferenceSession`` of a model in memory, or of a file as it stands.
+    """An ``onnxruntime.InferenceSession`` of a model in memory, of its message, or of a file as it stands.
 
     Args:
         model: What to run.
@@ -98,18 +101,11 @@ def make_session(
     providers = backend(device).providers(options.cuda, pool, captures)
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
-    folders = {str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)}
-    for folder in folders:  # one at most: a model's external data lies in its own folder
-        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    lent: list[Any] = []
+    message, lent = _message(model, options, settings)
+    if message.folder is not None:
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", message.folder)
     try:
-        message = None if options.lend_weights else weights.owned_message(model)
-        if message is None:
-            message, lent = weights.lent_message(model, settings)
-    except RuntimeError as error:  # onnx-ir's: it can't be cloned or written
-        raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
-    try:
-        session = _create(message, settings, device, providers)
+        session = _create(message.data, settings, device, providers)
     except SessionError as error:
         if pool is not None and pool.refused is not None:
             raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
@@ -117,6 +113,14 @@ def make_session(
     session.memonger_lent = lent  # onnxruntime points into this memory without holding it
     session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
     return session
+
+
+def _message(model: ir.Model | weights.Message, options: Options, settings: Any) -> tuple[weights.Message, list[Any]]:
+    """What onnxruntime is given, and what it points into without holding it."""
+    if isinstance(model, weights.Message):
+        return model, []
+    message = None if options.lend_weights else weights.owned_message(model)
+    return (message, []) if message is not None else weights.lent_message(model, settings)
 
 
 def _create(model: str | bytes, settings: Any, device: Device, providers: list[Any]) -> Any:

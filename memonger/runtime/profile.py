@@ -3,8 +3,10 @@
 import json
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,26 +59,39 @@ def read_profile(path: Path, *, last_run: bool = False) -> tuple[NodeRun, ...]:
 
     Args:
         path: What onnxruntime wrote when the profile ended.
-        last_run: Leave out what belongs to earlier runs of the session: those that failed.
+        last_run: Leave out what belongs to earlier runs of the session, also to those that failed.
 
     Raises:
         SessionError: the file is cut short, as where the disk is full.
     """
+    runs = read_runs(path)
+    return runs[-1] if last_run else tuple(node for run in runs for node in run)
+
+
+def read_runs(path: Path) -> tuple[tuple[NodeRun, ...], ...]:
+    """The node executions of each run of the session, as `read_profile` gives them.
+
+    Raises:
+        SessionError: the file is cut short, as where the disk is full, or shows no run.
+    """
+    begins, nodes = list[int](), list[NodeRun]()
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            events = [json.loads(line.rstrip().rstrip(",")) for line in file if line.startswith("{")]  # an event a line
-        begin = max(e["ts"] for e in events if e["name"] == "model_run") if last_run else 0
-        runs = [
-            (e["ts"], _node_run(e))
-            for e in events
-            if e.get("cat") == "Node" and e["name"].endswith(SUFFIX) and e["ts"] >= begin
-        ]
+            for event in (json.loads(line.rstrip().rstrip(",")) for line in file if line.startswith("{")):
+                if event["name"] == "model_run":
+                    begins.append(event["ts"])
+                elif event.get("cat") == "Node" and event["name"].endswith(SUFFIX):
+                    nodes.append(_node_run(event))
+        if not begins:
+            raise ValueError("no run")
     except (OSError, ValueError, KeyError) as error:
         raise SessionError(
             f"onnxruntime's profile of a run, {path}, is missing or cut short: is {path.parent} full? ({error})"
         ) from error
-    runs.sort(key=lambda run: run[0])  # stable: equal stamps stay in the order they were written
-    return tuple(run for _, run in runs)
+    begins.sort()
+    nodes.sort(key=lambda node: node.begin)  # stable: equal stamps stay in the order they were written
+    bounds = [0, *(bisect_left(nodes, begin, key=lambda node: node.begin) for begin in begins[1:]), len(nodes)]
+    return tuple(tuple(nodes[start:stop]) for start, stop in pairwise(bounds))
 
 
 def _node_run(event: dict[str, Any]) -> NodeRun:

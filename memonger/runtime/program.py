@@ -20,7 +20,7 @@ from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.cuda.replay import copies_from_host
-from memonger.runtime.weights import LARGE
+from memonger.runtime.weights import LARGE, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ def _planned(plan: Plan) -> tuple[ArenaTensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Plans that run in one onnxruntime session: its model, and the plans' indices and programs."""
+    """Plans that run in one onnxruntime session: its model or message, and the plans' indices and programs."""
 
-    model: ir.Model
+    model: ir.Model | Message
     members: tuple[int, ...]
     programs: tuple[Program, ...]
 

@@ -5,7 +5,8 @@ the norm that gradients are clipped by. Whoever runs the step looks at them, and
 segment, with all updates in it, doesn't run: nothing in the model has to ask.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from memonger.devices import Cuda
 from memonger.errors import SessionError
 from memonger.graph.graph import read_values
 from memonger.model.values import subgraphs
@@ -23,6 +25,7 @@ from memonger.runtime.binding import Binding, input_memory, without_defaults
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.runtime.store import Store
+from memonger.runtime.weights import Message, owned_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,13 @@ class Segment:
     """A stretch of a schedule as a model of its own.
 
     Attributes:
-        model: Its nodes; what they read of earlier segments is an input.
+        model: Its nodes, or their message; what they read of earlier segments is an input.
         program: What of the plan's program is this segment's.
         received: Planned values of earlier segments that it reads, where they lie in the arena.
         handed: Names of values of earlier segments that it reads and onnxruntime holds.
     """
 
-    model: ir.Model
+    model: ir.Model | Message
     program: Program
     received: tuple[ArenaTensor, ...]
     handed: tuple[str, ...]
@@ -110,14 +113,53 @@ def _drop_unread(graph: ir.Graph) -> None:
         del graph.initializers[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A plan cut into segments, without its model.
+
+    Names that a session keeps are objects of a model that is soon gone, strewn over all the memory that it takes: as
+    long as one is left in a piece, Python keeps the piece. So they are written out, and read when the model is gone.
+
+    Attributes:
+        program: Of the whole plan, pickled.
+        segments: The same of each segment, without its model.
+        models: Of each segment, to be loaded.
+        settings: How the CUDA provider is set up.
+    """
+
+    program: bytes
+    segments: bytes
+    models: tuple[ir.Model | Message, ...]
+    settings: Cuda | None
+
+
+def cut(plan: Plan, own: Collection[str]) -> Cut:
+    """Cut a training plan, verified by the caller, before its first update.
+
+    Args:
+        plan: The plan.
+        own: Inputs that the session binds itself: the model's own defaults are left out.
+
+    Raises:
+        SessionError: the model can't be written for onnxruntime.
+    """
+    program = program_of(plan)
+    whole = exposed(without_defaults(plan.model, set(own)), program.planned, (), False)
+    parts = segments_of(whole, program, [program.first_update])
+    models = tuple(owned_message(part.model) or part.model for part in parts if isinstance(part.model, ir.Model))
+    records = [(part.program, part.received, part.handed) for part in parts]
+    settings = plan.stamp.cuda if plan.stamp is not None else None
+    return Cut(pickle.dumps(program), pickle.dumps(records), models, settings)
+
+
 class Segments:
     """A training plan ready to run, one segment after the other.
 
     Args:
-        plan: Verified by the caller.
+        plan: What `cut` made of it, of these names: those of ``fixed`` and ``scalars``.
         arena: Where to run; its device is where.
         threads: Threads within a node.
-        fixed: See `memonger.runtime.binding.Binding`; of these and ``scalars`` the model's own defaults are left out.
+        fixed: See `memonger.runtime.binding.Binding`.
         scalars: See there.
         updates: See there.
         check_order: Compare the order of the first run with the plan.
@@ -128,7 +170,7 @@ class Segments:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Cut,
         arena: Arena,
         threads: int,
         *,
@@ -137,20 +179,19 @@ class Segments:
         updates: Mapping[str, str],
         check_order: bool,
     ) -> None:
-        program = program_of(plan)
-        whole = exposed(without_defaults(plan.model, {*fixed, *scalars}), program.planned, (), False)
-        settings = plan.stamp.cuda if plan.stamp is not None else None
+        program = pickle.loads(plan.program)
+        records = pickle.loads(plan.segments)
+        parts = [Segment(model, *record) for model, record in zip(plan.models, records, strict=True)]
         self.fixed, self.arena, self._bindings = fixed, arena, list[Binding]()
         own = {*fixed, *scalars}
         self.inputs = tuple(value for value in program.inputs if value.name not in own)
         self._late = {old: tensor for old, new in updates.items() for tensor in program.planned if tensor.name == new}
-        parts = segments_of(whole, program, [program.first_update])
         self._handed = {name for part in parts for name in part.handed}
         self._done = 0
         memory, pool = input_memory([replace(program, inputs=self.inputs)], arena.device), None
         for part in parts:
             group = Group(part.model, (0,), (part.program,))
-            engine = Engine(group, arena.device, threads, check_order, settings, is_segment=True, pool=pool)
+            engine = Engine(group, arena.device, threads, check_order, plan.settings, is_segment=True, pool=pool)
             binding = Binding(
                 part.program, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=part.received,
                 inputs_at=memory,

@@ -1,6 +1,7 @@
 """Trains planned models on onnxruntime: a step is one run, whose updates are written over what they update."""
 
 import logging
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.program import program_of
-from memonger.runtime.segments import Segments
+from memonger.runtime.segments import Cut, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
 from memonger.units import format_size, shown
@@ -55,31 +56,41 @@ class Trainer:
     ) -> None:
         check_graphs(cuda_graph)
         plans = [verified(one) for one in (plan, accumulation) if one is not None]
-        self._roles = [_roles(one) for one in plans]
+        roles = [_roles(one) for one in plans]
         self.device = device_of(plans[0], device)
         for one in plans:
             check_stamp(one, self.device)
         stamp = plans[0].stamp
         self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
         self._name = plans[0].name
-        tensors = _persistent(plans, self._roles)
         check_room(plans, [program_of(one) for one in plans], self.device)
-        self._allocate(tensors)
-        self._fill(plans[0].model)
-        scalars = {role for roles in self._roles for role in roles.scalars}
+        scalars = {role for own in roles for role in own.scalars}
         self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
-        self.learning_rate = _default_rate(plans[0].model, self._roles[0])
+        self.learning_rate = _default_rate(plans[0].model, roles[0])
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
         self._arena = backend(self.device).arena(max(one.arena_bytes for one in plans))
-        self._forward = forward_model.extract(plans[0].model, self._name)
+        self._packed_forward = forward_model.packed(forward_model.extract(plans[0].model, self._name))
         self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
         self._threads, self._graphs = intra_op_threads or plans[0].threads, cuda_graph
-        self._bound = [self._bind(one, roles, check_order) for one, roles in zip(plans, self._roles, strict=True)]
-        del plan, accumulation, plans, one  # with the models, whose weights would be there twice
+        cuts = [cut(one, {*own.persistent, *own.scalars.values()}) for one, own in zip(plans, roles, strict=True)]
+        records, starts = pickle.dumps((roles, _persistent(plans, roles))), _starts(plans[0].model, roles[0])
+        del plan, accumulation, plans, one, roles  # with the models, whose weights would be there twice
         process_memory.settle()
+        self._roles, tensors = pickle.loads(records)  # see `memonger.runtime.segments.Cut`
+        self._allocate(tensors)
+        for name, array in starts.items():
+            self._write(name, array)
+        del starts
+        self._bound = [self._bind(one, own, check_order) for one, own in zip(cuts, self._roles, strict=True)]
+        process_memory.settle()
+
+    @property
+    def _forward(self) -> ir.Model | None:
+        """The forward model that the plan holds, made anew."""
+        return forward_model.unpacked(self._packed_forward)
 
     def __repr__(self) -> str:
         """As ``<TrainingSession digits on cpu: 12 steps, arena 1.20 MiB>``."""
@@ -351,13 +362,7 @@ class Trainer:
         self._weights = Store((tensors[name] for name in weights), self.device)
         self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
 
-    def _fill(self, model: ir.Model) -> None:
-        for name in self._names:
-            tensor = model.graph.initializers[name].const_value if name in model.graph.initializers else None
-            if tensor is not None:
-                self._write(name, tensor.numpy())
-
-    def _bind(self, plan: Plan, roles: Training, check_order: bool) -> Segments:
+    def _bind(self, plan: Cut, roles: Training, check_order: bool) -> Segments:
         fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
         return Segments(
@@ -447,6 +452,12 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
     return {name: _tensor(name, value) for name, value in persistent.items()}
+
+
+def _starts(model: ir.Model, roles: Training) -> dict[str, np.ndarray]:
+    """What persistent inputs are before the first step, by name; zeros where nothing is said."""
+    values = {name: model.graph.initializers[name] for name in roles.persistent if name in model.graph.initializers}
+    return {name: value.const_value.numpy() for name, value in values.items() if value.const_value is not None}
 
 
 def _tensor(name: str, value: ir.Value) -> ArenaTensor:

@@ -1,10 +1,20 @@
-"""What the calibrating run can't see, and is added to what it measured."""
+"""What calibration takes from its runs, and what no run shows and is added."""
 
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 import memonger
+from memonger.devices import CPU, Cuda
+from memonger.lowering import calibrate
+from memonger.model.names import name_nodes
 from memonger.runtime import feeds as feeding
-from memonger.runtime import process_memory
+from memonger.runtime import ort, process_memory, profile
 from tests.support.stock import parse
 
 pytest.importorskip("onnxruntime")
@@ -27,3 +37,61 @@ def test_indices_that_are_copied_past_the_allocator_are_workspace() -> None:
     session.run(feeds, copy=False)
     taken = process_memory.peak_over(process_memory.settle(), lambda: session.run(feeds, copy=False))
     assert taken == pytest.approx(plan.workspace_bytes, rel=0.1)
+
+
+SMALL = "g (float[8] x) => (float[8] y) { a = Neg(x)  b = Abs(a)  y = Neg(b) }"
+
+
+def _named(text: str) -> ir.Model:
+    model = ir.from_proto(parse(text))
+    name_nodes(model)
+    return model
+
+
+def _calibrated(folder: Path) -> calibrate.Run:
+    return calibrate.run(_named(SMALL), CPU, folder, Cuda(), 1, None)
+
+
+def test_times_are_the_median_of_the_runs_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = profile.read_runs
+
+    def timed(path: Path) -> tuple[tuple[profile.NodeRun, ...], ...]:
+        runs = read(path)
+        return tuple(
+            tuple(replace(node, seconds=seconds) for node in run)
+            for run, seconds in zip(runs, (9.0, 1.0, 4.0, 2.0), strict=True)
+        )
+
+    monkeypatch.setattr(profile, "read_runs", timed)
+    run = _calibrated(tmp_path)
+    assert set(run.seconds.values()) == {2.0}  # type: ignore[union-attr]
+    assert len(run.seconds) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", ["LATER_SECONDS", "LATER_NODES"])
+def test_long_runs_and_many_nodes_are_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    once, runs = calibrate._run_once, []
+    monkeypatch.setattr(calibrate, "_run_once", lambda *given: runs.append(once(*given)))
+    monkeypatch.setattr(calibrate, limit, 0)
+    assert _calibrated(tmp_path).seconds
+    assert len(runs) == 2
+
+
+def test_each_run_must_have_the_order_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = profile.read_runs
+    monkeypatch.setattr(profile, "read_runs", lambda path: (*(runs := read(path))[:-1], runs[-1][::-1]))
+    with pytest.raises(memonger.PlanError, match="doesn't run its own optimized model as written"):
+        memonger.search_plan(parse(SMALL), mode="inference", device="cpu")
+
+
+def test_a_profile_is_read_run_by_run(tmp_path: Path) -> None:
+    """Those that failed, too: the nodes before the one that failed are a run of their own."""
+    model = _named("g (float[4] x, int64[2] i) => (float[2] y) { a = Neg(x)  b = Gather(a, i)  y = Neg(b) }")
+    session = ort.make_session(model, CPU, ort.Options(in_order=True, profile=tmp_path / "profile"))
+    x = np.ones(4, np.float32)
+    for i in ([0, 1], [0, 99], [1, 0]):
+        with suppress(Exception):
+            session.run(None, {"x": x, "i": np.array(i)})
+    runs = profile.read_runs(Path(session.end_profiling()))
+    assert [node.op for node in runs[0]] == [node.op for node in runs[-1]] == ["Neg", "Gather", "Neg"]
+    assert all(begin.begin <= end.begin for run in runs for begin, end in pairwise(run))

@@ -1,5 +1,6 @@
 """TrainingSession: steps, state, saving and resuming, evaluation, export."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -314,3 +315,17 @@ def test_a_clipped_step_reports_its_norm_and_skips_what_is_not_finite() -> None:
     assert trainer.skipped_steps == 1
     for name, array in trainer.state_dict().items():
         np.testing.assert_array_equal(array, state[name], err_msg=name)
+
+
+def test_a_session_of_a_file_keeps_no_model(planned: Path) -> None:
+    """Neither the planned one nor the forward one, which a small part of would keep whole in memory."""
+
+    def nodes() -> int:
+        gc.collect()
+        return sum(isinstance(each, ir.Node) for each in gc.get_objects())
+
+    before = nodes()
+    trainer = memonger.TrainingSession(planned)
+    assert nodes() <= before
+    trainer.step(batch())
+    assert nodes() <= before
