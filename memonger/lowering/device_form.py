@@ -57,7 +57,7 @@ class Settings:
         threads: Threads within a node; 0 leaves it to onnxruntime.
         inputs: What the calibrating run is fed; random numbers if None.
         cuda: How the CUDA provider is set up.
-        as_stock: On the CPU, leave every node to the kernel that stock onnxruntime takes: no `memonger.lowering.blocked`.
+        as_stock: On the CPU, leave every node to the kernel that stock onnxruntime takes, see `blocked`.
         source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
             which parts of a backward pass come far too early.
     """

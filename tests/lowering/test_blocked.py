@@ -13,7 +13,6 @@ import memonger
 from memonger.lowering import blocked
 from memonger.model.marks import DepthwiseWeight
 from memonger.model.model import Model
-from memonger.runtime import feeds as feeding
 
 BLOCK = blocked.block_size()
 
