@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 
 import onnx_ir as ir
 
@@ -58,8 +59,8 @@ class Sums:
     def _joined(self, nodes: Sequence[ir.Node]) -> ir.Value:
         op, parts = self._op, [part for node in nodes if (part := _part(self._op, node)) is not None]
         parts.sort(key=lambda part: part[1])
-        axis, first, _, x = parts[0]
-        follow = all(a[0] == b[0] and a[2] == b[1] for a, b in zip(parts, parts[1:], strict=False))
+        axis, first, *_ = parts[0]
+        follow = all(a[0] == b[0] and a[2] == b[1] for a, b in pairwise(parts))
         if len(nodes) == 1 or not follow:
             return reduce(op.Add, (node.outputs[0] for node in nodes))
         whole, dims = op.concat([x for *_, x in parts], axis), op.dims(nodes[0].outputs[0])

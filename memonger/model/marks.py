@@ -30,7 +30,8 @@ PART = "memonger.part"
 COMPOSITE = "memonger.composite"
 """On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
 
-A lowering may have a rule by that name, which writes it otherwise. Every lowering takes these marks away (`forget_composites`).
+A lowering may have a rule by that name, which writes it otherwise. Every lowering takes these marks away
+(`forget_composites`).
 """
 
 

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import onnx
-import torch
 
 from tests.support.gradient_checks import check
 
