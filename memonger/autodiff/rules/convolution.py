@@ -74,7 +74,7 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     batch, channels = op.dims(dy)[:2]
     inner = op.dims(w)[1]
     if group == 1 and at.is_pointwise and at.is_dense:
-        return op.reshape(_pointwise_image(op, dy, op.reshape(w, (channels, inner))), (batch, inner, *at.image))
+        return op.reshape(pointwise_image(op, dy, op.reshape(w, (channels, inner))), (batch, inner, *at.image))
     undone = at.is_dense and all(_border(at, a) for a in range(at.rank))
     if undone and group == 1 and _winograd_pays(at, channels, inner):
         return winograd(op, dy, w)
@@ -86,7 +86,7 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     return op.ConvTranspose(dy, w, output_padding=extra if any(extra) else None, **settings)
 
 
-def _pointwise_image(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
+def pointwise_image(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
     """The gradient ``[N, C, P]`` of an image under a 1×1 weight ``[K, C]``: of weight and gradient the smaller is
     transposed."""
     (batch, outputs), channels = op.dims(dy)[:2], op.dims(w)[1]

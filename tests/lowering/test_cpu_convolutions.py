@@ -1,4 +1,4 @@
-"""Depthwise convolutions of a training step in onnxruntime's blocked layout."""
+"""Convolutions of a training step as the CPU runs them."""
 
 import json
 
@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 
 import memonger
-from memonger.lowering import blocked
+from memonger.lowering import cpu_convolutions
 from memonger.model.marks import DepthwiseWeight
 from memonger.model.model import Model
 
-BLOCK = blocked.block_size()
+BLOCK = cpu_convolutions.block_size()
 
 Sizes = tuple[int, int, int, int, int]  # batch, channels, side, kernel, stride
 
@@ -41,7 +41,7 @@ def results(model: Model) -> dict[str, np.ndarray]:
 
 
 def blocked_operators(model: ir.Model) -> list[str]:
-    return [node.op_type for node in model.graph if node.domain == blocked.DOMAIN]
+    return [node.op_type for node in model.graph if node.domain == cpu_convolutions.DOMAIN]
 
 
 @pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")
@@ -61,7 +61,7 @@ def blocked_operators(model: ir.Model) -> list[str]:
 )
 def test_numbers_are_those_of_the_rules(sizes: Sizes, convolutions: int, bias: bool) -> None:
     model = memonger.differentiate(forward(sizes, bias), wrt=["x", "w"])
-    written = blocked.write_out(model)
+    written = cpu_convolutions.write_out(model)
     assert blocked_operators(written.ir).count("Conv") == convolutions
     expected, found = results(model), results(written)
     assert expected.keys() == found.keys()
@@ -69,14 +69,33 @@ def test_numbers_are_those_of_the_rules(sizes: Sizes, convolutions: int, bias: b
         np.testing.assert_allclose(found[name], array, atol=2e-6 * np.abs(array).max(), rtol=0, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("side", "kernel", "stride", "pad", "products"),
+    [(4, 3, 2, 1, 1), (5, 3, 2, 1, 1), (4, 2, 2, 0, 1), (5, 1, 2, 0, 1), (6, 1, 2, 0, 1), (9, 3, 2, 1, 0)],
+)
+def test_small_images_of_many_channels_are_products(
+    side: int, kernel: int, stride: int, pad: int, products: int
+) -> None:
+    out = (side + 2 * pad - kernel) // stride + 1
+    text = f"""<ir_version: 10, opset_import: ["": 20]>
+        g (float[2,3,{side},{side}] x, float[40,3,{kernel},{kernel}] w) => (float[2,40,{out},{out}] y) {{
+            y = Conv <pads=[{pad},{pad},{pad},{pad}], strides=[{stride},{stride}]> (x, w) }}"""
+    model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x"])
+    written = cpu_convolutions.write_out(model)
+    assert [node.op_type for node in written.graph].count("Col2Im") == products
+    for name, array in results(model).items():
+        found = results(written)[name]
+        np.testing.assert_allclose(found, array, atol=2e-6 * np.abs(array).max(), rtol=0, err_msg=name)
+
+
 def test_a_forward_model_and_one_without_convolutions_stay() -> None:
     model = memonger.load(forward((2, 32, 9, 3, 1), False))
-    assert blocked.write_out(model) is model
+    assert cpu_convolutions.write_out(model) is model
     dense = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20]> g (float[2,3] a, float[3,2] b) => (float[2,2] y) { y = MatMul(a, b) }'
     )
     trained = memonger.differentiate(dense, wrt=["b"])
-    assert blocked.write_out(trained) is trained
+    assert cpu_convolutions.write_out(trained) is trained
 
 
 @pytest.mark.parametrize("mark", ["", "[]", '{"x": "x"}', None])
@@ -87,7 +106,7 @@ def test_a_mark_that_does_not_fit_is_no_reason_to_fail(mark: str | None) -> None
         fields = json.loads(node.metadata_props[DepthwiseWeight.KEY])
         mark = json.dumps({**fields, "x": "w"})
     node.metadata_props[DepthwiseWeight.KEY] = mark
-    np.testing.assert_array_equal(results(blocked.write_out(model))["w.grad"], results(model)["w.grad"])
+    np.testing.assert_array_equal(results(cpu_convolutions.write_out(model))["w.grad"], results(model)["w.grad"])
 
 
 @pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")
