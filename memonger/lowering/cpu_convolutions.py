@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 DOMAIN = "com.microsoft.nchwc"
 
-LARGE_IMAGE = 2500  # elements of a channel above which zeros between those of dy cost more than ConvTranspose does
+LARGE_IMAGE = 300  # elements of a channel, for each of its kernel, above which ConvTranspose costs less than the zeros
 
 
 def write_out(model: Model) -> Model:
@@ -188,7 +188,7 @@ def _depthwise_transposed(form: _Form, node: ir.Node) -> ir.Value | None:
     begin = [k - 1 - b for k, b in zip(at.kernel, at.begin, strict=True)]
     spread = [c * s for c, s in zip(count, strides, strict=True)]
     end = [n - m - b + k - 1 for n, m, b, k in zip(at.image, spread, begin, at.kernel, strict=True)]
-    if math.prod(at.image) > LARGE_IMAGE or min(*begin, *end) < 0 or any(d > 1 for d in at.dilations):
+    if math.prod(at.image) > LARGE_IMAGE * math.prod(at.kernel) or min(*begin, *end) < 0 or any(d > 1 for d in at.dilations):
         return None
     form.reordered[x] = image = form.blocks(x)
     if math.prod(strides) > 1:
