@@ -188,7 +188,8 @@ def _depthwise_transposed(form: _Form, node: ir.Node) -> ir.Value | None:
     begin = [k - 1 - b for k, b in zip(at.kernel, at.begin, strict=True)]
     spread = [c * s for c, s in zip(count, strides, strict=True)]
     end = [n - m - b + k - 1 for n, m, b, k in zip(at.image, spread, begin, at.kernel, strict=True)]
-    if math.prod(at.image) > LARGE_IMAGE * math.prod(at.kernel) or min(*begin, *end) < 0 or any(d > 1 for d in at.dilations):
+    is_large = math.prod(at.image) > LARGE_IMAGE * math.prod(at.kernel)
+    if is_large or min(*begin, *end) < 0 or any(d > 1 for d in at.dilations):
         return None
     form.reordered[x] = image = form.blocks(x)
     if math.prod(strides) > 1:
