@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from memonger.autodiff.registry import RULES
+from memonger.autodiff.sums import Sums
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
 from memonger.model.emitter import Emitter
@@ -63,7 +64,7 @@ def backward(
     """
     active = active_values(nodes, wrt)
     needed = needed_nodes(nodes, active, seeds)
-    gradients = {value: seed for value, seed in seeds.items() if value in active}
+    gradients = Sums(op, {value: seed for value, seed in seeds.items() if value in active})
     closing = _closing(needed, wrt)
     found: dict[ir.Value, ir.Value] = {}
     kept = frozenset(wrt)
@@ -71,12 +72,12 @@ def backward(
         _through(op, node, active, gradients, kept)
         for value in closing.get(node, ()):
             if value in gradients:
-                found[value] = gradients.pop(value)
+                found[value] = gradients.take(value)
                 if finished is not None:
                     finished(value, found[value])
     for value in wrt:  # one that is a seed itself, and read by no node
         if value in gradients:
-            found[value] = gradients.pop(value)
+            found[value] = gradients.take(value)
             if finished is not None:
                 finished(value, found[value])
     return {value: found[value] for value in wrt if value in found}
@@ -94,11 +95,9 @@ def _closing(needed: Sequence[ir.Node], wrt: Sequence[ir.Value]) -> dict[ir.Node
     return closing
 
 
-def _through(
-    op: Emitter, node: ir.Node, active: set[ir.Value], gradients: dict[ir.Value, ir.Value], wrt: frozenset[ir.Value]
-) -> None:
+def _through(op: Emitter, node: ir.Node, active: set[ir.Value], gradients: Sums, wrt: frozenset[ir.Value]) -> None:
     """Take the gradients of a node's outputs to its inputs."""
-    dys = [gradients.get(v) if v in wrt else gradients.pop(v, None) for v in node.outputs]
+    dys = [gradients.take(v, keep=v in wrt) if v in gradients else None for v in node.outputs]
     wanted = [v is not None and v in active for v in node.inputs]
     if all(dy is None for dy in dys):
         return
@@ -107,14 +106,7 @@ def _through(
         given = results if isinstance(results, tuple | list) else (results,)
         for value, gradient, needs in zip(node.inputs, given, wanted, strict=False):
             if value is not None and gradient is not None and needs:
-                _accumulate(op, value, gradient, gradients)
-
-
-def _accumulate(op: Emitter, value: ir.Value, gradient: ir.Value, gradients: dict[ir.Value, ir.Value]) -> None:
-    gradient = op.cast(op.sum_to(gradient, op.dims(value)), value.dtype)
-    if value in gradients:
-        gradient = op.Add(gradients[value], gradient)
-    gradients[value] = gradient
+                gradients.add(value, gradient)
 
 
 def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -> None:

@@ -17,7 +17,7 @@ from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
 from memonger.graph.graph import read_values
 from memonger.graph.schedule import topological_order, updates_last
-from memonger.lowering import calibrate, cpu
+from memonger.lowering import calibrate, cpu, cpu_convolutions
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.checks import root_cause
@@ -57,6 +57,7 @@ class Settings:
         threads: Threads within a node; 0 leaves it to onnxruntime.
         inputs: What the calibrating run is fed; random numbers if None.
         cuda: How the CUDA provider is set up.
+        as_stock: On the CPU, leave every node to the kernel that stock onnxruntime takes, see `cpu_convolutions`.
         source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
             which parts of a backward pass come far too early.
     """
@@ -65,6 +66,7 @@ class Settings:
     threads: int = 0
     inputs: feeding.Feeds | None = None
     source_order: bool = False
+    as_stock: bool = False
     cuda: Cuda = field(default_factory=Cuda)
 
 
@@ -82,6 +84,8 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
     folder = ScratchFolder()
     try:
         written = FORMS.get(device.provider, _unchanged)(model)
+        if device.is_host and not settings.as_stock:
+            written = cpu_convolutions.write_out(written)
         lowered, calibration = _lower(written, device, settings, folder.path)
     except SessionError as error:
         raise PlanError(f"{model.name}: {error}") from error

@@ -71,6 +71,7 @@ class Emitter:
         self.scalars: dict[str, ir.Value] = {}
         self.classes: dict[str, tuple[int, int | None]] = {}
         self._moved: dict[tuple[object, ...], ir.Value] | None = None  # Reshapes and Transposes of the node at hand
+        self._joined: dict[tuple[object, ...], ir.Value] = {}
         self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, ir.Shape] | None]] = {}
         self._opsets = [onnx.helper.make_opsetid("", self.opset)]
 
@@ -267,6 +268,13 @@ class Emitter:
         if key not in self._moved:
             self._moved[key] = make()
         return self._moved[key]
+
+    def concat(self, parts: Sequence[ir.Value | None], axis: int) -> ir.Value:
+        """Values joined along an axis; what was joined before isn't joined again."""
+        key = (axis, *parts)
+        if key not in self._joined:
+            self._joined[key] = self.Concat(*parts, axis=axis)
+        return self._joined[key]
 
     def cast(self, x: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """``x`` as another type; ``x`` itself where it is of that type."""

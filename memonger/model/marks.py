@@ -10,6 +10,7 @@ its ``mirror_stage``. The others are its *parts*: those that can't run twice are
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
+from typing import ClassVar
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
@@ -29,8 +30,31 @@ PART = "memonger.part"
 COMPOSITE = "memonger.composite"
 """On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
 
-A lowering for another device has a rule by that name. Every lowering takes these marks away (`forget_composites`).
+A lowering may have a rule by that name, which writes it otherwise. Every lowering takes these marks away
+(`forget_composites`).
 """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DepthwiseWeight:
+    """On the last node of a composite of that name, the gradient of a depthwise weight: what it is computed from.
+
+    Attributes:
+        x: Name of the image.
+        dy: Name of the gradient of what the convolution gave.
+        begin: Padding before the image, by axis.
+        strides: The convolution's.
+        dilations: The convolution's.
+    """
+
+    NAME: ClassVar[str] = "DepthwiseWeight"
+    KEY: ClassVar[str] = "memonger.depthwise_weight"
+
+    x: str
+    dy: str
+    begin: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
 
 
 def spread(node: ir.Node, made: Iterable[ir.Node], writers: Collection[ir.Node]) -> None:
@@ -73,6 +97,7 @@ def forget_composites(model: ir.Model) -> None:
     """Take the names of composites off the nodes."""
     for node in model.graph:
         node.metadata_props.pop(COMPOSITE, None)
+        node.metadata_props.pop(DepthwiseWeight.KEY, None)
 
 
 def forget_parts(model: ir.Model) -> None:

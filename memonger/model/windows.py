@@ -1,7 +1,7 @@
 """Sliding windows: the geometry that convolutions and pools share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -51,6 +51,17 @@ class Windows:
     def is_dense(self) -> bool:
         """Whether windows lie at each element."""
         return all(s == 1 for s in self.strides)
+
+    def within_image(self) -> "Windows":
+        """The windows without those of their elements that lie outside the image in every one of them."""
+        first, last = [], []
+        for n, c, k, s, d, b in zip(
+            self.image, self.count, self.kernel, self.strides, self.dilations, self.begin, strict=True
+        ):
+            first.append(min(k - 1, max(0, -((c * s - s - b) // d))))
+            last.append(max(first[-1] + 1, min(k, -((-n - b) // d))))
+        begin = (b - i * d for b, i, d in zip(self.begin, first, self.dilations, strict=True))
+        return replace(self, kernel=tuple(j - i for i, j in zip(first, last, strict=True)), begin=tuple(begin))
 
 
 def windows_of(

@@ -59,7 +59,7 @@ class Options:
             least memory.
         level: onnxruntime's optimization level for device plans: ``disable``, ``basic``, ``extended`` or ``all``.
             None: ``all`` for inference; ``disable`` for training, where weights change, so that nothing could be
-            folded into them.
+            folded into them, with depthwise convolutions in onnxruntime's blocked layout.
         threads: Threads within a node; 0 leaves the number to onnxruntime.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.

@@ -474,5 +474,8 @@ def _lower(model: Model, device: Device, options: Options) -> Lowered:
 
     training = options.chosen_mode == "training"
     level = options.level or ("disable" if training else "all")
-    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
+    settings = Settings(
+        level, options.threads, options.inputs, source_order=training, as_stock=options.level is not None,
+        cuda=options.cuda,
+    )  # fmt: skip
     return device_form(model, device, settings)

@@ -3,14 +3,17 @@
 Which formulation is fastest depends on the shape: the bounds here were measured on onnxruntime's CPU kernels.
 """
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules.winograd import winograd
 from memonger.model.emitter import Attribute, Emitter
+from memonger.model.marks import DepthwiseWeight
 from memonger.model.windows import Windows, windows_of
 
 SMALL_BATCH = (
@@ -71,7 +74,7 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     batch, channels = op.dims(dy)[:2]
     inner = op.dims(w)[1]
     if group == 1 and at.is_pointwise and at.is_dense:
-        return op.reshape(_pointwise_image(op, dy, op.reshape(w, (channels, inner))), (batch, inner, *at.image))
+        return op.reshape(pointwise_image(op, dy, op.reshape(w, (channels, inner))), (batch, inner, *at.image))
     undone = at.is_dense and all(_border(at, a) for a in range(at.rank))
     if undone and group == 1 and _winograd_pays(at, channels, inner):
         return winograd(op, dy, w)
@@ -83,7 +86,7 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     return op.ConvTranspose(dy, w, output_padding=extra if any(extra) else None, **settings)
 
 
-def _pointwise_image(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
+def pointwise_image(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
     """The gradient ``[N, C, P]`` of an image under a 1×1 weight ``[K, C]``: of weight and gradient the smaller is
     transposed."""
     (batch, outputs), channels = op.dims(dy)[:2], op.dims(w)[1]
@@ -143,11 +146,10 @@ def _weight_gradient(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
     channels, outputs = op.dims(x)[1], op.dims(dy)[1]
     if group == 1 and at.is_pointwise:
         return op.reshape(_pointwise_weight(op, x, dy, at), (outputs, channels, *at.kernel))
-    if group == channels and at.rank < 3 and at.is_dense:
-        return _depthwise_by_columns(op, x, dy, at)
-    x = _read_part(op, x, at)
     if group == channels:
-        return _depthwise_by_images(op, x, dy, at)
+        dw = (_depthwise_by_columns if at.rank < 3 and at.is_dense else _depthwise_by_images)(op, x, dy, at)
+        return _depthwise(op, dw, x, dy, at) if at.rank == 2 and outputs == channels else dw
+    x = _read_part(op, x, at)
     if at.dilations[-1] > 1 and at.rank < 3:
         return _weight_by_depth(op, x, dy, at, group)
     undilated = all(d == 1 for d in at.dilations)
@@ -269,8 +271,18 @@ def _weight_by_depth(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
     return op.reshape(result, (outputs, channels // group, *at.kernel))
 
 
+def _depthwise(op: Emitter, dw: ir.Value, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """The gradient with what it is computed from, for a lowering that has a kernel for the whole of it."""
+    mark = DepthwiseWeight(str(x.name), str(dy.name), at.begin, at.strides, at.dilations)
+    node = op.composite(DepthwiseWeight.NAME, dw).producer()
+    assert node is not None
+    node.metadata_props[DepthwiseWeight.KEY] = json.dumps(asdict(mark))
+    return dw
+
+
 def _depthwise_by_images(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
     """A convolution of x by dy, every channel of every image a group."""
+    x = _read_part(op, x, at)
     (batch, channels), outputs = op.dims(x)[:2], op.dims(dy)[1]
     result = op.Conv(
         op.reshape(x, (1, batch * channels, *op.dims(x)[2:])),
@@ -280,6 +292,7 @@ def _depthwise_by_images(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) ->
         pads=[*at.begin, *(max(0, excess) for excess in at.excess)],
         group=batch * channels,
     )
+    op.composite("DepthwiseProducts", result)
     return op.reshape(_sum_batch(op, op.reshape(result, (batch, outputs, *at.kernel))), (outputs, 1, *at.kernel))
 
 
@@ -304,6 +317,8 @@ def _depthwise_by_columns(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -
             op.composite("ChannelSums", result)
         elif count[0] == 1:
             op.composite("RowProducts", result)
+        else:
+            op.composite("DepthwiseProducts", result)
         if dilation[0] > 1:
             result = op.slice(result, 2, 0, extent[0], dilation[0])
         columns.append(op.reshape(result, (batch, outputs, height, 1)))

@@ -107,7 +107,7 @@ def _split(op: Emitter, node: ir.Node, *dys: ir.Value | None) -> Gradient:
     parts = [
         dy if dy is not None else zeros(op, op.dims(y), dtype) for dy, y in zip(dys, node.outputs, strict=True)
     ]  # fmt: skip
-    return op.Concat(*parts, axis=axis)
+    return op.concat(parts, axis)
 
 
 @gradient("Slice")

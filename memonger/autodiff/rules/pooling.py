@@ -96,7 +96,14 @@ def _counts(at: Windows, include_pad: bool) -> np.ndarray:
 
 
 def _spread(op: Emitter, dy: ir.Value, at: Windows, factor: float) -> ir.Value:
-    """Each window's number, times ``factor``, added to every element of the window."""
+    """Each window's number, times ``factor``, added to every element of the window.
+
+    Networks whose images shrink below a pool's window are common: what never reads the image is left out first, as
+    ConvTranspose would compute it (a window of 1280 × 1280 on an image of 2 × 2 took 6.6 s for 5120 planes).
+    """
+    at = at.within_image()
+    if all(c == 1 for c in at.count) and at.kernel == at.image:
+        return op.Mul(dy, _map(op, np.full(at.image, factor), dy))
     if at.kernel == at.strides == at.extent and not any(at.begin) and not any(at.excess):
         scaled = dy if factor == 1.0 else op.Mul(dy, factor)
         scales = op.constant([1.0, 1.0, *at.kernel])

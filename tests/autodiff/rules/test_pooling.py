@@ -130,6 +130,8 @@ AVERAGES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 8, 6), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2], "ceil_mode": 1}),
     ((2, 3, 8, 5), {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
     ((2, 3, 9), {"kernel_shape": [4], "strides": [2], "pads": [2, 2]}),
+    ((2, 3, 2, 3), {"kernel_shape": [5, 6], "strides": [1, 2], "pads": [2, 3, 2, 3]}),
+    ((2, 3, 4), {"kernel_shape": [7], "strides": [4], "pads": [3, 3]}),
     ((2, 3, 9), {"kernel_shape": [3], "strides": [3]}),
     ((2, 2, 4, 5, 4), {"kernel_shape": [2, 3, 2], "strides": [2, 1, 2], "pads": [0, 1, 0, 0, 1, 0]}),
 ]
@@ -139,6 +141,13 @@ AVERAGES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize(("x", "settings"), AVERAGES)
 def test_average_pool(x: tuple[int, ...], settings: dict[str, Any], include: int) -> None:
     average_pool(x, **settings, count_include_pad=include)
+
+
+def test_a_window_larger_than_the_image_takes_no_more_than_the_image() -> None:
+    text = """g (FLOAT[2,3,2,3] x) => (FLOAT[2,3,1,1] y) {
+        y = AveragePool <kernel_shape=[900,700], strides=[900,700], ceil_mode=1> (x) }"""
+    made = check(text, lambda x: torch.nn.functional.avg_pool2d(x, (900, 700), ceil_mode=True), differences=False)
+    assert "ConvTranspose" not in [node.op_type for node in made.graph.node]
 
 
 @pytest.mark.parametrize("kernel", [[2, 2], [3, 2]])

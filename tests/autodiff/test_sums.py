@@ -1,0 +1,57 @@
+"""Gradients of values that several nodes read."""
+
+from collections import Counter
+
+import onnx
+
+from tests.support.gradient_checks import check
+
+
+def backward_operators(model: onnx.ModelProto, forward: int) -> Counter[str]:
+    return Counter(node.op_type for node in list(model.graph.node)[forward:])
+
+
+def test_products_of_few_rows_are_one_product_of_all() -> None:
+    made = check(
+        """g (FLOAT[2,5] h, FLOAT[6,5] w, FLOAT[4,5] k) => (FLOAT[2,6] y) {
+            a = Gemm <transB=1> (h, w) b = Gemm <transB=1> (k, w) c = ReduceSum <keepdims=0> (b) y = Mul(a, c) }""",
+        lambda h, w, k: h @ w.T * (k @ w.T).sum(),
+        wrt=["w"],
+    )
+    count = backward_operators(made, 4)
+    assert (count["Gemm"], count["Add"]) == (1, 0)
+
+
+def test_a_recurrence_adds_no_products() -> None:
+    made = check(
+        """g (FLOAT[2,5] h, FLOAT[5,5] w) => (FLOAT[2,5] y) {
+            a = Gemm <transB=1> (h, w) b = Tanh(a) c = Gemm <transB=1> (b, w) d = Tanh(c)
+            y = Gemm <transB=1> (d, w) }""",
+        lambda h, w: (((h @ w.T).tanh() @ w.T).tanh()) @ w.T,
+    )
+    count = backward_operators(made, 5)
+    assert (count["Gemm"], count["Concat"], count["Add"]) == (4, 2, 0)
+
+
+def test_slices_side_by_side_are_joined() -> None:
+    made = check(
+        """g (FLOAT[2,9] x) => (FLOAT[2,3] y) {
+            one = Constant <value_ints=[1]> ()
+            a0 = Constant <value_ints=[2]> () a1 = Constant <value_ints=[5]> () a2 = Constant <value_ints=[8]> ()
+            a = Slice(x, a0, a1, one) b = Slice(x, a1, a2, one) c = Mul(a, b) y = Mul(c, a) }""",
+        lambda x: x[:, 2:5] ** 2 * x[:, 5:8],
+    )
+    count = backward_operators(made, 0)
+    assert (count["Concat"], count["Pad"]) == (1, 1)
+
+
+def test_slices_that_overlap_are_added() -> None:
+    made = check(
+        """g (FLOAT[2,9] x) => (FLOAT[2,4] y) {
+            one = Constant <value_ints=[1]> ()
+            a0 = Constant <value_ints=[2]> () a1 = Constant <value_ints=[6]> ()
+            b0 = Constant <value_ints=[5]> () b1 = Constant <value_ints=[9]> ()
+            a = Slice(x, a0, a1, one) b = Slice(x, b0, b1, one) y = Mul(a, b) }""",
+        lambda x: x[:, 2:6] * x[:, 5:9],
+    )
+    assert backward_operators(made, 0)["Pad"] == 2
