@@ -56,7 +56,8 @@ class FirstDifference:
 def explain(plan: Plan, where: FirstDifference | None) -> str:
     """Where the first difference is, and what may be behind it."""
     sentences = ["No value that both compute on the way was seen to differ." if where is None else str(where)]
-    if plan.stamp is not None and plan.stamp.level != "disable" and (where is None or where.against != OWN):
+    merged = plan.stamp is not None and plan.stamp.level not in ("disable", "rewrite")
+    if merged and (where is None or where.against != OWN):
         sentences.append("onnxruntime's optimizer merged nodes: --device none, unplanned, compares more of them.")
     drawing = next((node for node in plan.model.graph if facts(node).random), None)
     if drawing is not None:

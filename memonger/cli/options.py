@@ -111,7 +111,8 @@ LOWERING = (
     *DIMS,
     DEVICE,
     click.option("--level", type=Choice(get_args(Level)),
-                 help="onnxruntime's optimization level, for device plans.", show_default=True),
+                 help="onnxruntime's optimization level, for device plans; 'rewrite', for training on the CPU, takes "
+                      "faster kernels than stock, with other last bits.", show_default=True),
     click.option("--threads", type=Whole(0, MOST_THREADS), default=0, metavar="N",
                  help="Threads within a node; 0: onnxruntime's default."),
     click.option("--order", default="best", type=Choice(get_args(Order)), show_default=True,

@@ -37,7 +37,9 @@ LEVELS = {
     "basic": "ORT_ENABLE_BASIC",
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
+    "rewrite": "ORT_DISABLE_ALL",
 }
+"""By name: what onnxruntime is asked for. ``rewrite`` has `cpu_convolutions` before it, which changes last bits."""
 
 FORMS: Mapping[str, Callable[[Model], Model]] = {
     "CPUExecutionProvider": cpu.write_out,
@@ -57,7 +59,6 @@ class Settings:
         threads: Threads within a node; 0 leaves it to onnxruntime.
         inputs: What the calibrating run is fed; random numbers if None.
         cuda: How the CUDA provider is set up.
-        as_stock: On the CPU, leave every node to the kernel that stock onnxruntime takes, see `cpu_convolutions`.
         source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
             which parts of a backward pass come far too early.
     """
@@ -66,7 +67,6 @@ class Settings:
     threads: int = 0
     inputs: feeding.Feeds | None = None
     source_order: bool = False
-    as_stock: bool = False
     cuda: Cuda = field(default_factory=Cuda)
 
 
@@ -84,7 +84,7 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
     folder = ScratchFolder()
     try:
         written = FORMS.get(device.provider, _unchanged)(model)
-        if device.is_host and not settings.as_stock:
+        if device.is_host and settings.level == "rewrite":
             written = cpu_convolutions.write_out(written)
         lowered, calibration = _lower(written, device, settings, folder.path)
     except SessionError as error:

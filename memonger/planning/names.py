@@ -10,5 +10,5 @@ Strategy = Literal["none", "cheap", "block", "sqrt", "log", "sweep", "marks", "b
 Order = Literal["best", "file", "growth", "depth"]
 """``best``, and the names in `memonger.remat.orders.ORDERS`."""
 
-Level = Literal["disable", "basic", "extended", "all"]
+Level = Literal["disable", "basic", "extended", "all", "rewrite"]
 """The names in `memonger.lowering.device_form.LEVELS`."""

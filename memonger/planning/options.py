@@ -57,9 +57,10 @@ class Options:
         sharing: Which values may share an address.
         order: Order of the nodes: ``file``, ``growth`` or ``depth``; ``best`` tries all and keeps the one that needs
             least memory.
-        level: onnxruntime's optimization level for device plans: ``disable``, ``basic``, ``extended`` or ``all``.
-            None: ``all`` for inference; ``disable`` for training, where weights change, so that nothing could be
-            folded into them, with depthwise convolutions in onnxruntime's blocked layout.
+        level: onnxruntime's optimization level for device plans: ``disable``, ``basic``, ``extended`` or ``all``; or
+            ``rewrite``: ``disable`` with convolutions of training steps in kernels that are faster on the CPU, whose
+            sums come in another order than stock onnxruntime's. None: ``all`` for inference; for training, where
+            weights change and nothing could be folded into them, ``rewrite`` on the CPU and ``disable`` elsewhere.
         threads: Threads within a node; 0 leaves the number to onnxruntime.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.

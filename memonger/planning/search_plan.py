@@ -473,9 +473,6 @@ def _lower(model: Model, device: Device, options: Options) -> Lowered:
     from memonger.lowering.device_form import Settings, device_form
 
     training = options.chosen_mode == "training"
-    level = options.level or ("disable" if training else "all")
-    settings = Settings(
-        level, options.threads, options.inputs, source_order=training, as_stock=options.level is not None,
-        cuda=options.cuda,
-    )  # fmt: skip
+    level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
+    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
     return device_form(model, device, settings)
