@@ -1,5 +1,7 @@
 """A training step in segments: nothing is updated before the loss is known, and cutting a model changes no bit."""
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import onnxruntime
 import pytest
 
 import memonger
-from memonger.errors import VerificationError
+from memonger.errors import SessionError, VerificationError
 from memonger.graph.graph import from_model
 from memonger.graph.verify import verify
 from memonger.runtime.program import exposed, program_of
@@ -177,3 +179,46 @@ def _run(part: Segment, known: dict[str, Any]) -> dict[str, Any]:
     assert set(needed) == told
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, {name: known[name] for name in needed}), strict=True))
+
+
+@pytest.mark.parametrize("segment", [0, 1])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_at_a_segment_waits_for_the_whole_step(segment: int, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, sound = (_trainer(optimizer=memonger.Adam(0.02)) for _ in range(2))
+    engine = trainer.engines[segment]
+    run = engine.run
+
+    def interrupted(*arguments: Any) -> None:
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGINT)
+        run(*arguments)
+        if when == "after":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step(batch(0))
+    signal.signal(signal.SIGINT, before)
+    sound.step(batch(0))
+    assert trainer.steps == sound.steps == 1
+    assert _bits(trainer) == _bits(sound)
+
+
+def test_a_second_segment_that_fails_is_told_and_a_first_one_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _trainer(optimizer=memonger.SGD(0.1))
+    before = _bits(trainer)
+
+    def fails(*_: object) -> None:
+        raise SessionError("injected")
+
+    for segment in (0, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(trainer.engines[segment], "run", fails)
+            with pytest.raises(SessionError, match="injected"):
+                trainer.step(batch(0))
+        if segment == 0:
+            assert _bits(trainer) == before
+    with pytest.raises(SessionError, match="failed after it had begun to update"):
+        trainer.state_dict()
