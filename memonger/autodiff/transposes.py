@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from memonger.model.emitter import Emitter
 from memonger.model.replacing import Replacer
-from memonger.model.values import is_floating, static_shape
+from memonger.model.values import is_floating, static_shape, swapped_axes
 
 
 def move_to_products(model: ir.Model, op: Emitter) -> None:
@@ -41,7 +41,7 @@ def _of_stacks(op: Emitter, node: ir.Node) -> ir.Value | None:
     as_one = stacks and moved == (math.prod(stacks), rows, columns) and list(perm or ()) == [0, 2, 1]
     if not as_one or op.dims(node.outputs[0]) != (*stacks, columns, rows):
         return None
-    return op.transpose(x, [*range(len(stacks)), len(stacks) + 1, len(stacks)])
+    return op.transpose(x, swapped_axes(len(stacks) + 2))
 
 
 def _scaled_before(op: Emitter, node: ir.Node) -> ir.Value | None:

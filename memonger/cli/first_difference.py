@@ -10,6 +10,7 @@ import onnx_ir as ir
 from memonger.cli.differences import Tolerance, difference
 from memonger.devices import Device
 from memonger.graph.schedule import original
+from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
 from memonger.model.operators import facts, operator_name
 from memonger.plan import Plan
@@ -56,13 +57,18 @@ class FirstDifference:
 def explain(plan: Plan, where: FirstDifference | None) -> str:
     """Where the first difference is, and what may be behind it."""
     sentences = ["No value that both compute on the way was seen to differ." if where is None else str(where)]
-    merged = plan.stamp is not None and plan.stamp.level not in ("disable", "rewrite")
-    if merged and (where is None or where.against != OWN):
+    level = "disable" if plan.stamp is None else plan.stamp.level
+    if LEVELS.get(level) != LEVELS["disable"] and (where is None or where.against != OWN):
         sentences.append("onnxruntime's optimizer merged nodes: --device none, unplanned, compares more of them.")
     drawing = next((node for node in plan.model.graph if facts(node).random), None)
     if drawing is not None:
         sentences.append(
             f"'{drawing.name}' ({operator_name(drawing)}) draws random numbers: sessions agree only if it has a seed."
+        )
+    if level == "rewrite":
+        sentences.append(
+            "Convolutions of this plan run in faster kernels than stock's, which add in another order: compare with "
+            "--rtol, or plan with --level disable."
         )
     return " ".join(sentences)
 

@@ -72,7 +72,7 @@ def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) 
         tell("finding the first node that differs")
         plan, threads = case.plan, case.settings.threads
         where = first_difference.find(plan, case.stock, case.feeds, case.device, threads, tolerance)
-        told = f"{first_difference.explain(plan, where)}{_of_level(plan)}"
+        told = first_difference.explain(plan, where)
     noisy = _noise_line(sections, case.before)
     record = {
         **sections["stock"], "level": case.level, "peak_bytes": ours.measured.peak_bytes,
@@ -86,16 +86,6 @@ def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) 
     lines = (_turns_line(sections), sentence(gap, tolerance, stock, told, case.what))
     rows = (_own_row(ours.measured), *_stock_rows(sections))
     return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)
-
-
-def _of_level(plan: Plan) -> str:
-    """Why a plan may have other bits than the model it was made from."""
-    if plan.stamp is None or plan.stamp.level != "rewrite":
-        return ""
-    return (
-        " Convolutions of this plan run in faster kernels than stock's, which add in another order: compare with "
-        "--rtol, or plan with --level disable."
-    )
 
 
 def _section(ours: Measured, theirs: Measured, gap: Difference) -> dict[str, Any]:

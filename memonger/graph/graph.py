@@ -143,12 +143,12 @@ def from_model(
     known_sizes = [nbytes(v) for v in values]
     in_arena = _planned(model, values, known_sizes, host)
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
+    forward = needed_by(v for v in model.graph.outputs if results is None or v.name in results)
     replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for))
     elsewhere = {new for pairs in replaced.values() for _, new in pairs}
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
     own = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
-    late = tuple(number[v] for v in waited_for)
-    reads = tuple(_unique((*r, *late)) if node in replaced else r for node, r in zip(nodes, own, strict=True))
+    late = [number[v] for v in waited_for]
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple(size or 0 for size in known_sizes)
     rules = _PairFinder(number, sizes, planned, values, elsewhere)
@@ -159,14 +159,14 @@ def from_model(
         values=tuple(str(v.name) for v in values),
         sizes=sizes,
         planned=planned,
-        reads=reads,
+        reads=tuple(_unique((*r, *late)) if node in replaced else r for node, r in zip(nodes, own, strict=True)),
         writes=writes,
         outputs=_unique(number[v] for v in model.graph.outputs),
         views=views,
         inplace=tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
         ties=tuple(rules.ties(node, read) for node, read in zip(nodes, own, strict=True)),
         updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
-        forward=_forward(nodes, [v for v in model.graph.outputs if results is None or v.name in results]),
+        forward=tuple(node in forward for node in nodes),
         costs=_costs(nodes, seconds, sizes, own, writes, views),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
     )
@@ -187,17 +187,6 @@ def read_values(node: ir.Node) -> list[ir.Value]:
             pending.extend(subgraphs(inner))
         found.extend(graph.outputs)
     return found
-
-
-def _forward(nodes: list[ir.Node], results: list[ir.Value]) -> tuple[bool, ...]:
-    """Whether each node is on the way to one of ``results``."""
-    wanted = set(results)
-    found = []
-    for node in reversed(nodes):
-        found.append(any(v in wanted for v in node.outputs))
-        if found[-1]:
-            wanted.update(read_values(node))
-    return tuple(found[::-1])
 
 
 def needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:

@@ -177,7 +177,7 @@ def updates_last(model: ir.Model, roles: Training | None) -> None:
     if roles is None or not makers:
         return
     nodes = list(model.graph)
-    wanted = needed_by(verdicts) | needed_by(v for v in model.graph.outputs if v.name in roles.outputs)
+    wanted = needed_by(v for v in model.graph.outputs if v.name in (*roles.verdicts, *roles.outputs))
     last = max(number for number, node in enumerate(nodes) if node in makers)
     early = [node for node in nodes[:last] if node not in wanted]
     model.graph.remove(early)

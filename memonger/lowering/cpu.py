@@ -12,7 +12,7 @@ import onnx_ir as ir
 from memonger.model.emitter import Emitter
 from memonger.model.model import Model
 from memonger.model.replacing import Replacer
-from memonger.model.values import static_shape
+from memonger.model.values import is_swapped, static_shape
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +56,15 @@ def _flags(node: ir.Node) -> dict[str, int]:
     inner, result = (shapes[0] or ())[-1], (shapes[2] or ())
     if min(result[-2:]) < 2:
         return {}
-    found = {"transA": inner <= BLOCK and _is_swapped(node.inputs[0]), "transB": _is_swapped(node.inputs[1])}
+    found = {"transA": inner <= BLOCK and _is_read_swapped(node.inputs[0]), "transB": _is_read_swapped(node.inputs[1])}
     return {name: 1 for name, transposed in found.items() if transposed}
 
 
-def _is_swapped(value: ir.Value | None) -> bool:
+def _is_read_swapped(value: ir.Value | None) -> bool:
     """Whether a value is another one with every matrix transposed, which nothing but products reads."""
-    node = None if value is None else value.producer()
-    if value is None or node is None or node.op_type != "Transpose" or node.domain or value.is_graph_output():
+    if value is None or not is_swapped(value) or value.is_graph_output():
         return False
-    perm = list(node.attributes.get_ints("perm", ()))
-    swap = [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2]
-    return len(perm) > 1 and perm == swap and all(user.op_type == "MatMul" for user, _ in value.uses())
+    return all(user.op_type == "MatMul" for user, _ in value.uses())
 
 
 def _fused(op: Emitter, node: ir.Node, flags: dict[str, int]) -> ir.Node:

@@ -62,6 +62,18 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
+def swapped_axes(rank: int) -> list[int]:
+    """The order of axes in which the last two have changed places."""
+    return [*range(rank - 2), rank - 1, rank - 2]
+
+
+def is_swapped(value: ir.Value | None) -> bool:
+    """Whether a value is the Transpose of the matrices in the last two axes of another one."""
+    node = None if value is None else value.producer()
+    perm = None if node is None or node.op_type != "Transpose" else node.attributes.get_ints("perm")
+    return perm is not None and list(perm) == swapped_axes(len(perm))
+
+
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Bodies of If, Loop, Scan and their like."""
     found: list[ir.Graph] = []

@@ -68,6 +68,7 @@ class Binding:
             raise SessionError(f"'{hosted}' can't persist on {self.device}: kernels read it in the host's memory.")
         self.inputs = tuple(i for i in program.inputs if i.name not in fixed and i.name not in scalars)
         self._takes = engine.input_names
+        self._read_on_host = [tensor for tensor in received if tensor.name in engine.hosted]
         self._kinds = {value.name: value.kind for value in self.inputs}
         self._required = {value.name for value in self.inputs if value.required}
         self._planned = {tensor.name: tensor for tensor in program.planned}
@@ -215,9 +216,8 @@ class Binding:
         """Bind what an earlier segment left: onnxruntime's own values, and copies where kernels read on the host."""
         for name in sorted(handed.keys() & self._takes):
             self.binding.bind_ortvalue_input(name, handed[name])
-        for tensor in self.received:
-            if tensor.name in self.engine.hosted:
-                self._bind_received(tensor)
+        for tensor in self._read_on_host:
+            self._bind_received(tensor)
 
     def _bind_received(self, tensor: ArenaTensor) -> None:
         where = self.arena.address + tensor.offset
@@ -341,10 +341,7 @@ def bind_plan(
     threads: int,
     *,
     fixed: Mapping[str, Store],
-    scalars: Mapping[str, np.ndarray] = _NONE,
-    updates: Mapping[str, str] = _NONE,
-    check_order: bool = True,
-    cuda_graph: str = "auto",
+    cuda_graph: str,
 ) -> Binding:
     """A plan bound in an onnxruntime session of its own.
 
@@ -352,17 +349,14 @@ def bind_plan(
         plan: Verified by the caller.
         arena: Where to run; its device is where.
         threads: Threads within a node.
-        fixed: See `Binding`; of these and ``scalars`` the model's own defaults are left out.
-        scalars: See `Binding`.
-        updates: See `Binding`.
-        check_order: Compare the order of the first run with the plan.
+        fixed: See `Binding`; of these the model's own defaults are left out.
         cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
     """
     program = program_of(plan)
-    model = exposed(without_defaults(plan.model, {*fixed, *scalars}), program.planned, (), False)
+    model = exposed(without_defaults(plan.model, set(fixed)), program.planned, (), False)
     settings = plan.stamp.cuda if plan.stamp is not None else None
-    engine = Engine(Group(model, (0,), (program,)), arena.device, threads, check_order, settings, cuda_graph)
-    return Binding(program, engine, arena, fixed=fixed, scalars=scalars, updates=updates)
+    engine = Engine(Group(model, (0,), (program,)), arena.device, threads, True, settings, cuda_graph)
+    return Binding(program, engine, arena, fixed=fixed)
 
 
 def input_memory(programs: Sequence[Program], device: Device) -> Arena | None:

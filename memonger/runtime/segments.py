@@ -33,13 +33,13 @@ class Segment:
     """A stretch of a schedule as a model of its own.
 
     Attributes:
-        model: Its nodes, or their message; what they read of earlier segments is an input.
+        model: Its nodes; what they read of earlier segments is an input.
         program: What of the plan's program is this segment's.
         received: Planned values of earlier segments that it reads, where they lie in the arena.
         handed: Names of values of earlier segments that it reads and onnxruntime holds.
     """
 
-    model: ir.Model | Message
+    model: ir.Model
     program: Program
     received: tuple[ArenaTensor, ...]
     handed: tuple[str, ...]
@@ -122,7 +122,7 @@ class Cut:
 
     Attributes:
         program: Of the whole plan, pickled.
-        segments: The same of each segment, without its model.
+        segments: Of each segment the program, what it receives and what it is handed, pickled.
         models: Of each segment, to be loaded.
         settings: How the CUDA provider is set up.
     """
@@ -146,7 +146,7 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
     program = program_of(plan)
     whole = exposed(without_defaults(plan.model, set(own)), program.planned, (), False)
     parts = segments_of(whole, program, [program.first_update])
-    models = tuple(owned_message(part.model) or part.model for part in parts if isinstance(part.model, ir.Model))
+    models = tuple(owned_message(part.model) or part.model for part in parts)
     records = [(part.program, part.received, part.handed) for part in parts]
     settings = plan.stamp.cuda if plan.stamp is not None else None
     return Cut(pickle.dumps(program), pickle.dumps(records), models, settings)
@@ -179,21 +179,20 @@ class Segments:
         updates: Mapping[str, str],
         check_order: bool,
     ) -> None:
-        program = pickle.loads(plan.program)
-        records = pickle.loads(plan.segments)
-        parts = [Segment(model, *record) for model, record in zip(plan.models, records, strict=True)]
+        program, parts = pickle.loads(plan.program), pickle.loads(plan.segments)
         self.fixed, self.arena, self._bindings = fixed, arena, list[Binding]()
         own = {*fixed, *scalars}
         self.inputs = tuple(value for value in program.inputs if value.name not in own)
         self._late = {old: tensor for old, new in updates.items() for tensor in program.planned if tensor.name == new}
-        self._handed = {name for part in parts for name in part.handed}
+        handed = {name for *_, names in parts for name in names}
+        self._held = [handed.intersection(part.outputs) for part, *_ in parts]
         self._done = 0
         memory, pool = input_memory([replace(program, inputs=self.inputs)], arena.device), None
-        for part in parts:
-            group = Group(part.model, (0,), (part.program,))
+        for model, (part, received, _) in zip(plan.models, parts, strict=True):
+            group = Group(model, (0,), (part,))
             engine = Engine(group, arena.device, threads, check_order, plan.settings, is_segment=True, pool=pool)
             binding = Binding(
-                part.program, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=part.received,
+                part, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=received,
                 inputs_at=memory,
             )  # fmt: skip
             self._bindings.append(binding)
@@ -229,9 +228,9 @@ class Segments:
         """
         self._done = 0
         handed: dict[str, Any] = {}
-        for binding in self._bindings:
+        for binding, held in zip(self._bindings, self._held, strict=True):
             binding.run({i.name: inputs[i.name] for i in binding.inputs if i.name in inputs}, handed=handed)
-            handed |= binding.held(self._handed & set(binding.program.outputs))
+            handed |= binding.held(held)
             self._done += 1
             if self._done == 1 and not goes_on():
                 return

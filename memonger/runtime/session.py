@@ -86,7 +86,7 @@ class Session:
             raise SessionError("threads='arena' is for the CPU: on a CUDA device make a session for each thread.")
         threads_within = intra_op_threads or plans[0].threads
         groups = group_plans(plans)
-        check_room(plans, [program for group in groups for program in group.programs], self.device)
+        check_room(plans, self.device)
         self._padding = _padding(plans, groups) if pad else None
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
         engines = [Engine(group, self.device, threads_within, check_order, settings, cuda_graph) for group in groups]
@@ -297,21 +297,20 @@ def check_graphs(choice: str) -> None:
         raise SessionError(f"cuda_graph={choice!r} must be one of {', '.join(map(repr, GRAPHS))}.")
 
 
-def check_room(plans: Sequence[Plan], programs: Sequence[Program], device: Device) -> None:
+def check_room(plans: Sequence[Plan], device: Device) -> None:
     """Check that a device has room for what the plans need, before anything is allocated.
 
     Raises:
         SessionError: it says what is needed and for what, and what is free.
     """
     room = backend(device).room()
+    arena, workspace = max(plan.arena_bytes for plan in plans), max(plan.workspace_bytes or 0 for plan in plans)
     if room is None:
-        check_host_memory(
-            max(program.arena_bytes for program in programs), max(program.workspace_bytes for program in programs)
-        )
+        check_host_memory(arena, workspace)
         return
     parts = {
-        "the arena": max(program.arena_bytes for program in programs),
-        "workspace": max(program.workspace_bytes for program in programs),
+        "the arena": arena,
+        "workspace": workspace,
         "parameters": max(plan.parameter_bytes for plan in plans),
         "inputs": max(plan.input_bytes for plan in plans),
     }

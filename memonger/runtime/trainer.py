@@ -1,4 +1,4 @@
-"""Trains planned models on onnxruntime: a step is one run, whose updates are written over what they update."""
+"""Trains planned models on onnxruntime: a step's updates are written over what they update."""
 
 import logging
 import pickle
@@ -25,7 +25,6 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.program import program_of
 from memonger.runtime.segments import Cut, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
@@ -63,9 +62,8 @@ class Trainer:
         stamp = plans[0].stamp
         self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
         self._name = plans[0].name
-        check_room(plans, [program_of(one) for one in plans], self.device)
-        scalars = {role for own in roles for role in own.scalars}
-        self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted(scalars)}
+        check_room(plans, self.device)
+        self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted({r for own in roles for r in own.scalars})}
         self.learning_rate = _default_rate(plans[0].model, roles[0])
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
         self._arena = backend(self.device).arena(max(one.arena_bytes for one in plans))
@@ -80,9 +78,7 @@ class Trainer:
         del plan, accumulation, plans, one, roles  # with the models, whose weights would be there twice
         process_memory.settle()
         self._roles, tensors = pickle.loads(records)  # see `memonger.runtime.segments.Cut`
-        self._allocate(tensors)
-        for name, array in starts.items():
-            self._write(name, array)
+        self._allocate(tensors, starts)
         del starts
         self._bound = [self._bind(one, own, check_order) for one, own in zip(cuts, self._roles, strict=True)]
         process_memory.settle()
@@ -355,12 +351,14 @@ class Trainer:
         if role in self._scalars and content is not None:
             self._scalars[role][...] = content
 
-    def _allocate(self, tensors: Mapping[str, ArenaTensor]) -> None:
-        """Take memory for what persists; all but the weights can be given back between steps."""
+    def _allocate(self, tensors: Mapping[str, ArenaTensor], starts: Mapping[str, np.ndarray]) -> None:
+        """Take memory for what persists, and fill it; all but the weights can be given back between steps."""
         self._names = tuple(tensors)
         weights = (*self._roles[0].parameters, *self._roles[0].statistics)
         self._weights = Store((tensors[name] for name in weights), self.device)
         self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
+        for name, array in starts.items():
+            self._write(name, array)
 
     def _bind(self, plan: Cut, roles: Training, check_order: bool) -> Segments:
         fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
+from memonger.model.values import is_swapped, swapped_axes
 
 SMALLER = 2  # how much less has to be transposed for the other side to pay
 
@@ -29,8 +30,8 @@ def _matmul(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
         db = op.reshape(op.Gemm(left, dy, transA=1), op.dims(b)) if op.wants(1) else None
         return da, db
     dy = op.reshape(dy, (*op.dims(node.outputs[0])[: max(len(batch_a), len(batch_b))], m, n))
-    da = _by_transposed(op, dy, right, swapped=_is_swapped(a)) if op.wants(0) else None
-    db = _transposed_by(op, left, dy, swapped=_is_swapped(b)) if op.wants(1) else None
+    da = _by_transposed(op, dy, right, swapped=is_swapped(a)) if op.wants(0) else None
+    db = _transposed_by(op, left, dy, swapped=is_swapped(b)) if op.wants(1) else None
     return None if da is None else op.reshape(op.sum_to(da, (*batch_a, m, k)), op.dims(a)), db
 
 
@@ -57,19 +58,7 @@ def _other_side_pays(one: int, other: int, product: int, *, swapped: bool) -> bo
 
 def _moved(op: Emitter, value: ir.Value) -> int:
     """Elements that have to be moved to transpose it: none where it is transposed already."""
-    return 0 if _is_swapped(value) else op.size(value)
-
-
-def _is_swapped(value: ir.Value) -> bool:
-    """Whether it is the transposed matrices of another value."""
-    node = value.producer()
-    perm = None if node is None or node.op_type != "Transpose" else node.attributes.get_ints("perm")
-    return perm is not None and list(perm) == _swap(len(perm))
-
-
-def _swap(rank: int) -> list[int]:
-    """The order of axes in which the last two have changed places."""
-    return [*range(rank - 2), rank - 1, rank - 2]
+    return 0 if is_swapped(value) else op.size(value)
 
 
 def _sizes(a: Sequence[int], b: Sequence[int]) -> tuple[int, int, int]:
@@ -82,7 +71,7 @@ def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
     *batch, m, n = op.dims(x)
     if m == 1 or n == 1:
         return op.reshape(x, (*batch, n, m))
-    return op.transpose(x, _swap(len(batch) + 2))
+    return op.transpose(x, swapped_axes(len(batch) + 2))
 
 
 @gradient("Gemm")
