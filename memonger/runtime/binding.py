@@ -135,12 +135,12 @@ class Binding:
         Raises:
             SessionError: the runtime failed, or didn't follow the planned order; targets overlap.
         """
-        overwritten = self._overwritten(inputs, targets)
-        if overwritten and self.device.is_host:
-            inputs = {name: feeding.copy_of(f) if name in overwritten else f for name, f in inputs.items()}
+        lost = overwritten(self.arena, inputs, targets)
+        if lost and self.device.is_host:
+            inputs = {name: feeding.copy_of(f) if name in lost else f for name, f in inputs.items()}
         if self._fed != set(inputs):
             self._begin_feeding(set(inputs))
-        self._feed(inputs, overwritten)
+        self._feed(inputs, lost)
         self._take(handed)
         for name in self._unplanned:
             self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
@@ -149,28 +149,6 @@ class Binding:
         self.engine.run(self.binding, self._number)
         if len(targets) > len(self._redirected):
             self._copy_out(targets)
-
-    def _overwritten(self, inputs: feeding.Feeds, targets: Mapping[str, Any]) -> set[str]:
-        """Inputs that the run would write over before it has read them: they lie in the arena, or where an output goes.
-
-        Raises:
-            SessionError: a target lies in the arena, or over another one.
-        """
-        if not targets and all(isinstance(feed, np.ndarray) and feed.base is None for feed in inputs.values()):
-            return set()  # memory of their own
-        arena = (self.arena.address, self.arena.address + self.arena.size)
-        written: list[tuple[feeding.Span, str]] = [(arena, "the session's own arena, as results of copy=False do")]
-        for name, target in targets.items():
-            span = feeding.span_of(target, self.device)
-            other = next((what for place, what in written if _overlap(span, place)), None)
-            if other is not None:
-                raise SessionError(f"the tensor given for output '{name}' lies in {other}: give memory of its own.")
-            written.append((span, f"that for output '{name}'"))
-        return {
-            name
-            for name, feed in inputs.items()
-            if any(_overlap(feeding.span_of(feed, self.device), place) for place, _ in written)
-        }
 
     @property
     def changes_anything(self) -> bool:
@@ -197,7 +175,7 @@ class Binding:
             self._graphs[fed] = self.engine.next_graph()
         self._number, self._fed = self._graphs[fed], names
 
-    def _feed(self, inputs: feeding.Feeds, overwritten: Collection[str]) -> None:
+    def _feed(self, inputs: feeding.Feeds, lost: Collection[str]) -> None:
         if self.scalars:
             self._copy_own()
         copied = self._input_store.tensors
@@ -206,7 +184,7 @@ class Binding:
         for name, feed in inputs.items():
             if name not in copied:
                 self._bind_on_host(name, feed)
-            elif feeding.is_on_device(feed) and not self.engine.captures and name not in overwritten:
+            elif feeding.is_on_device(feed) and not self.engine.captures and name not in lost:
                 self.binding.bind_ortvalue_input(name, feed)
                 self._foreign.add(name)
             else:
@@ -329,6 +307,29 @@ class Binding:
         if tensor.dtype.bitwidth < 8:
             raise SessionError(f"output '{tensor.name}' of type {tensor.dtype.name} can't be read as an array.")
         return self.arena.read(tensor.offset, tensor.dtype.numpy(), tensor.shape, copy=copy)
+
+
+def overwritten(arena: Arena, inputs: feeding.Feeds, targets: Mapping[str, Any]) -> set[str]:
+    """Inputs that a run would write over before it has read them: they lie in the arena, or where an output goes.
+
+    Raises:
+        SessionError: a target lies in the arena, or over another one.
+    """
+    if not targets and all(isinstance(feed, np.ndarray) and feed.base is None for feed in inputs.values()):
+        return set()  # memory of their own
+    stretch = (arena.address, arena.address + arena.size)
+    written: list[tuple[feeding.Span, str]] = [(stretch, "the session's own arena, as results of copy=False do")]
+    for name, target in targets.items():
+        span = feeding.span_of(target, arena.device)
+        other = next((what for place, what in written if _overlap(span, place)), None)
+        if other is not None:
+            raise SessionError(f"the tensor given for output '{name}' lies in {other}: give memory of its own.")
+        written.append((span, f"that for output '{name}'"))
+    return {
+        name
+        for name, feed in inputs.items()
+        if any(_overlap(feeding.span_of(feed, arena.device), place) for place, _ in written)
+    }
 
 
 def _overlap(one: feeding.Span, other: feeding.Span) -> bool:

@@ -2,7 +2,9 @@
 
 import reprlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from memonger.runtime import ort
 from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
+from memonger.runtime.chunked import ChunkedBinding, Chunks, cut_up, is_chunked
 from memonger.runtime.engine import Engine
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, check_family, group_plans
@@ -85,18 +88,16 @@ class Session:
         if threads == "arena" and not self.device.is_host:
             raise SessionError("threads='arena' is for the CPU: on a CUDA device make a session for each thread.")
         threads_within = intra_op_threads or plans[0].threads
-        groups = group_plans(plans)
         check_room(plans, self.device)
-        self._padding = _padding(plans, groups) if pad else None
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
-        engines = [Engine(group, self.device, threads_within, check_order, settings, cuda_graph) for group in groups]
-        of_plan = {
-            index: (engine, program)
-            for engine in engines
-            for index, program in zip(engine.members, engine.programs, strict=True)
-        }
-        self._engines = tuple(of_plan[index][0] for index in range(len(plans)))
-        self._programs = tuple(of_plan[index][1] for index in range(len(plans)))
+
+        def make_engine(group: Group, is_segment: bool) -> Engine:
+            graphs = "off" if is_segment else cuda_graph
+            return Engine(group, self.device, threads_within, check_order, settings, graphs, is_segment)
+
+        self._runners = _runners(plans, self.device, make_engine)
+        self._programs = tuple(runner.program for runner in self._runners)
+        self._padding = _padding(plans, self._programs) if pad else None
         self._lock = threading.Lock()
         self._of_thread = threading.local()
         self._shared = self._bind() if threads == "lock" else None
@@ -124,17 +125,17 @@ class Session:
     @property
     def cuda_graph(self) -> bool:
         """Whether runs are captured as a CUDA graph and replayed."""
-        return all(engine.captures for engine in self._engines)
+        return all(engine.captures for engine in self.engines)
 
     @property
     def why_no_cuda_graph(self) -> str:
         """What stands against it; empty where nothing does."""
-        return next((engine.why_not for engine in self._engines if engine.why_not), "")
+        return next((engine.why_not for engine in self.engines if engine.why_not), "")
 
     @property
     def engines(self) -> tuple[Engine, ...]:
         """What runs the plans, each once."""
-        return tuple(dict.fromkeys(self._engines))
+        return tuple(dict.fromkeys(engine for runner in self._runners for engine in runner.engines))
 
     def run(
         self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None = None, *, copy: bool = True
@@ -159,10 +160,11 @@ class Session:
         given, outputs = outputs or {}, feeding.in_place(outputs or {}, self.device)
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
-        program, engine = self._programs[index], self._engines[index]
-        _check_targets(program, outputs, smaller.rows if smaller is not None else None)
-        engine.check_usable()
-        if engine.unchecked or self._shared is not None:
+        _check_targets(self._programs[index], outputs, smaller.rows if smaller is not None else None)
+        engines = self._runners[index].engines
+        for engine in engines:
+            engine.check_usable()
+        if self._shared is not None or any(engine.unchecked for engine in engines):
             with self._lock:
                 return {**self._run_any(index, smaller, inputs, outputs, copy), **given}
         return {**self._run_any(index, smaller, inputs, outputs, copy), **given}
@@ -206,21 +208,20 @@ class Session:
         planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self._programs]
         raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
 
-    def _bindings(self) -> Sequence[Binding]:
+    def _bindings(self) -> Sequence[Binding | ChunkedBinding]:
         """The bindings of every plan into the arena this thread runs in."""
         if self._shared is not None:
             return self._shared
-        bindings: Sequence[Binding] | None = getattr(self._of_thread, "bindings", None)
+        bindings: Sequence[Binding | ChunkedBinding] | None = getattr(self._of_thread, "bindings", None)
         if bindings is None:
             bindings = self._of_thread.bindings = self._bind()
         return bindings
 
-    def _bind(self) -> Sequence[Binding]:
+    def _bind(self) -> Sequence[Binding | ChunkedBinding]:
         """Every plan bound into one new arena: what one run at a time needs."""
         arena = backend(self.device).arena(max(program.arena_bytes for program in self._programs))
         memory = input_memory(self._programs, self.device)
-        pairs = zip(self._programs, self._engines, strict=True)
-        return [Binding(program, engine, arena, inputs_at=memory) for program, engine in pairs]
+        return [runner.bind(arena, memory) for runner in self._runners]
 
 
 def _check_threads(threads: object) -> None:
@@ -248,11 +249,42 @@ def _batches(plans: Sequence[Plan]) -> str:
     return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
 
 
-def _padding(plans: Sequence[Plan], groups: Sequence[Group]) -> Padding:
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena."""
+
+    program: Program
+    engines: tuple[Engine, ...]
+    bind: Callable[[Arena, Arena | None], Binding | ChunkedBinding]
+
+
+def _runners(
+    plans: Sequence[Plan], device: Device, make_engine: Callable[[Group, bool], Engine]
+) -> tuple[_Runner, ...]:
+    """What runs each plan. Those with chunks have sessions of their own; the others share them where they can."""
+    found: dict[int, _Runner] = {}
+    plain = [index for index, plan in enumerate(plans) if not (device.is_host and is_chunked(plan))]
+    for index in sorted(set(range(len(plans))) - set(plain)):
+        chunks = cut_up(plans[index], lambda group: make_engine(group, True))
+        found[index] = _Runner(chunks.program, chunks.engines, partial(_bound_in_chunks, chunks))
+    for group in group_plans([plans[index] for index in plain]):
+        engine = make_engine(group, False)
+        for member, program in zip(group.members, group.programs, strict=True):
+            found[plain[member]] = _Runner(program, (engine,), partial(_bound, program, engine))
+    return tuple(found[index] for index in range(len(plans)))
+
+
+def _bound_in_chunks(chunks: Chunks, arena: Arena, inputs_at: Arena | None) -> ChunkedBinding:
+    return ChunkedBinding(chunks, arena)
+
+
+def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:
+    return Binding(program, engine, arena, inputs_at=inputs_at)
+
+
+def _padding(plans: Sequence[Plan], programs: Sequence[Program]) -> Padding:
     """What fills up batches for these plans."""
-    of_plan = {index: program for group in groups for index, program in zip(group.members, group.programs, strict=True)}
     draws = any(facts(node).random for plan in plans for node in plan.model.graph)
-    programs = [of_plan[index] for index in range(len(plans))]
     return Padding(programs, [plan.batch for plan in plans], is_tried=not draws)
 
 
