@@ -54,6 +54,11 @@ class Options:
         effort: How many changes a search may try, each of about 10 µs.
         time_limit: Seconds after which a search improves nothing more, a sweep tries no more thresholds and a frontier
             gets no more points; the plan then depends on the machine's speed.
+        chunks: Which nodes run in chunks, on one slice of an axis after the other: ``auto``, for inference on the CPU,
+            as far as memory falls at a cost of ``max_overhead``, or as a budget needs; ``off``; or a number, for
+            everything that can along the inputs' first axis, with ``1:8`` for eight along the axis after it.
+        max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction.
+        allow_rounding: Let nodes run in chunks whose results then differ in their last bits.
         sharing: Which values may share an address.
         order: Order of the nodes: ``file``, ``growth`` or ``depth``; ``best`` tries all and keeps the one that needs
             least memory.
@@ -84,6 +89,9 @@ class Options:
     trials: int = 6
     effort: int = EFFORT
     time_limit: float | None = None
+    chunks: str | int = "auto"
+    max_overhead: float = 0.02
+    allow_rounding: bool = False
     sharing: Sharing = field(default_factory=Sharing)
     order: Order = "best"
     level: Level | None = None
@@ -107,6 +115,10 @@ class Options:
             _check_patterns(key, getattr(self, key))
         if self.time_limit is not None and not (_is_number(self.time_limit) and 0 <= self.time_limit < math.inf):
             raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit!r}.")
+        if not (_is_number(self.max_overhead) and 0 <= self.max_overhead < math.inf):
+            raise PlanError(f"max_overhead must be a fraction, 0 or more, as 0.02, not {self.max_overhead!r}.")
+        if self.axis_and_chunks is not None and self.chosen_mode == "training":
+            raise PlanError(f"chunks are for inference: leave {option('chunks')} out for training.")
         if self.progress is not None and not callable(self.progress):
             raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
         if self.mode == "inference" and self.trains:
@@ -139,6 +151,20 @@ class Options:
     def budget_bytes(self) -> int | None:
         """The budget in bytes."""
         return None if self.budget is None else in_bytes("budget", self.budget)
+
+    @property
+    def axis_and_chunks(self) -> tuple[int, int] | None:
+        """The axis and the number of chunks asked for; None where that is left to the search, or there are to be none.
+
+        Raises:
+            PlanError: it is none of what `chunks` may be.
+        """
+        found = _CHUNKS.fullmatch(str(self.chunks))
+        if found is None or isinstance(self.chunks, bool) or (found[3] and not 2 <= int(found[3]) <= MOST_BATCH):
+            raise PlanError(
+                f"chunks must be 'auto', 'off', a number of chunks from 2 on, or with an axis '1:8', not {self.chunks!r}."
+            )
+        return (int(found[2] or 0), int(found[3])) if found[3] else None
 
     @property
     def chosen_mode(self) -> Mode:
@@ -203,6 +229,9 @@ class FrontierOfModel(FrontierOfGraph, total=False):
     threads: int
     inputs: Mapping[str, Any] | None
     cuda: Cuda
+    chunks: str | int
+    max_overhead: float
+    allow_rounding: bool
 
 
 class Keywords(ForGraph, FrontierOfModel, total=False):
@@ -291,6 +320,8 @@ def _documented(text: str, names: Sequence[str]) -> str:
     return re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, text, flags=re.MULTILINE)
 
 
+_CHUNKS = re.compile(r"auto|off|(([01]):)?([0-9]{1,10})")
+
 _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("dims", Mapping | None, "sizes by name, as {'seq': 128}"),
     ("loss", str | Loss | None, "a name or a loss of memonger's (memonger.SoftmaxCrossEntropy())"),
@@ -299,6 +330,7 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("inputs", Mapping | None, "arrays by name"),
     ("sharing", Sharing, "a memonger.Sharing"),
     ("cuda", Cuda, "a memonger.Cuda"),
+    ("allow_rounding", bool, "True or False"),
 )
 """What the values of options are, in words."""
 

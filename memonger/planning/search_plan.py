@@ -22,7 +22,7 @@ from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
-from memonger.planning import decide, networkx_graph
+from memonger.planning import chunking, decide, networkx_graph
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
@@ -86,6 +86,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
             tell("rehearse")
             job = rehearsed(job, begin)
         tell("search")
+        job = in_chunks(job)
         solution = solve(job)
         tell("verify")
         return finish(job, solution, begin)
@@ -302,6 +303,16 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
         return None
     workspace = lowered.calibration.workspace or {}
     return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
+
+
+def in_chunks(job: Job) -> Job:
+    """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
+    found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch)
+    if found is None:
+        return job
+    request = dataclasses.replace(found.request, budget=job.request.budget)
+    options = dataclasses.replace(job.options, order="file")
+    return dataclasses.replace(job, lowered=found.lowered, request=request, options=options)
 
 
 def solve(job: Job) -> Solution:

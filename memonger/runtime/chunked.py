@@ -6,7 +6,6 @@ structure run in one session, which is bound once for each of them. What cuts va
 copied by numpy; a part that lies inside its whole isn't copied at all.
 """
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

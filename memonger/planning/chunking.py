@@ -1,0 +1,423 @@
+"""Chunks: which stretches of a model run on one slice of an axis after the other, and in how many slices.
+
+Where nodes are independent along an axis of their values (the batch; the rows of a transformer), running all of them on
+one slice and then on the next takes a fraction of the memory, and computes nothing twice. Values between two stages of a
+band exist in slices only: a few fine chunks where values are large, then one coarse chunk of what follows, depth first.
+
+AutoChunk (Zhao et al. 2024) searches such regions in PyTorch's graphs, MCUNetV2 (Lin et al. 2021) runs the first
+layers of a CNN by patches of the image. Here the axis is one that needs no overlap, and the layout of the whole decides.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.devices import Device
+from memonger.errors import PlanError
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import assign_storage
+from memonger.graph.schedule import schedule_graph, schedule_model
+from memonger.lowering.chunks import Band, Stage, chunked
+from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model.axes import Axes, axes_of
+from memonger.model.cutting import Refusal, Slicing
+from memonger.model.marks import CHUNK, WINDOW
+from memonger.model.values import static_shape, subgraphs
+from memonger.plan import graph_of
+from memonger.planning.decide import Solution, decide
+from memonger.planning.options import Options
+from memonger.remat import Request
+from memonger.words import option
+
+LAUNCH_SECONDS = 2.5e-6
+"""A node's fixed cost on two threads; 1.2 µs on one."""
+
+RUN_SECONDS = 25e-6
+"""A run of a session: what Python and onnxruntime do around its nodes."""
+
+COPY_BYTES = 4e9
+"""Bytes that are copied in a second."""
+
+STEPS = 4
+"""Arenas that are tried for each halving of memory."""
+
+WORTH = 0.95
+"""Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
+
+NEXT_TO = 1.25
+"""Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
+
+MOST_SLICES = 64
+"""Finer slices leave kernels too little to do."""
+
+MOST_NODES = 30_000
+"""Nodes that chunks may add: more take minutes to plan and load."""
+
+NEAR = 24
+"""Nodes among which a stage may end where fewest bytes cross."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """A way to run a model in chunks.
+
+    Attributes:
+        bands: What runs in slices.
+        lowered: The model with a copy of each node for every chunk, in the order that they run.
+        request: What is asked of it: its graph.
+        solution: Its layout.
+        extra: Estimated seconds beyond those of the model as it was.
+    """
+
+    bands: tuple[Band, ...]
+    lowered: Lowered
+    request: Request
+    solution: Solution
+    extra: float
+
+    @property
+    def total(self) -> int:
+        """Bytes of arena and workspace."""
+        return self.solution.total_bytes
+
+
+def choose(lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None) -> Chunking | None:
+    """The way to run a model in chunks that the options ask for; None where it stays as it is.
+
+    Args:
+        lowered: The model.
+        request: What is asked of it.
+        options: `Options.chunks`, `Options.max_overhead` and `Options.order`.
+        device: The plan's.
+        batch: Size of the inputs' first dimension, where it is known to be the batch.
+
+    Raises:
+        PlanError: a number of chunks is asked for that can't be.
+    """
+    asked = options.axis_and_chunks
+    why_not = _why_not(lowered, options, device)
+    if why_not and asked is not None:
+        raise PlanError(f"the model can't run in chunks: {why_not}.")
+    if why_not or options.chunks == "off":
+        return None
+    plain = decide(dataclasses.replace(request, budget=None), "none", options.order)
+    room = math.inf if request.budget is None else request.budget - request.base
+    if asked is None and request.budget is not None and plain.total_bytes <= room:
+        return None
+    ordered = dataclasses.replace(lowered, model=lowered.model.clone())
+    schedule_model(ordered.model, plain.schedule, plain.graph)
+    job = _Job(ordered, request, plain, device)
+    if asked is not None:
+        return in_slices(job, _axis_asked_for(job, asked[0]), asked[1])
+    most = options.max_overhead * math.fsum(plain.graph.costs) if request.budget is None else math.inf
+    ways = [way for seeds in seeds_of(ordered.model, batch) for way in chunkings(job, _along(job, seeds), most)]
+    return _best(ways, WORTH * plain.total_bytes) if request.budget is None else _cheapest(ways, room)
+
+
+def _best(ways: Sequence[Chunking], most: float) -> Chunking | None:
+    """Of the ways that take next to the least memory the one with fewest nodes; None where all take more than that."""
+    least = min((way.total for way in ways), default=math.inf)
+    near = [way for way in ways if way.total <= min(most, NEXT_TO * least)]
+    return min(near, key=lambda way: (way.extra, way.total), default=None)
+
+
+def _cheapest(ways: Sequence[Chunking], room: float) -> Chunking | None:
+    """The cheapest way that fits, or else the smallest."""
+    fitting = [way for way in ways if way.total <= room]
+    return (
+        min(fitting, key=lambda way: (way.extra, way.total))
+        if fitting
+        else min(ways, key=lambda way: way.total, default=None)
+    )
+
+
+def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
+    """Why a model isn't run in chunks, whatever it computes; empty where nothing speaks against it."""
+    graph = lowered.model.graph
+    if not device.is_host or lowered.calibration is None or lowered.calibration.seconds is None:
+        return f"chunks are for plans on the CPU ({option('device', 'cpu')})"
+    if options.chosen_mode != "inference":
+        return "chunks are for inference"
+    if any(map(subgraphs, graph)):
+        return "it has nodes with subgraphs (If, Loop, Scan)"
+    default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)
+    return "" if default is None else f"its input '{default}' has a default"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device."""
+
+    lowered: Lowered
+    request: Request
+    plain: Solution
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A model that is to be cut along an axis: in an order in which the ranges that can be are long."""
+
+    lowered: Lowered
+    axes: Axes
+    ranges: tuple["_Range", ...]
+
+
+def _along(job: _Job, seeds: Mapping[str, int]) -> _Axis:
+    axes = axes_of(job.lowered.model, seeds)
+    order, ranges = ranges_in_order(job.lowered.model, axes)
+    graph, lowered = (
+        schedule_graph(job.plain.graph, order),
+        dataclasses.replace(job.lowered, model=job.lowered.model.clone()),
+    )
+    schedule_model(lowered.model, order, graph)
+    axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
+    return _Axis(lowered, axes, tuple(_measured(graph, axes, begin, end) for begin, end in ranges))
+
+
+def _axis_asked_for(job: _Job, axis: int) -> _Axis:
+    sizes = {str(v.name): (static_shape(v) or ())[axis : axis + 1] for v in job.lowered.model.graph.inputs}
+    most = max((size for (size,) in filter(None, sizes.values())), default=1)
+    if most < 2:
+        raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
+    return _along(job, {name: axis for name, size in sizes.items() if size == (most,)})
+
+
+def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
+    """Axes to try: of every input that has it the batch, and the axis behind it."""
+    shapes = {str(v.name): static_shape(v) or () for v in model.graph.inputs}
+    for axis in (0, 1):
+        sizes = {name: shape[axis] for name, shape in shapes.items() if len(shape) > axis}
+        size = batch if axis == 0 and batch is not None else max(sizes.values(), default=1)
+        if size > 1:
+            yield {name: axis for name, own in sizes.items() if own == size}
+
+
+def slice_levels(size: int) -> list[tuple[int, ...]]:
+    """Bounds of slices, each level within those of the level before: from the whole to `MOST_SLICES` or single elements.
+
+    Slices are halved, or cut in three where that leaves equal ones; of a prime they differ by one.
+    """
+    levels: list[tuple[int, ...]] = [(0, size)]
+    while size > 1 and len(levels[-1]) <= MOST_SLICES / 2 and len(levels[-1]) <= size:
+        bounds = levels[-1]
+        widths = {b - a for a, b in zip(bounds, bounds[1:], strict=False)}
+        pieces = next((p for p in (2, 3) if all(width % p == 0 for width in widths)), 2)
+        finer = [a + (b - a) * i // pieces for a, b in zip(bounds, bounds[1:], strict=False) for i in range(pieces)]
+        levels.append((*dict.fromkeys(finer), size))
+    return levels
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Steps of a model that can run in slices, and what they need.
+
+    Attributes:
+        begin: The first step.
+        end: Behind the last one.
+        fixed: Bytes beside what is cut: what is read whole, or is joined for others.
+        cut: Bytes alive at each step that a slice has its share of.
+        crossing: Of these the bytes written before each step and read at it or later.
+    """
+
+    begin: int
+    end: int
+    fixed: int
+    cut: np.ndarray
+    crossing: np.ndarray
+
+
+@dataclass(slots=True)
+class _Block:
+    """Nodes of an order, one after the other: those of a range that can run in slices, or others."""
+
+    is_range: bool
+    steps: list[int] = field(default_factory=list)
+    made: set[ir.Value | None] = field(default_factory=set)
+    whole: set[ir.Value | None] = field(default_factory=set)
+
+    def add(self, step: int, node: ir.Node, how: Slicing | Refusal | None) -> None:
+        """Put a node at the end."""
+        self.steps.append(step)
+        if isinstance(how, Slicing):
+            self.made.update(node.outputs)
+            self.whole.update(node.inputs[index] for index in how.whole)
+
+
+def ranges_in_order(model: ir.Model, axes: Axes) -> tuple[list[int], list[tuple[int, int]]]:
+    """An order of a model's nodes, and the ranges of it that can run in slices, each as long as can be.
+
+    Before a node that reads as a whole what its own range makes, a new range begins. All that this value depends on
+    stays in the one before, or where nothing there is read whole either goes on to the one before that: the keys and
+    values of an attention, say, wherever the file has them.
+    """
+    nodes, blocks = list(model.graph), [_Block(False)]
+    for step, (node, how) in enumerate(zip(nodes, axes.nodes, strict=True)):
+        if isinstance(how, Refusal) or (isinstance(how, Slicing) and not blocks[-1].is_range):
+            blocks.append(_Block(isinstance(how, Slicing)))
+        if isinstance(how, Slicing) and not blocks[-1].made.isdisjoint(node.inputs[index] for index in how.whole):
+            _split(blocks, {node.inputs[index] for index in how.whole}, nodes, axes)
+        blocks[-1].add(step, node, how)
+    begins = list(itertools.accumulate((len(block.steps) for block in blocks), initial=0))
+    ranges = [(begin, end) for block, begin, end in zip(blocks, begins, begins[1:], strict=False) if block.made]
+    return [step for block in blocks for step in block.steps], ranges
+
+
+def _split(blocks: list[_Block], values: set[ir.Value | None], nodes: Sequence[ir.Node], axes: Axes) -> None:
+    """Split the last block in what these values depend on, and the rest."""
+    last, wanted, early = blocks.pop(), set(values), set[int]()
+    for step in reversed(last.steps):
+        if not wanted.isdisjoint(nodes[step].outputs):
+            early.add(step)
+            wanted.update(nodes[step].inputs)
+    read_whole = {nodes[s].inputs[i] for s in early if isinstance(how := axes.nodes[s], Slicing) for i in how.whole}
+    if not (blocks[-1].is_range and blocks[-1].made.isdisjoint(read_whole)):
+        blocks.append(_Block(True))
+    first, rest = blocks[-1], _Block(True)
+    blocks.append(rest)
+    for step in last.steps:
+        (first if step in early else rest).add(step, nodes[step], axes.nodes[step])
+
+
+def _measured(graph: Graph, axes: Axes, begin: int, end: int) -> _Range:
+    """What a range needs: a storage is cut if all of it is made and read within the range."""
+    storage = assign_storage(graph)
+    within = [begin <= buffer.start and buffer.stop <= end for buffer in storage.buffers]
+    for value, number in enumerate(storage.of_value):
+        if number >= 0 and graph.values[value] not in axes.values:
+            within[number] = False
+    fixed, cut, crossing = 0, np.zeros(end - begin + 1), np.zeros(end - begin + 1)
+    for buffer, is_cut in zip(storage.buffers, within, strict=True):
+        first, last = max(buffer.start, begin), min(buffer.stop, end)
+        if not is_cut:
+            fixed += buffer.size if first < last else 0
+            continue
+        cut[first - begin : last - begin] += buffer.size
+        crossing[first - begin + 1 : last - begin] += buffer.size
+    return _Range(begin, end, fixed, cut[:-1], crossing[:-1])
+
+
+def stages_for(part: _Range, slices: Sequence[int], most: float) -> list[tuple[int, int, int]]:
+    """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
+
+    From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
+    the step nearby before which fewest bytes cross, as those are collected for the coarser stage.
+
+    Args:
+        part: The range.
+        slices: Number of slices of each level.
+        most: Bytes.
+    """
+    level, stop, held = 0, part.end, float(part.fixed)
+    found: list[tuple[int, int, int]] = []
+    for step in reversed(range(part.begin, part.end)):
+        need = part.cut[step - part.begin]
+        if step >= stop or held + need / slices[level] <= most or level == len(slices) - 1:
+            continue
+        here = stop
+        if step + 1 < stop:
+            here = step + 1 + int(part.crossing[step + 1 - part.begin : min(stop, step + NEAR) - part.begin].argmin())
+            found.append((here, stop, level))
+            held += part.crossing[here - part.begin] / slices[level]
+        fits = (n for n in range(level + 1, len(slices)) if held + need / slices[n] <= most)
+        level, stop = next(fits, len(slices) - 1), here
+    found.append((part.begin, stop, level))
+    return found[::-1]
+
+
+def chunkings(job: _Job, axis: _Axis, most_extra: float) -> list[Chunking]:
+    """Ways to run a model in chunks along one axis, for ever smaller arenas.
+
+    Args:
+        job: The model.
+        axis: The same, ordered for that axis.
+        most_extra: Seconds; what takes more by its number of nodes alone isn't tried.
+    """
+    levels = slice_levels(axis.axes.size)
+    slices = [len(bounds) - 1 for bounds in levels]
+    seen: dict[tuple[Any, ...], None] = {}
+    for step in range(1, STEPS * len(bin(slices[-1]))):
+        most = job.plain.arena_bytes / 2 ** (step / STEPS)
+        seen[tuple(tuple(stages_for(one, slices, most)) for one in axis.ranges)] = None
+    found = []
+    for chosen in seen:
+        more = sum((end - begin) * (slices[level] - 1) for stages in chosen for begin, end, level in stages)
+        bands = _bands(axis.axes, chosen, levels)
+        if bands and more <= MOST_NODES and more * LAUNCH_SECONDS <= most_extra:
+            found.append(_tried(job, axis, bands))
+    return [way for way in found if way.extra <= most_extra]
+
+
+def in_slices(job: _Job, axis: _Axis, count: int) -> Chunking:
+    """The model with all that can be in so many slices.
+
+    Raises:
+        PlanError: nothing can; or the axis has fewer elements.
+    """
+    if count > axis.axes.size:
+        raise PlanError(f"the axis has {axis.axes.size} elements, and so at most as many chunks, not {count}.")
+    if not axis.ranges:
+        refusal = next((str(how) for how in axis.axes.nodes if isinstance(how, Refusal)), "no node reads it")
+        raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
+    bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
+    bands = tuple(Band(axis.axes.values, (Stage(one.begin, one.end, bounds),)) for one in axis.ranges)
+    return _tried(job, axis, bands)
+
+
+def _bands(
+    axes: Axes, chosen: Sequence[Sequence[tuple[int, int, int]]], levels: Sequence[tuple[int, ...]]
+) -> tuple[Band, ...]:
+    return tuple(
+        Band(axes.values, tuple(Stage(begin, end, levels[level]) for begin, end, level in stages))
+        for stages in map(_without_whole, chosen)
+        if stages
+    )
+
+
+def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
+    """One way, laid out."""
+    made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands), axis.axes.size)
+    assert made.calibration is not None
+    graph = graph_of(made.model, None, made.calibration.seconds, made.calibration.workspace, (), job.device)
+    asked = dataclasses.replace(job.request, graph=graph, budget=None, stages={}, forced={}, parts=frozenset())
+    return Chunking(bands, made, asked, decide(asked, "none", "file"), _extra_seconds(axis.lowered.model, made.model))
+
+
+_NAME = re.compile(r"^(.*)\.chunk(\d+)_(\d+)(?:#\d+)?$", re.DOTALL)
+
+
+def _rewritten(lowered: Lowered, model: ir.Model, size: int) -> Lowered:
+    """The model in chunks, with each copy's share of what was measured of its node."""
+    measured = lowered.calibration
+    assert measured is not None
+    seconds, workspace = dict[str, float](), dict[str, int]()
+    for node in model.graph:
+        name, share = str(node.name), 1.0
+        found = _NAME.match(name)
+        if CHUNK in node.metadata_props and found is not None:
+            name, share = found[1], (int(found[3]) - int(found[2])) / size
+        seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
+        if workspace_bytes := (measured.workspace or {}).get(name, 0):
+            workspace[str(node.name)] = math.ceil(workspace_bytes * share)
+    return dataclasses.replace(lowered, model=model, calibration=Calibration(seconds, workspace, measured.host))
+
+
+def _extra_seconds(before: ir.Model, after: ir.Model) -> float:
+    """What more nodes, more runs and the copies between them take, by constants."""
+    more = after.graph.num_nodes() - before.graph.num_nodes()
+    marks = [node.metadata_props.get(CHUNK, "") for node in after.graph if WINDOW not in node.metadata_props]
+    runs = sum(one != other for one, other in itertools.pairwise(["", *marks]))
+    return more * LAUNCH_SECONDS + runs * RUN_SECONDS
+
+
+def _without_whole(stages: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The stages but those at the end that run as they did."""
+    last = max((n for n, (_, _, level) in enumerate(stages) if level), default=-1)
+    return list(stages[: last + 1])
