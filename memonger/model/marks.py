@@ -27,6 +27,12 @@ FORCE = "force_mirroring"
 PART = "memonger.part"
 """On a part: the output of the node it is a part of."""
 
+CHUNK = "memonger.chunk"
+"""On a copy of a node that runs on a slice: ``<band>.<stage>.<begin>.<end>``; see `memonger.lowering.chunks`."""
+
+WINDOW = "memonger.window"
+"""On a Slice or Concat node that chunks made: its parts may lie inside its whole. Its value is ``1``."""
+
 COMPOSITE = "memonger.composite"
 """On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
 

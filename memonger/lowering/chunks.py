@@ -1,0 +1,473 @@
+"""Chunks: a stretch of a model run on one slice of an axis after the other, so that only slices of its values exist.
+
+A *slice* is some elements ``[begin, end)`` of an axis; a *stage* is consecutive nodes with one list of slices; a
+*chunk* is a stage's nodes on one slice; a *band* is consecutive stages, whose values are cut along axes that belong
+together: the batch, or the rows. Chunks are written in the order in which they are needed: before a chunk, those of the
+stage before that overlap it. Between stages, fine or coarse, values exist in slices only. What is read outside is
+joined.
+
+The result is a plain model that any runtime runs; its order of nodes is the schedule.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.graph.graph import read_values
+from memonger.model.axes import Axes, slicing
+from memonger.model.cutting import Refusal, Slicing
+from memonger.model.marks import CHUNK, WINDOW
+from memonger.model.names import fresh
+from memonger.model.values import all_values, static_shape, tensor_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive nodes that run on the same slices.
+
+    Attributes:
+        begin: The first node, in the model's order.
+        end: The node after the last.
+        slices: Bounds of the slices, from 0 to the size of the axis; two: the nodes run once, on the whole.
+    """
+
+    begin: int
+    end: int
+    slices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Consecutive stages whose values are cut along axes that belong together.
+
+    Attributes:
+        axes: The axis of each value that is cut, by name: of what the band reads at least, as
+            `memonger.model.axes.axes_of` gives them. A value has a multiple of `size` elements along its axis.
+        stages: Each begins where the one before ends.
+    """
+
+    axes: Mapping[str, int]
+    stages: tuple[Stage, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements of the axis."""
+        return self.stages[-1].slices[-1]
+
+
+def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
+    """A model in which the nodes of each band run on slices, one chunk after the other.
+
+    Inputs, outputs, weights and metadata are the model's. A copy of a node, and what it writes, is named
+    ``<name>.chunk<begin>_<end>``; in its metadata `marks.CHUNK` is ``<band>.<stage>.<begin>.<end>``. The Slice and
+    Concat nodes that are added have `marks.WINDOW`: they stand before the chunk that reads them, or behind the band. A
+    joined value keeps its name. Constants are sliced here. Nodes of a band that don't depend on what is cut run once,
+    before its first chunk; a stage of one slice isn't copied.
+
+    Args:
+        model: A lowered model: all nodes named, every value with a static shape. Not changed.
+        bands: In the model's order, disjoint.
+
+    Raises:
+        PlanError: bands or stages that aren't consecutive, bounds that don't ascend, a node that can't be cut, or that
+            needs whole what its own band computes: the message names them.
+    """
+    copy = model.clone()
+    nodes = list(copy.graph)
+    _check_bands(bands, len(nodes))
+    writer = _Writer(copy)
+    start = 0
+    for number, band in enumerate(bands):
+        writer.order += nodes[start : band.stages[0].begin]
+        start = band.stages[-1].end
+        _write_band(writer, number, band, nodes)
+    writer.order += nodes[start:]
+    copy.graph.remove(list(copy.graph))
+    copy.graph.extend(writer.order)
+    writer.drop_unread_constants()
+    return copy
+
+
+def reach(model: ir.Model, axes: Axes, begin: int) -> tuple[int, str]:
+    """How far a band may go that begins at a node.
+
+    Returns: the node at which it must end at the latest, and why: a sentence; empty at the end of the model.
+    """
+    walk = _Walk()
+    for step, node in enumerate(model.graph):
+        if step < begin:
+            continue
+        try:
+            walk.add(node, axes.nodes[step])
+        except PlanError as error:
+            return step, str(error)
+    return len(axes.nodes), ""
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Through the nodes of a band: which are copied.
+
+    Attributes:
+        answers: How each node that is copied is cut; the others run once, before the first chunk.
+        made: What is written in slices, and the node that writes it.
+    """
+
+    answers: dict[ir.Node, Slicing] = field(default_factory=dict)
+    made: dict[ir.Value, ir.Node] = field(default_factory=dict)
+
+    def add(self, node: ir.Node, answer: Slicing | Refusal | None) -> None:
+        """Take the next node.
+
+        Raises:
+            PlanError: it can't be part of the band; nothing has changed then.
+        """
+        if isinstance(answer, Slicing):
+            for index in sorted(answer.whole):
+                value = node.inputs[index]
+                if value is not None and value in self.made:
+                    self._run_once(value, node, answer)
+            self.answers[node] = answer
+            self.made.update((node.outputs[index], node) for index in answer.outputs)
+            return
+        sliced = next((v for v in read_values(node) if v in self.made), None)
+        if sliced is not None and answer is not None:
+            raise PlanError(f"{answer}.")
+        if sliced is not None:
+            raise PlanError(f"node '{node.name}' ({node.op_type}) reads '{sliced.name}', which exists in slices only.")
+
+    def _run_once(self, value: ir.Value, reader: ir.Node, answer: Slicing) -> None:
+        """Compute whole what a node needs whole, with all of the band that it takes, if nobody reads slices of that."""
+        chain, pending = {}, [self.made[value]]
+        while pending:
+            node = pending.pop()
+            if node not in chain:
+                chain[node] = self.answers[node]
+                pending += [self.made[v] for v in read_values(node) if v in self.made]
+        others = {n: a for n, a in self.answers.items() if n not in chain} | {reader: answer}
+        for written in (v for v in self.made if self.made[v] in chain):
+            for other in written.consumers():
+                if other in others and any(other.inputs[index] is written for index in others[other].inputs):
+                    raise PlanError(
+                        f"node '{reader.name}' ({reader.op_type}) needs '{value.name}' whole, and the same band "
+                        f"computes it from slices of '{written.name}': end the band before this node."
+                    )
+        for node in chain:
+            del self.answers[node]
+        self.made = {v: node for v, node in self.made.items() if node not in chain}
+
+
+def _check_bands(bands: Sequence[Band], count: int) -> None:
+    reached = 0
+    for number, band in enumerate(bands):
+        if not band.stages:
+            raise PlanError(f"band {number} has no stages.")
+        for place, stage in enumerate(band.stages):
+            where = f"stage {place} of band {number}"
+            if place and stage.begin != reached:
+                raise PlanError(f"{where} begins at node {stage.begin}, and the stage before ends at {reached}.")
+            if stage.begin < reached:
+                raise PlanError(f"{where} begins at node {stage.begin}, and the band before ends at {reached}.")
+            if not stage.begin < stage.end <= count:
+                raise PlanError(f"{where} is nodes {stage.begin} to {stage.end}, of a model with {count}.")
+            _check_bounds(where, stage.slices, band.size if band.stages[-1].slices else 0)
+            reached = stage.end
+
+
+def _check_bounds(where: str, bounds: tuple[int, ...], size: int) -> None:
+    if len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
+        raise PlanError(f"the bounds of the slices of {where} must ascend from 0, and are {list(bounds)}.")
+    if bounds[-1] != size:
+        raise PlanError(f"the slices of {where} end at {bounds[-1]}, and those of the band's last stage at {size}.")
+
+
+def emission(stages: Sequence[Stage]) -> Iterator[tuple[int, int, int]]:
+    """The chunks of a band as (stage, begin, end) in the order in which they run: each as late as it may."""
+    done = [0] * len(stages)  # how far each stage has come
+    place = [0] * len(stages)
+    while done[-1] < stages[-1].slices[-1]:
+        stage = len(stages) - 1
+        while stage and done[stage - 1] < stages[stage].slices[place[stage] + 1]:
+            stage -= 1
+        begin, end = stages[stage].slices[place[stage] : place[stage] + 2]
+        place[stage] += 1
+        done[stage] = end
+        yield stage, begin, end
+
+
+@dataclass(slots=True)
+class _Writer:
+    """The model that is written.
+
+    Attributes:
+        model: Its nodes are replaced by ``order`` at the end.
+        order: Nodes in the order in which they run.
+    """
+
+    model: ir.Model
+    order: list[ir.Node] = field(default_factory=list)
+    _taken: set[str] = field(init=False)
+    _constants: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
+    _read: dict[ir.Value, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._taken = {str(v.name) for v in all_values(self.model.graph)}
+        self._taken.update(str(node.name) for graph in self.model.graphs() for node in graph)
+        self._taken.update(str(v.name) for graph in self.model.graphs() for node in graph for v in node.outputs)
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing else has."""
+        return fresh(name, self._taken)
+
+    def integers(self, numbers: Sequence[int]) -> ir.Value:
+        """A constant, one for the same numbers."""
+        key = tuple(numbers)
+        if key not in self._constants:
+            self._constants[key] = self.initializer(
+                f"chunk.{'_'.join(map(str, key))}", ir.tensor(np.array(key, np.int64))
+            )
+        return self._constants[key]
+
+    def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        """A new constant."""
+        tensor.name = self.fresh(name)
+        kind = ir.TensorType(tensor.dtype)
+        value = ir.Value(name=tensor.name, type=kind, shape=tensor_shape(tensor), const_value=tensor)
+        self.model.graph.register_initializer(value)
+        return value
+
+    def window(self, op: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int], result: ir.Value) -> None:
+        """Add a Slice or Concat node."""
+        name = self.fresh(f"{result.name}/{op}")
+        made = ir.node(op, inputs, attributes, outputs=[result], name=name, metadata_props={WINDOW: "1"})
+        self.order.append(made)
+
+    def slice(self, source: ir.Value, axis: int, begin: int, end: int, result: ir.Value) -> None:
+        """Add a node that takes the elements ``[begin, end)`` of an axis."""
+        if (self.model.graph.opset_imports.get("") or 10) >= 10:
+            bounds = [self.integers([number]) for number in (begin, end, axis)]
+            self.window("Slice", [source, *bounds], {}, result)
+        else:
+            self.window("Slice", [source], {"starts": [begin], "ends": [end], "axes": [axis]}, result)  # type: ignore[dict-item]
+
+    def value(self, like: ir.Value, axis: int, length: int, name: str) -> ir.Value:
+        """A value of the type of another, with another number of elements along an axis."""
+        dims = list(static_shape(like) or ())
+        dims[axis] = length
+        return ir.Value(name=self.fresh(name), type=like.type, shape=ir.Shape(dims))
+
+    def detach(self, node: ir.Node) -> None:
+        """Let a node that isn't written any more read nothing."""
+        self._read.update((v, None) for v in node.inputs if v is not None)
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+
+    def drop_unread_constants(self) -> None:
+        """Remove the constants of which only slices are read."""
+        for value in self._read:
+            if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                del self.model.graph.initializers[str(value.name)]
+
+
+@dataclass(slots=True)
+class _Band:
+    """A band that is written.
+
+    Attributes:
+        stage_of: The stage of each value that the band writes in slices.
+        axis_of: The axis of each value that is cut.
+        pieces: What was written: (value, axis, begin, end) → slice.
+    """
+
+    writer: _Writer
+    number: int
+    band: Band
+    stage_of: dict[ir.Value, int] = field(default_factory=dict)
+    axis_of: dict[ir.Value, int] = field(default_factory=dict)
+    pieces: dict[tuple[ir.Value, int, int, int], ir.Value] = field(default_factory=dict)
+
+    def scale(self, value: ir.Value, axis: int) -> int:
+        """Elements of the value for each of the band's axis."""
+        dims = static_shape(value)
+        if dims is None or not 0 <= axis < len(dims) or dims[axis] % self.band.size:
+            shape = "unknown" if dims is None else list(dims)
+            raise PlanError(
+                f"band {self.number} cuts '{value.name}' along axis {axis} into {self.band.size} parts at most, "
+                f"and its shape is {shape}."
+            )
+        return dims[axis] // self.band.size
+
+    def read(self, value: ir.Value, axis: int, begin: int, end: int) -> ir.Value:
+        """A slice of a value; what it takes is added once."""
+        if begin == 0 and end == self.band.size and value not in self.stage_of:
+            return value
+        key = (value, axis, begin, end)
+        found = self.pieces.get(key)
+        if found is None:
+            found = self._part_of_whole(*key) if value not in self.stage_of else self._from_pieces(*key)
+            self.pieces[key] = found
+        return found
+
+    def _part_of_whole(self, value: ir.Value, axis: int, begin: int, end: int) -> ir.Value:
+        unit = self.scale(value, axis)
+        name = _chunk_name(value.name, begin, end)
+        if value.const_value is not None and not value.is_graph_input():
+            return self.writer.initializer(name, _sliced(value.const_value, axis, begin * unit, end * unit))
+        made = self.writer.value(value, axis, (end - begin) * unit, name)
+        self.writer.slice(value, axis, begin * unit, end * unit, made)
+        return made
+
+    def _from_pieces(self, value: ir.Value, axis: int, begin: int, end: int) -> ir.Value:
+        unit, parts = self.scale(value, axis), []
+        for low, high in pairwise(self.band.stages[self.stage_of[value]].slices):
+            first, last = max(low, begin), min(high, end)
+            if first >= last:
+                continue
+            part = self.pieces.get((value, axis, first, last))
+            if part is None:
+                part = self.writer.value(value, axis, (last - first) * unit, _chunk_name(value.name, first, last))
+                source = self.pieces[value, axis, low, high]
+                self.writer.slice(source, axis, (first - low) * unit, (last - low) * unit, part)
+                self.pieces[value, axis, first, last] = part
+            parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        made = self.writer.value(value, axis, (end - begin) * unit, _chunk_name(value.name, begin, end))
+        self.writer.window("Concat", parts, {"axis": axis}, made)
+        return made
+
+    def join(self, value: ir.Value) -> None:
+        """Put all slices of a value together under its name, for those that read it outside the band."""
+        whole = self.read(value, self.axis_of[value], 0, self.band.size)
+        if whole is value:
+            return
+        value.name, whole.name = None, value.name
+        ir.convenience.replace_all_uses_with(value, whole, replace_graph_outputs=True)
+
+
+def _sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.TensorProtocol:
+    """The elements ``[begin, end)`` of an axis of a constant: of one in a file where they are one stretch of it."""
+    dims = [int(dim) for dim in tensor.shape.numpy()]
+    inner = math.prod(dims[axis + 1 :]) * tensor.dtype.bitwidth
+    if isinstance(tensor, ir.ExternalTensor) and math.prod(dims[:axis]) == 1 and inner % 8 == 0:
+        dims[axis] = end - begin
+        offset, length = (tensor.offset or 0) + begin * inner // 8, (end - begin) * inner // 8
+        shape = ir.Shape(dims)
+        return ir.ExternalTensor(
+            tensor.location, offset, length, tensor.dtype, shape=shape, name="", base_dir=tensor.base_dir
+        )
+    elements = tensor.numpy()[(slice(None),) * axis + (slice(begin, end),)]
+    return ir.Tensor(elements.copy(), dtype=tensor.dtype)
+
+
+def _chunk_name(name: str | None, begin: int, end: int) -> str:
+    return f"{name}.chunk{begin}_{end}"
+
+
+def _write_band(writer: _Writer, number: int, band: Band, nodes: list[ir.Node]) -> None:
+    state = _Band(writer, number, band)
+    steps = nodes[band.stages[0].begin : band.stages[-1].end]
+    answers = _answers(state, steps)
+    stages = [[(n, answers[n]) for n in nodes[stage.begin : stage.end] if n in answers] for stage in band.stages]
+    for place, chosen in enumerate(stages):
+        state.stage_of.update((node.outputs[index], place) for node, answer in chosen for index in answer.outputs)
+    writer.order += [node for node in steps if node not in answers]
+    exits = [v for v in state.stage_of if v.is_graph_output() or any(n not in answers for n in v.consumers())]
+    for stage, begin, end in emission(band.stages):
+        _write_chunk(state, stage, stages[stage], begin, end)
+    for value in exits:
+        state.join(value)
+    kept = set(writer.order)
+    for node in answers:
+        if node not in kept:
+            writer.detach(node)
+
+
+def _answers(state: _Band, nodes: list[ir.Node]) -> Mapping[ir.Node, Slicing]:
+    """The nodes of a band that are copied, and how they are cut."""
+    walk, given = _Walk(), state.band.axes
+    for node in nodes:
+        for value in (v for v in node.inputs if v is not None and str(v.name) in given):
+            state.axis_of.setdefault(value, given[str(value.name)])
+        axes = {i: state.axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in state.axis_of}
+        answer = slicing(node, axes, state.band.size) if axes else None
+        walk.add(node, answer)
+        for index, axis in answer.outputs.items() if isinstance(answer, Slicing) else ():
+            value = node.outputs[index]
+            asked = given.get(str(value.name), axis)
+            if asked != axis:
+                raise PlanError(
+                    f"band {state.number} cuts '{value.name}' along axis {asked}, and node "
+                    f"'{node.name}' ({node.op_type}) gives slices of axis {axis}."
+                )
+            state.axis_of[value] = axis
+    if not walk.answers:
+        raise PlanError(f"no node of band {state.number} reads a value that is cut.")
+    return walk.answers
+
+
+def _write_chunk(state: _Band, stage: int, nodes: list[tuple[ir.Node, Slicing]], begin: int, end: int) -> None:
+    """The copies of a stage's nodes for one slice, after all that they read of other stages."""
+    copies = []
+    is_whole = (begin, end) == (0, state.band.size)
+    for node, answer in nodes:
+        inputs = list(node.inputs)
+        for index, axis in answer.inputs.items():
+            value = inputs[index]
+            assert value is not None
+            inputs[index] = state.read(value, axis, begin, end)
+        copies.append(_in_place(node, inputs) if is_whole else _copied(state, stage, node, inputs, answer, begin, end))
+        for index, axis in answer.outputs.items():
+            whole = node.outputs[index]
+            state.pieces[whole, axis, begin, end] = copies[-1].outputs[index]
+    state.writer.order += copies
+
+
+def _in_place(node: ir.Node, inputs: list[ir.Value | None]) -> ir.Node:
+    """The node itself, of a stage of one slice."""
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+    return node
+
+
+def _copied(
+    state: _Band, stage: int, node: ir.Node, inputs: list[ir.Value | None], answer: Slicing, begin: int, end: int
+) -> ir.Node:
+    outputs = []
+    for index, value in enumerate(node.outputs):
+        if not value.name:
+            outputs.append(ir.Value(name=""))
+            continue
+        axis = answer.outputs[index]
+        length = (end - begin) * state.scale(value, axis)
+        outputs.append(state.writer.value(value, axis, length, _chunk_name(value.name, begin, end)))
+    attributes = list(node.attributes.values())
+    kind = node.op_type
+    target = _TARGETS.get((node.domain, kind))
+    dims = static_shape(outputs[0]) or ()
+    if kind == "Squeeze" and not node.domain and len(inputs) < 2 and "axes" not in node.attributes:
+        kind, inputs = "Reshape", [*inputs, None]  # without axes it would drop that of a slice of one element
+        target = 1
+    if target is not None and target < len(inputs) and (target == 1 or inputs[target] is not None):
+        inputs[target] = state.writer.integers(dims)
+    return ir.Node(
+        node.domain,
+        kind,
+        inputs,
+        attributes,
+        overload=node.overload,
+        outputs=outputs,
+        version=node.version,
+        name=state.writer.fresh(_chunk_name(node.name, begin, end)),
+        doc_string=node.doc_string,
+        metadata_props={**node.metadata_props, CHUNK: f"{state.number}.{stage}.{begin}.{end}"},
+    )
+
+
+_TARGETS = {("", "Reshape"): 1, ("", "Expand"): 1, ("", "Resize"): 3}
+"""By domain and type: the input that is the output's shape."""

@@ -1,0 +1,59 @@
+"""Convolutions, pools and other operators on images: each image of a batch by itself, along axis 0."""
+
+from memonger.model.cutting import Cut, Slicing, axis_rule
+
+
+def batch(cut: Cut, *inputs: int) -> Slicing:
+    """These inputs, and all outputs, are cut along axis 0."""
+    if cut.axis != 0:
+        cut.refuse(f"works on whole images, and can't be cut along axis {cut.axis}")
+    return cut.all_along(0, inputs)
+
+
+@axis_rule(
+    "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization",
+    "InstanceNormalization LRN LpPool SpaceToDepth Col2Im ConvInteger",
+    "com.microsoft::GroupNorm com.microsoft::NhwcMaxPool com.microsoft.nchwc::AveragePool",
+    "com.microsoft.nchwc::GlobalAveragePool com.microsoft.nchwc::GlobalMaxPool com.microsoft.nchwc::MaxPool",
+    "com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput com.microsoft.nchwc::Upsample",
+    "QLinearConv com.microsoft::QLinearAveragePool com.microsoft::QLinearConv",
+    "com.microsoft::QLinearGlobalAveragePool com.microsoft::QLinearConvTranspose",
+)
+def _images(cut: Cut) -> Slicing:
+    return batch(cut, 0)
+
+
+@axis_rule("com.microsoft::FusedConv com.microsoft::NhwcFusedConv com.microsoft.nchwc::Conv")
+def _added_to(cut: Cut) -> Slicing:
+    """The fourth input is added to what the convolution gives."""
+    return batch(cut, 0, 3)
+
+
+@axis_rule("MaxPool")
+def _max_pool(cut: Cut) -> Slicing:
+    if 1 in cut.outputs:
+        cut.refuse("numbers the elements of its input through all images of the batch (axis 0)")
+    return batch(cut, 0)
+
+
+@axis_rule("DeformConv")
+def _deformed(cut: Cut) -> Slicing:
+    return batch(cut, 0, 2, 4)
+
+
+@axis_rule("GridSample")
+def _grid_sample(cut: Cut) -> Slicing:
+    return batch(cut, 0, 1)
+
+
+@axis_rule("com.microsoft::SkipGroupNorm")
+def _skip_group_norm(cut: Cut) -> Slicing:
+    is_batch = cut.has(3) and cut.dims(3)[0] == cut.dims(0)[0]
+    return batch(cut, 0, *([3] if is_batch else []))
+
+
+@axis_rule("Resize Upsample")
+def _resize(cut: Cut) -> Slicing:
+    if cut.dims(0)[:1] != cut.out()[:1]:
+        cut.refuse("changes the size of axis 0")
+    return batch(cut, 0)
