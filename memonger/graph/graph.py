@@ -15,6 +15,8 @@ from memonger.words import option
 
 Pair = tuple[int, int]
 
+Window = tuple[int, int, int]
+
 LARGEST_COST = 1e100
 """Of all nodes together: costs are added and multiplied, which must not overflow."""
 
@@ -47,6 +49,8 @@ class Graph:
             updates.
         costs: Cost of one run of each node: seconds where measured, else an estimate in bytes (`costs`).
         workspace: Bytes of workspace each node's kernel takes beside the arena; 0 where not measured.
+        windows: (part, whole, byte offset) of each node where one may lie inside the other: what it reads, inside what
+            it writes, or the other way round. Empty: none.
     """
 
     nodes: tuple[str, ...]
@@ -64,6 +68,7 @@ class Graph:
     forward: tuple[bool, ...]
     costs: tuple[float, ...]
     workspace: tuple[int, ...]
+    windows: tuple[tuple[Window, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Check that bytes and costs can be added up: layouts count in 64 bits.
@@ -71,6 +76,8 @@ class Graph:
         Raises:
             PlanError: they can't.
         """
+        if not self.windows:
+            object.__setattr__(self, "windows", ((),) * len(self.nodes))
         total = sum(self.sizes) + sum(self.workspace)
         if min((0, *self.sizes, *self.workspace)) < 0 or total >= LARGEST:
             bad = min(range(len(self.sizes)), key=lambda v: (self.sizes[v] >= 0, -self.sizes[v]), default=0)
@@ -169,6 +176,7 @@ def from_model(
         forward=tuple(node in forward for node in nodes),
         costs=_costs(nodes, seconds, sizes, own, writes, views),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
+        windows=tuple(rules.windows(aliasing.windows(node, provider)) for node in nodes),
     )
 
 
@@ -270,6 +278,11 @@ class _PairFinder:
             if all(self.planned[v] for v in pair) and self._same_layout(before, after):
                 found.append(pair)
         return tuple(dict.fromkeys(found))
+
+    def windows(self, allowed: Iterable[tuple[ir.Value, ir.Value, int]]) -> tuple[Window, ...]:
+        """Of (part, whole, byte offset) those with both planned. A part that the model returns lies for itself."""
+        found = [(self.number[a], self.number[b], byte) for a, b, byte in allowed if not a.is_graph_output()]
+        return tuple(each for each in found if self.planned[each[0]] and self.planned[each[1]])
 
     def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
         widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]

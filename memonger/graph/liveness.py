@@ -1,14 +1,15 @@
 """Which values share one address, and from which step to which each address is in use.
 
-A *storage* is the bytes of one or more values: views of each other, or values that overwrite one another in place.
+A *storage* is the bytes of one or more values: views of each other, values that overwrite one another in place, and
+parts of a value that lie inside it. It has the size of the largest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memonger.graph.graph import Graph, Pair
+from memonger.graph.graph import Graph, Pair, Window
 from memonger.layout.buffers import Buffer
 
 ALIGNMENT = 64  # bytes: a cache line, and what onnxruntime's own allocator gives
@@ -16,7 +17,10 @@ ALIGNMENT = 64  # bytes: a cache line, and what onnxruntime's own allocator give
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What may share an address. All on is the smallest arena; off is for finding faults."""
+    """What may share bytes. All on is the smallest arena; off is for finding faults.
+
+    Without views no part of a value lies inside it either.
+    """
 
     inplace: bool = True
     views: bool = True
@@ -25,9 +29,10 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """For each value the number of its storage (-1: not planned), and the buffer of each storage."""
+    """For each value its storage's number (-1: not planned) and its first byte there; the buffer of each storage."""
 
     of_value: tuple[int, ...]
+    within: tuple[int, ...]
     buffers: tuple[Buffer, ...]
 
 
@@ -54,81 +59,161 @@ def assign_storage(
     alignment: int = ALIGNMENT,
     offsets: Mapping[int, int] | None = None,
 ) -> Storage:
-    """Decide in one pass which values share a storage: a view always, in place where nobody needs the old bytes.
+    """Decide which values share a storage: a view always, in place and inside another where nobody needs the old bytes.
 
     Args:
         graph: Its nodes run in file order.
         sharing: What may share.
         alignment: Put on every buffer, in bytes.
-        offsets: An existing layout by value number: only values at one offset share. This reads a plan's storages off
-            its offsets.
+        offsets: An existing layout by value number: only values that it puts together share. This reads a plan's
+            storages off its offsets.
     """
     sharing = sharing or Sharing()
     last = last_reads(graph)
-    of_value = [-1] * len(graph.values)
-    sizes: list[int] = []
-    start: list[int] = []
-    stop: list[int] = []
+    draft = _Draft(graph)
+    windows = []
     for step, writes in enumerate(graph.writes):
         used: set[int] = set()
-        pairs = _allowed(graph, sharing, step, offsets)
+        pairs = _allowed(graph, sharing, step, alignment, offsets)
+        windows.append(pairs.windows)
         for value in writes:
-            if not graph.planned[value]:
-                continue
-            storage = _shared(graph, pairs, step, value, of_value, stop, used)
-            if storage < 0:
-                storage = len(sizes)
-                sizes.append(graph.sizes[value])
-                start.append(step)
-                stop.append(step + 1)
-            of_value[value] = storage
-            used.add(storage)
-            stop[storage] = max(stop[storage], last[value] + 1)
-    end = len(graph.nodes)
+            if graph.planned[value]:
+                storage = draft.put(step, value, pairs, used)
+                used.add(storage)
+                draft.stop[storage] = max(draft.stop[storage], last[value] + 1)
+    for step, found in enumerate(windows):
+        for part, whole, byte in found:
+            if graph.producer[whole] == step:
+                draft.join(step, part, whole, byte)
     if not sharing.reuse:
-        start, stop = [0] * len(sizes), [end] * len(sizes)
-    buffers = tuple(
-        Buffer(number, size, start[number], min(stop[number], end), alignment) for number, size in enumerate(sizes)
-    )
-    return Storage(tuple(of_value), buffers)
+        draft.start, draft.stop = [0] * len(draft.sizes), [len(graph.nodes)] * len(draft.sizes)
+    return draft.storage(alignment)
 
 
-def _allowed(
-    graph: Graph, sharing: Sharing, step: int, offsets: Mapping[int, int] | None
-) -> tuple[list[Pair], list[Pair]]:
-    """The node's view pairs and in-place pairs that the switches, and an existing layout, leave."""
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """What the switches, the alignment and an existing layout leave of a node's pairs."""
+
+    views: tuple[Pair, ...]
+    inplace: tuple[Pair, ...]
+    windows: tuple[Window, ...]
+
+
+def _allowed(graph: Graph, sharing: Sharing, step: int, alignment: int, offsets: Mapping[int, int] | None) -> _Allowed:
     views = graph.views[step] if sharing.views else ()
     inplace = graph.inplace[step] if sharing.inplace else ()
+    windows = graph.windows[step] if sharing.views else ()
+    if windows:
+        windows = tuple(each for each in windows if each[2] % alignment == 0)
     if offsets is None:
-        return list(views), list(inplace)
+        return _Allowed(views, inplace, windows)
 
-    def at_one_offset(pairs: tuple[Pair, ...]) -> list[Pair]:
-        return [(a, b) for a, b in pairs if offsets[a] == offsets[b]]
+    def at_one_offset(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+        return tuple((a, b) for a, b in pairs if offsets[a] == offsets[b])
 
-    return at_one_offset(views), at_one_offset(inplace)
+    inside = tuple((part, whole, byte) for part, whole, byte in windows if offsets[part] == offsets[whole] + byte)
+    return _Allowed(at_one_offset(views), at_one_offset(inplace), inside)
 
 
-def _shared(
-    graph: Graph,
-    pairs: tuple[list[Pair], list[Pair]],
-    step: int,
-    value: int,
-    of_value: list[int],
-    stop: list[int],
-    used: set[int],
-) -> int:
-    """The storage the value takes over or joins at this step, or -1."""
-    views, inplace = pairs
-    for source, target in views:
-        if target == value and of_value[source] not in used:
-            return of_value[source]
-    for source, target in inplace:
-        storage = of_value[source]
-        if target == value and storage not in used and stop[storage] == step + 1:
-            others = [v for v in graph.reads[step] if v != source and of_value[v] == storage]
-            if not others:
-                return storage
-    return -1
+class _Draft:
+    """Storages while they are decided.
+
+    Attributes:
+        of_value: For each value its storage, or -1.
+        within: For each value its first byte in that storage.
+        first: The value that each storage began with.
+        sizes: Bytes of each storage.
+        start: The step at which it begins.
+        stop: One after the last step that needs it.
+        over: The steps at which new content is written over all of it.
+        inside: The storage it lies inside of, or -1, and its first byte there.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.of_value = [-1] * len(graph.values)
+        self.within = [0] * len(graph.values)
+        self.first: list[int] = []
+        self.sizes: list[int] = []
+        self.start: list[int] = []
+        self.stop: list[int] = []
+        self.over: list[list[int]] = []
+        self.inside: list[tuple[int, int]] = []
+
+    def put(self, step: int, value: int, pairs: _Allowed, used: Collection[int]) -> int:
+        """Give a value its storage: one that it takes over or joins at this step, or a new one."""
+        for source, target in pairs.views:
+            if target == value and self.of_value[source] not in used:
+                return self._share(value, source, 0)
+        for part, whole, byte in pairs.windows:
+            if part == value and self.of_value[whole] not in used:
+                return self._share(value, whole, byte)
+        for source, target in pairs.inplace:
+            if target == value and self.of_value[source] not in used and self._is_last(step, source):
+                self.over[self.of_value[source]].append(step)
+                return self._share(value, source, 0)
+        self.of_value[value] = len(self.sizes)
+        self.first.append(value)
+        self.sizes.append(self.graph.sizes[value])
+        self.start.append(step)
+        self.stop.append(step + 1)
+        self.over.append([])
+        self.inside.append((-1, 0))
+        return self.of_value[value]
+
+    def _share(self, value: int, source: int, byte: int) -> int:
+        self.of_value[value] = self.of_value[source]
+        self.within[value] = self.within[source] + byte
+        return self.of_value[value]
+
+    def _is_last(self, step: int, source: int) -> bool:
+        """Whether nothing else in the storage of an input is needed at this step or later, and it is all of it."""
+        storage = self.of_value[source]
+        others = (v for v in self.graph.reads[step] if v != source and self.of_value[v] == storage)
+        fills = self.sizes[storage] == self.graph.sizes[source]
+        return self.stop[storage] == step + 1 and fills and not any(True for _ in others)
+
+    def join(self, step: int, part: int, whole: int, byte: int) -> None:
+        """Put the storage of an input inside that of the output it becomes a part of, if that can be.
+
+        The output has to be new bytes and the input all of its storage, with nothing written over it from this step
+        on, and nothing over the whole while it, or a view of it, is needed.
+        """
+        inner, outer = self._root(self.of_value[part]), self.of_value[whole]
+        fills = self.sizes[inner] == self.graph.sizes[part] and self.first[outer] == whole and inner != outer
+        kept = max(self.over[inner], default=-1) < step
+        if fills and kept and self.stop[inner] <= min(self.over[outer], default=self.stop[inner]):
+            self.inside[inner] = outer, byte
+            self.start[outer] = min(self.start[outer], self.start[inner])
+            self.stop[outer] = max(self.stop[outer], self.stop[inner])
+
+    def _root(self, storage: int) -> int:
+        while self.inside[storage][0] >= 0:
+            storage = self.inside[storage][0]
+        return storage
+
+    def storage(self, alignment: int) -> Storage:
+        """What was decided. Storages inside others are no buffers."""
+        count, end = len(self.sizes), len(self.graph.nodes)
+        roots = [storage for storage in range(count) if self.inside[storage][0] < 0]
+        number = dict(zip(roots, range(count), strict=False))
+        byte = [0] * count
+        for storage in reversed(range(count)):  # a whole is written after its parts
+            outer, at = self.inside[storage]
+            if outer >= 0:
+                number[storage], byte[storage] = number[outer], byte[outer] + at
+        buffers = tuple(
+            Buffer(number[root], self.sizes[root], self.start[root], min(self.stop[root], end), alignment)
+            for root in roots
+        )
+        return Storage(
+            of_value=tuple(number[storage] if storage >= 0 else -1 for storage in self.of_value),
+            within=tuple(
+                at + byte[storage] if storage >= 0 else 0
+                for at, storage in zip(self.within, self.of_value, strict=True)
+            ),
+            buffers=buffers,
+        )
 
 
 def live_bytes(buffers: Sequence[Buffer], steps: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.graph import Graph, Pair, needed_by
+from memonger.graph.graph import Graph, Pair, Window, needed_by
 from memonger.model.names import fresh
 from memonger.model.training_roles import Training
 
@@ -38,6 +38,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     reads: list[tuple[int, ...]] = []
     writes: list[tuple[int, ...]] = []
     pairs: dict[str, list[tuple[Pair, ...]]] = {"views": [], "inplace": [], "ties": []}
+    windows: list[tuple[Window, ...]] = []
     latest = list(range(len(names)))
     runs = [0] * len(graph.nodes)
     taken = {*graph.values, *graph.nodes}
@@ -57,6 +58,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         writes.append(tuple(latest[value] for value in graph.writes[node]))
         for key, found in pairs.items():
             found.append(tuple((source[a], latest[b]) for a, b in getattr(graph, key)[node]))
+        windows.append(tuple((latest[part], latest[whole], byte) for part, whole, byte in graph.windows[node]))
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in _OF_NODE}
     changes |= {key: tuple(found) for key, found in pairs.items()}
     return replace(
@@ -67,6 +69,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         planned=tuple(planned),
         reads=tuple(reads),
         writes=tuple(writes),
+        windows=tuple(windows),
         **changes,
     )
 

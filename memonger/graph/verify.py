@@ -8,13 +8,19 @@ file's offsets become raw addresses.
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import chain
 
 from memonger.errors import VerificationError
 from memonger.graph.graph import Graph
 
+Stretch = tuple[int, int]
+
 
 class _Arena:
-    """Who owns which bytes: disjoint stretches, sorted by offset, each with the values whose content it holds."""
+    """Who owns which bytes: disjoint stretches, sorted by offset, each with the values whose content it holds.
+
+    A value may own several, as parts of it are values too. It is there as long as it owns all its bytes.
+    """
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -33,15 +39,35 @@ class _Arena:
             last += 1
         return slice(first, last)
 
-    def write(self, value: int, start: int, stop: int, keep: set[int]) -> None:
-        """Put a value's content at ``[start, stop)``; of what was there only the values in ``keep`` survive."""
-        hit = self.overlapping(start, stop)
-        for owners in self.owners[hit]:
-            for owner in owners - keep:
-                del self.place[owner]
+    def owners_in(self, start: int, stop: int) -> set[int]:
+        """The values that own any of these bytes."""
+        return set().union(*self.owners[self.overlapping(start, stop)])
+
+    def write(self, value: int, start: int, stop: int, changed: list[Stretch]) -> None:
+        """Put a value's content at ``[start, stop)``, of which these stretches change and the others are right."""
+        for edge in (start, stop, *chain.from_iterable(changed)):
+            self._split(edge)
+        for begin, end in changed:
+            for owner in self.owners_in(begin, end):
+                self._forget(owner)
                 self.lost_to[owner] = value
-        self.starts[hit], self.stops[hit], self.owners[hit] = [start], [stop], [keep | {value}]
+            hit = self.overlapping(begin, end)
+            self.starts[hit], self.stops[hit], self.owners[hit] = [begin], [end], [set()]
+        for owners in self.owners[self.overlapping(start, stop)]:
+            owners.add(value)
         self.place[value] = (start, stop)
+
+    def _split(self, edge: int) -> None:
+        """Let no stretch reach over this byte."""
+        at = bisect_right(self.starts, edge) - 1
+        if at >= 0 and self.starts[at] < edge < self.stops[at]:
+            self.starts.insert(at + 1, edge)
+            self.stops.insert(at, edge)
+            self.owners.insert(at + 1, set(self.owners[at]))
+
+    def _forget(self, value: int) -> None:
+        for owners in self.owners[self.overlapping(*self.place.pop(value))]:
+            owners.discard(value)
 
 
 def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment: int) -> None:
@@ -113,22 +139,37 @@ def _check_readable(
 def _write_outputs(graph: Graph, offsets: Mapping[int, int], arena: _Arena, step: int) -> None:
     done: list[int] = []
     for value in graph.writes[step]:
-        if not graph.planned[value]:
-            continue
-        start = offsets[value]
-        stop = start + graph.sizes[value]
-        _check_collisions(graph, offsets, arena, step, value, done)
-        keep = {
-            source
-            for source, target in graph.views[step]
-            if target == value and arena.place.get(source) == (start, stop)
-        }
-        survivors: set[int] = set()
-        for owners in arena.owners[arena.overlapping(start, stop)]:
-            if owners & keep:
-                survivors |= owners
-        arena.write(value, start, stop, survivors)
-        done.append(value)
+        if graph.planned[value]:
+            start, stop = offsets[value], offsets[value] + graph.sizes[value]
+            changed = _gaps(start, stop, _unchanged(graph, arena, step, value, (start, stop)))
+            for stretch in changed:
+                _check_collisions(graph, arena, step, value, (start, stop), stretch, done)
+            arena.write(value, start, stop, changed)
+            done.append(value)
+
+
+def _unchanged(graph: Graph, arena: _Arena, step: int, value: int, place: Stretch) -> list[Stretch]:
+    """The bytes that hold what is to be written there already, as they are those of an input of the node."""
+    if any(target == value and arena.place.get(source) == place for source, target in graph.views[step]):
+        return [place]
+    found = []
+    for part, whole, byte in graph.windows[step]:
+        at = arena.place.get(whole if value == part else part)
+        if at is not None and value in (part, whole):
+            inner, outer = (place, at) if value == part else (at, place)
+            if inner[0] == outer[0] + byte >= outer[0] and inner[1] <= outer[1]:
+                found.append(inner)
+    return found
+
+
+def _gaps(start: int, stop: int, stretches: list[Stretch]) -> list[Stretch]:
+    """The bytes of ``[start, stop)`` in none of the stretches."""
+    gaps = []
+    for begin, end in [*sorted(stretches), (stop, stop)]:
+        if start < begin:
+            gaps.append((start, begin))
+        start = max(start, end)
+    return gaps
 
 
 def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], step: int) -> None:
@@ -149,31 +190,15 @@ def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], s
 
 
 def _check_collisions(
-    graph: Graph, offsets: Mapping[int, int], arena: _Arena, step: int, value: int, done: list[int]
+    graph: Graph, arena: _Arena, step: int, value: int, place: Stretch, changed: Stretch, done: list[int]
 ) -> None:
-    """An output may lie over an input of its own node only where the written list allows it, at the very same bytes."""
-    start, stop = offsets[value], offsets[value] + graph.sizes[value]
-    allowed = {
-        source
-        for source, target in (*graph.views[step], *graph.inplace[step])
-        if target == value and arena.place.get(source) == (start, stop)
-    }
-    shared = {owner for source in allowed for owner in _owners_at(arena, arena.place[source])}
-    for owners in arena.owners[arena.overlapping(start, stop)]:
-        for other in sorted(owners):
+    """Bytes change over an input of the node only where the written list allows it, at the very same place."""
+    allowed = {source for source, target in graph.inplace[step] if target == value and arena.place.get(source) == place}
+    for other in sorted(arena.owners_in(*changed)):
+        if other in done or (other in graph.reads[step] and other not in allowed):
             at = arena.place[other]
-            clash = other in done or (other in graph.reads[step] and other not in allowed)
-            if clash and not (other in shared and _is_view_pair(graph, step, allowed, value)):
-                raise VerificationError(
-                    f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[value]}' at "
-                    f"bytes [{start}, {stop}) over '{graph.values[other]}' at [{at[0]}, {at[1]}), which it "
-                    f"{'also writes' if other in done else 'reads'} at that step."
-                )
-
-
-def _owners_at(arena: _Arena, place: tuple[int, int]) -> set[int]:
-    return {owner for owners in arena.owners[arena.overlapping(*place)] for owner in owners}
-
-
-def _is_view_pair(graph: Graph, step: int, allowed: set[int], value: int) -> bool:
-    return any(source in allowed and target == value for source, target in graph.views[step])
+            raise VerificationError(
+                f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[value]}' at "
+                f"bytes [{place[0]}, {place[1]}) over '{graph.values[other]}' at [{at[0]}, {at[1]}), which it "
+                f"{'also writes' if other in done else 'reads'} at that step."
+            )

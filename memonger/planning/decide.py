@@ -263,4 +263,5 @@ def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solut
 
 
 def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:
-    return {value: layout.offsets[number] for value, number in enumerate(storage.of_value) if number >= 0}
+    places = zip(storage.of_value, storage.within, strict=True)
+    return {value: layout.offsets[number] + byte for value, (number, byte) in enumerate(places) if number >= 0}

@@ -88,6 +88,7 @@ class Family:
             sizes=tuple(all_sizes),
             workspace=self._line([graph.workspace for graph in graphs[-2:]], size),
             costs=tuple(cost * ratio for cost in last.graph.costs),
+            windows=(),  # as byte offsets they hold at one size: without them a little more is counted
         )
         (base,) = self._polynomial([(each.base,) for each in self.requests], size)
         return dataclasses.replace(last, graph=graph, base=base)

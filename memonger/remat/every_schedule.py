@@ -6,12 +6,14 @@ may have been the last, and every schedule goes one of these ways back to the em
 smallest is looked for, as Dijkstra's algorithm finds shortest ones (Pollack 1960, "The maximum capacity through a
 network"). What is found when the effort is spent is a bound, too: every way not ended leads through a set on the heap.
 
-Left out, which makes the bound smaller and never wrong: alignment, what must not run again, and the gaps of a layout.
+Left out, which makes the bound smaller and never wrong: alignment, what must not run again, the gaps of a layout, and
+the bytes of every value that may lie inside another.
 """
 
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing
@@ -52,7 +54,7 @@ class _Steps:
     """What each node reads and writes of the arena, views being what they are views of.
 
     Attributes:
-        sizes: Bytes of each value.
+        sizes: Bytes of each value; 0 of one that may lie inside another.
         root: For each value the one it is a view of, or itself; -1: it isn't in the arena.
         reads: Of each node, without what it writes.
         writes: Of each node, without views.
@@ -82,7 +84,10 @@ class _Steps:
         for pairs in graph.inplace if sharing.inplace else ():
             for source, target in pairs:
                 over[target].add(root[source])
-        return cls(graph.sizes, root, reads, writes, tuple(map(frozenset, over)), graph.producer)
+        sizes = list(graph.sizes)
+        for part, _, _ in chain.from_iterable(graph.windows if sharing.views else ()):
+            sizes[root[part]] = 0
+        return cls(sizes, root, reads, writes, tuple(map(frozenset, over)), graph.producer)
 
     def roots(self, values: Sequence[int]) -> Values:
         return frozenset(self.root[value] for value in values if self.root[value] >= 0)

@@ -303,7 +303,8 @@ def _first_held(plan: BasePlan, kinds: Sequence[int]) -> dict[str, int]:
     buffers, first = plan.storage.buffers, dict[int, int]()
     for _, value, storage in _written(plan):
         first.setdefault(storage, value)
-    spans = [(plan.offsets[v], plan.offsets[v] + buffers[s].size, kinds[v]) for s, v in first.items()]
+    begins = {s: plan.offsets[v] - plan.storage.within[v] for s, v in first.items()}
+    spans = [(begins[s], begins[s] + buffers[s].size, kinds[v]) for s, v in first.items()]
     edges = sorted({0, plan.arena_bytes, *(edge for begin, end, _ in spans for edge in (begin, end))})
     number = {edge: index for index, edge in enumerate(edges)}
     free = list(range(len(edges)))  # from each edge the way to the next one where the arena isn't anyone's yet

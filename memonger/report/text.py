@@ -81,10 +81,14 @@ def largest_table(plan: Plan, count: int = 8) -> Table:
     table = Table(title=title, title_justify="left")
     for name in ("value", "bytes", "offset", "steps"):
         table.add_column(name, justify="left" if name == "value" else "right")
-    first = {number: value for value, number in reversed(list(enumerate(storage.of_value))) if number >= 0}
+    filling = {
+        number: value
+        for value, number in reversed(list(enumerate(storage.of_value)))
+        if number >= 0 and graph.sizes[value] == storage.buffers[number].size
+    }
     alive = [buffer for buffer in storage.buffers if buffer.start <= worst < buffer.stop]
     for buffer in sorted(alive, key=lambda b: (-b.size, b.id))[:count]:
-        value = first[buffer.id]
+        value = filling[buffer.id]
         steps = f"{buffer.start} to {buffer.stop - 1}"
         table.add_row(graph.values[value], format_size(buffer.size), str(plan.offsets[value]), steps)
     return table

@@ -26,7 +26,7 @@ WEIGHT = "weight"
 KINDS = {
     KEPT: "kept for the backward pass",
     RECOMPUTED: "computed again",
-    SHARED: "several values in one place: views, or written over each other",
+    SHARED: "several values in one place: views, parts, or written over each other",
     COMPUTED: "any other value of the arena",
     WORKSPACE: "workspace: what a kernel takes while it runs",
     INPUT: "inputs of a run",
@@ -61,14 +61,14 @@ class Rectangle:
     """Bytes that are in use from one step to another.
 
     Attributes:
-        name: The value that is there first; of a workspace the node.
+        name: The value that is there first, of those as large; of a workspace the node.
         kind: One of `KINDS`.
         offset: First byte. Of the arena from 0; workspace, inputs and weights lie behind it, in this order.
         size: Bytes.
         start: The step that first writes it; 0 for inputs and weights.
         stop: One after the last step that needs it.
         shape: Type and shape, as ``float32[8,3]``; empty where unknown.
-        others: The other values at the same place, in the order they are written.
+        others: The other values at the same place, parts of it included, in the order they are written.
     """
 
     name: str
@@ -120,6 +120,7 @@ class View:
         found = []
         for buffer, values in zip(storage.buffers, members, strict=True):
             values.sort(key=lambda value: (graph.producer[value], value))
+            values.sort(key=lambda value: graph.sizes[value] < buffer.size)  # what fills it gives it its name
             names = [graph.values[value] for value in values]
             kind = _kind(names, not kept.isdisjoint(values))
             offset, shape = plan.offsets[values[0]], shapes.get(names[0], "")
@@ -206,6 +207,7 @@ def _without_recomputation(plan: Plan) -> Graph:
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[step] for step in once) for key in same}
     for key in ("views", "inplace", "ties"):
         changes[key] = tuple(tuple((first[a], b) for a, b in getattr(graph, key)[step]) for step in once)
+    changes["windows"] = tuple(tuple((first[a], first[b], at) for a, b, at in graph.windows[step]) for step in once)
     changes["reads"] = tuple(tuple(dict.fromkeys(first[v] for v in graph.reads[step])) for step in once)
     return replace(graph, **changes)
 
