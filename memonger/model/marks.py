@@ -40,12 +40,6 @@ A lowering may have a rule by that name, which writes it otherwise. Every loweri
 (`forget_composites`).
 """
 
-CHUNK = "memonger.chunk"
-"""On a copy of a node that runs on a slice of its values: the band, the stage, and the first and last element."""
-
-WINDOW = "memonger.window"
-"""On a Slice or Concat between chunks: what it cuts or joins may lie inside the whole."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DepthwiseWeight:

@@ -1,11 +1,12 @@
 """Chunks: which stretches of a model run on one slice of an axis after the other, and in how many slices.
 
-Where nodes are independent along an axis of their values (the batch; the rows of a transformer), running all of them on
-one slice and then on the next takes a fraction of the memory, and computes nothing twice. Values between two stages of a
-band exist in slices only: a few fine chunks where values are large, then one coarse chunk of what follows, depth first.
+Where nodes are independent along an axis of their values (the batch; the rows of a transformer), running all of them
+on one slice and then on the next takes a fraction of the memory, and computes nothing twice. Values between two stages
+of a band exist in slices only: a few fine chunks where values are large, then one coarse chunk of what follows, depth
+first.
 
-AutoChunk (Zhao et al. 2024) searches such regions in PyTorch's graphs, MCUNetV2 (Lin et al. 2021) runs the first
-layers of a CNN by patches of the image. Here the axis is one that needs no overlap, and the layout of the whole decides.
+AutoChunk (Zhao et al. 2024) searches such regions in PyTorch's graphs, MCUNetV2 (Lin et al. 2021) runs the first layers
+of a CNN by patches of the image. Here the axis needs no overlap, and the layout of the whole decides.
 """
 
 import dataclasses
@@ -173,13 +174,14 @@ class _Axis:
 def _along(job: _Job, seeds: Mapping[str, int]) -> _Axis:
     axes = axes_of(job.lowered.model, seeds)
     order, ranges = ranges_in_order(job.lowered.model, axes)
-    graph, lowered = (
-        schedule_graph(job.plain.graph, order),
-        dataclasses.replace(job.lowered, model=job.lowered.model.clone()),
-    )
-    schedule_model(lowered.model, order, graph)
+    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
+    schedule_model(model, order, graph)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
-    return _Axis(lowered, axes, tuple(_measured(graph, axes, begin, end) for begin, end in ranges))
+    return _Axis(
+        dataclasses.replace(job.lowered, model=model),
+        axes,
+        tuple(_measured(graph, axes, begin, end) for begin, end in ranges),
+    )
 
 
 def _axis_asked_for(job: _Job, axis: int) -> _Axis:
@@ -201,30 +203,33 @@ def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
 
 
 def slice_levels(size: int) -> list[tuple[int, ...]]:
-    """Bounds of slices, each level within those of the level before: from the whole to `MOST_SLICES` or single elements.
+    """Bounds of slices, each level within those of the one before: from the whole to `MOST_SLICES` or single elements.
 
     Slices are halved, or cut in three where that leaves equal ones; of a prime they differ by one.
     """
     levels: list[tuple[int, ...]] = [(0, size)]
     while size > 1 and len(levels[-1]) <= MOST_SLICES / 2 and len(levels[-1]) <= size:
         bounds = levels[-1]
-        widths = {b - a for a, b in zip(bounds, bounds[1:], strict=False)}
+        widths = {b - a for a, b in itertools.pairwise(bounds)}
         pieces = next((p for p in (2, 3) if all(width % p == 0 for width in widths)), 2)
-        finer = [a + (b - a) * i // pieces for a, b in zip(bounds, bounds[1:], strict=False) for i in range(pieces)]
+        finer = [a + (b - a) * i // pieces for a, b in itertools.pairwise(bounds) for i in range(pieces)]
         levels.append((*dict.fromkeys(finer), size))
     return levels
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Steps of a model that can run in slices, and what they need.
+    """Steps of a model that can run in slices, and what they need. Arrays have an element for each step.
 
     Attributes:
         begin: The first step.
         end: Behind the last one.
-        fixed: Bytes beside what is cut: what is read whole, or is joined for others.
-        cut: Bytes alive at each step that a slice has its share of.
-        crossing: Of these the bytes written before each step and read at it or later.
+        fixed: Bytes of what is read whole, at all steps.
+        cut: Bytes alive that a slice has its share of.
+        crossing: Of those alive, the bytes written before the step and read at it or later.
+        joined: Bytes alive that are joined for later steps or as outputs.
+        exits: Bytes of what the steps before this one write of that.
+        workspace: Bytes of workspace, of which a slice has its share, too.
     """
 
     begin: int
@@ -232,6 +237,27 @@ class _Range:
     fixed: int
     cut: np.ndarray
     crossing: np.ndarray
+    joined: np.ndarray
+    exits: np.ndarray
+    workspace: np.ndarray
+
+    def needed(self, step: int, end: int, slices: int, collected: float) -> float:
+        """About the bytes at a step of a band that ends there; of a step behind it, as it is.
+
+        Args:
+            step: A step of the range.
+            end: Where the band ends.
+            slices: Into how many slices the step is cut.
+            collected: Bytes of slices that are kept for coarser stages.
+        """
+        if slices == 1:
+            return float(self.fixed + self.cut[step - self.begin] + self.joined[step - self.begin])
+        return float(self.fixed + self.exits[end - self.begin] + collected + self.cut[step - self.begin] / slices)
+
+    def least(self, slices: int) -> float:
+        """About the bytes that the range needs with steps in so many slices, or as they are."""
+        steps = range(self.begin, self.end)
+        return max(min(self.needed(step, self.end, count, 0.0) for count in (1, slices)) for step in steps)
 
 
 @dataclass(slots=True)
@@ -287,49 +313,67 @@ def _split(blocks: list[_Block], values: set[ir.Value | None], nodes: Sequence[i
 
 
 def _measured(graph: Graph, axes: Axes, begin: int, end: int) -> _Range:
-    """What a range needs: a storage is cut if all of it is made and read within the range."""
-    storage = assign_storage(graph)
+    """What a range needs. A storage is cut if all of it is made and read within the range."""
+    storage, steps = assign_storage(graph), end - begin
     within = [begin <= buffer.start and buffer.stop <= end for buffer in storage.buffers]
     for value, number in enumerate(storage.of_value):
-        if number >= 0 and graph.values[value] not in axes.values:
+        if number >= 0 and (graph.values[value] not in axes.values or value in graph.outputs):
             within[number] = False
-    fixed, cut, crossing = 0, np.zeros(end - begin + 1), np.zeros(end - begin + 1)
+    cut, crossing, joined, exits = (np.zeros(steps + 1) for _ in range(4))
+    fixed = 0
     for buffer, is_cut in zip(storage.buffers, within, strict=True):
-        first, last = max(buffer.start, begin), min(buffer.stop, end)
-        if not is_cut:
-            fixed += buffer.size if first < last else 0
+        first, last = max(buffer.start, begin) - begin, min(buffer.stop, end) - begin
+        if first >= last:
             continue
-        cut[first - begin : last - begin] += buffer.size
-        crossing[first - begin + 1 : last - begin] += buffer.size
-    return _Range(begin, end, fixed, cut[:-1], crossing[:-1])
+        if is_cut:
+            cut[first:last] += buffer.size
+            crossing[first + 1 : last] += buffer.size
+        elif buffer.start >= begin:
+            joined[first:last] += buffer.size
+            exits[first + 1 :] += buffer.size
+        else:
+            fixed += buffer.size
+    return _Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float))
 
 
-def stages_for(part: _Range, slices: Sequence[int], most: float) -> list[tuple[int, int, int]]:
+def stages_for(part: _Range, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:
     """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
 
     From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
-    the step nearby before which fewest bytes cross, as those are collected for the coarser stage.
+    the step nearby before which fewest bytes cross, as those are collected for the coarser stage. Steps at the end that
+    fit as they are belong to no stage.
 
     Args:
         part: The range.
         slices: Number of slices of each level.
-        most: Bytes.
+        most: Bytes alive.
+        most_workspace: Bytes of workspace.
     """
-    level, stop, held = 0, part.end, float(part.fixed)
+
+    def fits(step: int, count: int) -> bool:
+        alive = part.needed(step, end, count, collected)
+        return alive <= most and bool(part.workspace[step - part.begin] / count <= most_workspace)
+
+    level, stop, end, collected = 0, part.end, part.end, 0.0
     found: list[tuple[int, int, int]] = []
     for step in reversed(range(part.begin, part.end)):
-        need = part.cut[step - part.begin]
-        if step >= stop or held + need / slices[level] <= most or level == len(slices) - 1:
+        if step >= stop or level == len(slices) - 1 or fits(step, slices[level]):
             continue
         here = stop
         if step + 1 < stop:
             here = step + 1 + int(part.crossing[step + 1 - part.begin : min(stop, step + NEAR) - part.begin].argmin())
+        if level:
             found.append((here, stop, level))
-            held += part.crossing[here - part.begin] / slices[level]
-        fits = (n for n in range(level + 1, len(slices)) if held + need / slices[n] <= most)
-        level, stop = next(fits, len(slices) - 1), here
-    found.append((part.begin, stop, level))
-    return found[::-1]
+            collected += part.crossing[here - part.begin] / slices[level]
+        else:
+            end = here
+            collected = part.crossing[here - part.begin]
+        finer = range(level + 1, len(slices))
+        level = next((n for n in finer if fits(step, slices[n])), len(slices) - 1)
+        stop = here
+    if level:
+        found.append((part.begin, stop, level))
+    return [one for one in reversed(found) if one[0] < one[1]]
 
 
 def chunkings(job: _Job, axis: _Axis, most_extra: float) -> list[Chunking]:
@@ -342,10 +386,13 @@ def chunkings(job: _Job, axis: _Axis, most_extra: float) -> list[Chunking]:
     """
     levels = slice_levels(axis.axes.size)
     slices = [len(bounds) - 1 for bounds in levels]
+    least = max((one.least(slices[-1]) for one in axis.ranges), default=0.0)
+    arena, workspace = job.plain.arena_bytes, max(job.plain.graph.workspace, default=0)
     seen: dict[tuple[Any, ...], None] = {}
     for step in range(1, STEPS * len(bin(slices[-1]))):
-        most = job.plain.arena_bytes / 2 ** (step / STEPS)
-        seen[tuple(tuple(stages_for(one, slices, most)) for one in axis.ranges)] = None
+        share = 2 ** (-step / STEPS)
+        ways = (stages_for(one, slices, max(least, arena * share), workspace * share) for one in axis.ranges)
+        seen[tuple(map(tuple, ways))] = None
     found = []
     for chosen in seen:
         more = sum((end - begin) * (slices[level] - 1) for stages in chosen for begin, end, level in stages)
@@ -376,7 +423,7 @@ def _bands(
 ) -> tuple[Band, ...]:
     return tuple(
         Band(axes.values, tuple(Stage(begin, end, levels[level]) for begin, end, level in stages))
-        for stages in map(_without_whole, chosen)
+        for stages in chosen
         if stages
     )
 
@@ -415,9 +462,3 @@ def _extra_seconds(before: ir.Model, after: ir.Model) -> float:
     marks = [node.metadata_props.get(CHUNK, "") for node in after.graph if WINDOW not in node.metadata_props]
     runs = sum(one != other for one, other in itertools.pairwise(["", *marks]))
     return more * LAUNCH_SECONDS + runs * RUN_SECONDS
-
-
-def _without_whole(stages: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The stages but those at the end that run as they did."""
-    last = max((n for n, (_, _, level) in enumerate(stages) if level), default=-1)
-    return list(stages[: last + 1])
