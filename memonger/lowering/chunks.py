@@ -446,20 +446,12 @@ def _copied(
         axis = answer.outputs[index]
         length = (end - begin) * state.scale(value, axis)
         outputs.append(state.writer.value(value, axis, length, _chunk_name(value.name, begin, end)))
-    attributes = list(node.attributes.values())
-    kind = node.op_type
-    target = _TARGETS.get((node.domain, kind))
-    dims = static_shape(outputs[0]) or ()
-    if kind == "Squeeze" and not node.domain and len(inputs) < 2 and "axes" not in node.attributes:
-        kind, inputs = "Reshape", [*inputs, None]  # without axes it would drop that of a slice of one element
-        target = 1
-    if target is not None and target < len(inputs) and (target == 1 or inputs[target] is not None):
-        inputs[target] = state.writer.integers(dims)
+    inputs, kind = _with_target(state.writer, node, inputs, static_shape(outputs[0]) or ())
     return ir.Node(
         node.domain,
         kind,
         inputs,
-        attributes,
+        list(node.attributes.values()),
         overload=node.overload,
         outputs=outputs,
         version=node.version,
@@ -469,5 +461,18 @@ def _copied(
     )
 
 
-_TARGETS = {("", "Reshape"): 1, ("", "Expand"): 1, ("", "Resize"): 3}
-"""By domain and type: the input that is the output's shape."""
+def _with_target(
+    writer: _Writer, node: ir.Node, inputs: list[ir.Value | None], dims: Sequence[int]
+) -> tuple[list[ir.Value | None], str]:
+    """The inputs and the type of a copy that writes this shape: some operators are told their output's."""
+    kind = node.op_type
+    if node.domain or kind not in ("Expand", "Reshape", "Resize", "Squeeze"):
+        return inputs, kind
+    if kind == "Squeeze":  # without axes it would drop that of a slice of one element
+        told = len(inputs) > 1 or "axes" in node.attributes
+        return (inputs, kind) if told else ([*inputs, writer.integers(dims)], "Reshape")
+    place = 3 if kind == "Resize" else 1
+    if place < len(inputs) and inputs[place] is not None:
+        axes = node.attributes.get_ints("axes") or range(len(dims))
+        inputs[place] = writer.integers([dims[axis] for axis in axes])
+    return inputs, kind

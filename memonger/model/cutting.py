@@ -160,7 +160,7 @@ class Cut:
         """
         for index, axis in self.axes.items():
             if index not in whole and inputs.get(index) != axis:
-                self.refuse(f"can't be cut where its input '{self._name(index)}' is cut along axis {axis}")
+                self.refuse(f"can't be cut where its input '{self.name(index)}' is cut along axis {axis}")
         present = {index: axis for index, axis in outputs.items() if index in self.outputs}
         for index, axis in inputs.items():
             self._check(self.dims(index), axis)
@@ -177,7 +177,8 @@ class Cut:
         if not 0 <= axis < len(dims) or dims[axis] % self.size:
             self.refuse(f"can't be cut along axis {axis} of {list(dims)} into {self.size} equal parts")
 
-    def _name(self, index: int) -> str:
+    def name(self, index: int) -> str:
+        """The name of an input."""
         value = self.node.inputs[index]
         return "" if value is None else str(value.name)
 

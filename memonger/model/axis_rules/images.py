@@ -13,17 +13,17 @@ def batch(cut: Cut, *inputs: int) -> Slicing:
 @axis_rule(
     "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization",
     "InstanceNormalization LRN LpPool SpaceToDepth Col2Im ConvInteger",
-    "com.microsoft::GroupNorm com.microsoft::NhwcMaxPool com.microsoft.nchwc::AveragePool",
+    "com.microsoft::NhwcMaxPool com.microsoft.nchwc::AveragePool",
     "com.microsoft.nchwc::GlobalAveragePool com.microsoft.nchwc::GlobalMaxPool com.microsoft.nchwc::MaxPool",
     "com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput com.microsoft.nchwc::Upsample",
-    "QLinearConv com.microsoft::QLinearAveragePool com.microsoft::QLinearConv",
-    "com.microsoft::QLinearGlobalAveragePool com.microsoft::QLinearConvTranspose",
+    "QLinearConv com.microsoft::QLinearAveragePool",
+    "com.microsoft::QLinearGlobalAveragePool",
 )
 def _images(cut: Cut) -> Slicing:
     return batch(cut, 0)
 
 
-@axis_rule("com.microsoft::FusedConv com.microsoft::NhwcFusedConv com.microsoft.nchwc::Conv")
+@axis_rule("com.microsoft::FusedConv com.microsoft.nchwc::Conv")
 def _added_to(cut: Cut) -> Slicing:
     """The fourth input is added to what the convolution gives."""
     return batch(cut, 0, 3)
@@ -44,12 +44,6 @@ def _deformed(cut: Cut) -> Slicing:
 @axis_rule("GridSample")
 def _grid_sample(cut: Cut) -> Slicing:
     return batch(cut, 0, 1)
-
-
-@axis_rule("com.microsoft::SkipGroupNorm")
-def _skip_group_norm(cut: Cut) -> Slicing:
-    is_batch = cut.has(3) and cut.dims(3)[0] == cut.dims(0)[0]
-    return batch(cut, 0, *([3] if is_batch else []))
 
 
 @axis_rule("Resize Upsample")

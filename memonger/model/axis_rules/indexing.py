@@ -27,7 +27,7 @@ def _gather_elements(cut: Cut) -> Slicing:
     return cut.all_along(axis, [0, 1])
 
 
-@axis_rule("GatherND com.microsoft::GatherND")
+@axis_rule("GatherND")
 def _gather_nd(cut: Cut) -> Slicing:
     """By a batch axis of both; by an axis of the indices; or by one of the data that the indices don't reach."""
     shared, rank = cut.integer("batch_dims", 0), len(cut.dims(1))

@@ -1,5 +1,6 @@
 """Products of matrices: rows of the left operand, columns of the right one, or whole products of a batch."""
 
+import math
 from dataclasses import dataclass
 
 from memonger.model.cutting import Cut, Slicing, axis_rule
@@ -46,21 +47,30 @@ def operand(cut: Cut, index: int, *, swapped: bool = False, first_is_row: bool =
     return Operand(index, tuple(order))
 
 
-def product(cut: Cut, a: Operand, b: Operand, *, scales: tuple[int, ...] = ()) -> Slicing:
+def product(
+    cut: Cut, a: Operand, b: Operand, *, of_rows: tuple[int, ...] = (), of_columns: tuple[int, ...] = ()
+) -> Slicing:
     """How the product of two operands is cut: along the first one's axis, if that is cut, with the second one whole.
 
-    Where both are a batch, both are cut. ``scales``: other inputs, which must hold one number.
+    Where both are a batch, both are cut.
+
+    Args:
+        cut: The node.
+        a: The left operand.
+        b: The right one.
+        of_rows: Inputs that hold one number, or one for each of the result's rows; where these are cut it must be one.
+        of_columns: Likewise of columns.
     """
-    for index in scales:
-        if cut.has(index) and len(cut.dims(index)) and cut.dims(index) != (1,):
-            cut.refuse(f"has '{cut.node.inputs[index].name}' for each row or column of an operand")  # type: ignore[union-attr]
     cut_one, other, summed = (a, b, -1) if a.index in cut.axes else (b, a, -2)
     if cut_one.index not in cut.axes:
         cut.refuse(f"has only settings that are cut, along axis {cut.axis}")
     axis = cut.axes[cut_one.index]
     role = cut_one.role(axis)
     if role == summed:
-        cut.refuse(f"sums over axis {axis} of '{cut.node.inputs[cut_one.index].name}'")  # type: ignore[union-attr]
+        cut.refuse(f"sums over axis {axis} of '{cut.name(cut_one.index)}'")
+    for index in of_columns if role == -1 else of_rows:
+        if cut.has(index) and math.prod(cut.dims(index)) != 1:
+            cut.refuse(f"has numbers in '{cut.name(index)}' for each part of axis {axis}")
     inputs = {cut_one.index: axis}
     aligned = other.axis(role) if role < -2 else -1
     if aligned >= 0 and cut.dims(other.index)[aligned] == cut.dims(cut_one.index)[axis]:
@@ -81,7 +91,7 @@ def _matmul(cut: Cut) -> Slicing:
     return product(cut, operand(cut, 0), operand(cut, 1))
 
 
-@axis_rule("com.microsoft::FusedMatMul com.microsoft::TransposeMatMul")
+@axis_rule("com.microsoft::FusedMatMul")
 def _fused_matmul(cut: Cut) -> Slicing:
     operands = (
         operand(
@@ -95,18 +105,22 @@ def _fused_matmul(cut: Cut) -> Slicing:
     return product(cut, *operands)
 
 
-@axis_rule("MatMulInteger com.microsoft::MatMulIntegerToFloat")
+@axis_rule("MatMulInteger")
 def _integers(cut: Cut) -> Slicing:
-    settings = (2, 3) if cut.node.domain == "" else (2, 3, 4, 5, 6)
-    return product(cut, operand(cut, 0), operand(cut, 1), scales=settings)
+    return product(cut, operand(cut, 0), operand(cut, 1), of_rows=(2,), of_columns=(3,))
 
 
-@axis_rule("QLinearMatMul com.microsoft::QLinearMatMul")
+@axis_rule("com.microsoft::MatMulIntegerToFloat")
+def _integers_to_float(cut: Cut) -> Slicing:
+    return product(cut, operand(cut, 0), operand(cut, 1), of_rows=(2, 4), of_columns=(3, 5, 6))
+
+
+@axis_rule("QLinearMatMul")
 def _quantized(cut: Cut) -> Slicing:
-    return product(cut, operand(cut, 0), operand(cut, 3), scales=(1, 2, 4, 5, 6, 7))
+    return product(cut, operand(cut, 0), operand(cut, 3), of_rows=(1, 2, 6, 7), of_columns=(4, 5, 6, 7))
 
 
-@axis_rule("com.microsoft::MatMulNBits com.microsoft::MatMulBnb4")
+@axis_rule("com.microsoft::MatMulNBits")
 def _packed_weight(cut: Cut) -> Slicing:
     """Packed weights at the right: what is cut are rows, of all the left operand's axes but the last."""
     if cut.axis == len(cut.dims(0)) - 1:

@@ -15,7 +15,7 @@ def _of_batch(cut: Cut, inputs: Mapping[int, int], outputs: Mapping[int, int], o
         if dims and dims[0] == length:
             found[index] = 0
         elif len(dims) == 1 and dims[0] > 1:
-            cut.refuse(f"has '{cut.node.inputs[index].name}' of {list(dims)}, and no rule cuts that")  # type: ignore[union-attr]
+            cut.refuse(f"has '{cut.name(index)}' of {list(dims)}, and no rule cuts that")
     if any(found.get(index) != axis for index, axis in cut.axes.items()):
         cut.refuse(f"relates the elements of a sequence, and can't be cut along axis {cut.axis}: along the batch alone")
     return cut.along(found, outputs)
