@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -11,6 +12,8 @@ from memonger.model import axis_rules as axis_rules
 from memonger.model.cutting import RULES, Cut, Refusal, RefusedError, Slicing, sentence
 from memonger.model.operators import facts
 from memonger.model.values import all_values, static_shape, subgraphs
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,13 @@ def _draws(cut: Cut) -> bool:
     return cut.opset >= 12 and cut.has(2) and bool(cut.constant(2).any())
 
 
-def axes_of(model: ir.Model, seeds: Mapping[str, int]) -> Axes:
+def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str] = _NONE) -> Axes:
     """How a model's nodes can be cut, if some of its values are. Nothing is inferred: values need static shapes.
 
     Args:
         model: A lowered model.
         seeds: Axis, counted from 0, of values by name: of inputs, or of what nodes write.
+        refused: Nodes by name that aren't to be cut, and why. What reads them may be.
 
     Raises:
         PlanError: no such value, or no such axis of it.
@@ -84,6 +88,8 @@ def axes_of(model: ir.Model, seeds: Mapping[str, int]) -> Axes:
         if isinstance(answer, Slicing):
             for index, axis in answer.outputs.items():
                 axis_of.setdefault(node.outputs[index], axis)
+            if str(node.name) in refused:
+                answer = sentence(node, refused[str(node.name)])
         found.append(answer)
     return Axes(size, tuple(found), {str(value.name): axis for value, axis in axis_of.items()})
 

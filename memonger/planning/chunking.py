@@ -34,6 +34,7 @@ from memonger.model.values import static_shape, subgraphs
 from memonger.plan import graph_of
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
+from memonger.planning.slice_check import SliceCheck
 from memonger.remat import Request
 from memonger.words import option
 
@@ -51,6 +52,9 @@ STEPS = 4
 
 WORTH = 0.95
 """Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
+
+ROUNDS = 4
+"""Searches, each without the nodes that gave other bits in the one before."""
 
 NEXT_TO = 1.25
 """Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
@@ -75,6 +79,8 @@ class Chunking:
         request: What is asked of it: its graph.
         solution: Its layout.
         extra: Estimated seconds beyond those of the model as it was.
+        axis: The model as it was, ordered for the axis that it is cut along.
+        notes: What the user should know.
     """
 
     bands: tuple[Band, ...]
@@ -82,6 +88,8 @@ class Chunking:
     request: Request
     solution: Solution
     extra: float
+    axis: "_Axis"
+    notes: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -109,17 +117,58 @@ def choose(lowered: Lowered, request: Request, options: Options, device: Device,
     if why_not or options.chunks == "off":
         return None
     plain = decide(dataclasses.replace(request, budget=None), "none", options.order)
-    room = math.inf if request.budget is None else request.budget - request.base
-    if asked is None and request.budget is not None and plain.total_bytes <= room:
+    if asked is None and request.budget is not None and request.base + plain.total_bytes <= request.budget:
         return None
     ordered = dataclasses.replace(lowered, model=lowered.model.clone())
     schedule_model(ordered.model, plain.schedule, plain.graph)
-    job = _Job(ordered, request, plain, device)
+    job, check = _Job(ordered, request, plain, device), SliceCheck(options.threads)
+    refused: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        way = _way(job, options, batch, refused)
+        different = _different(way, check) if way is not None else {}
+        if way is None or not different or options.allow_rounding:
+            return None if way is None else dataclasses.replace(way, notes=_said(different))
+        refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
+    return None
+
+
+def _way(job: "_Job", options: Options, batch: int | None, refused: Mapping[str, str]) -> "Chunking | None":
+    """The way that the options ask for, if these nodes run as they are."""
+    asked, budget = options.axis_and_chunks, job.request.budget
     if asked is not None:
-        return in_slices(job, _axis_asked_for(job, asked[0]), asked[1])
-    most = options.max_overhead * math.fsum(plain.graph.costs) if request.budget is None else math.inf
-    ways = [way for seeds in seeds_of(ordered.model, batch) for way in chunkings(job, _along(job, seeds), most)]
-    return _best(ways, WORTH * plain.total_bytes) if request.budget is None else _cheapest(ways, room)
+        return in_slices(job, _axis_asked_for(job, asked[0], refused), asked[1])
+    most = options.max_overhead * math.fsum(job.plain.graph.costs) if budget is None else math.inf
+    axes = [_along(job, seeds, refused) for seeds in seeds_of(job.lowered.model, batch)]
+    ways = [way for axis in axes for way in chunkings(job, axis, most)]
+    return _best(ways, WORTH * job.plain.total_bytes) if budget is None else _cheapest(ways, budget - job.request.base)
+
+
+def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
+    """The nodes that give other bits on slices, and by how much."""
+    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
+    for node in way.lowered.model.graph:
+        found = _NAME.match(str(node.name))
+        if CHUNK in node.metadata_props and found is not None:
+            copies.setdefault(found[1], []).append((node, int(found[2]), int(found[3])))
+    found_different = {}
+    for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
+        if str(node.name) not in copies or not isinstance(how, Slicing):
+            continue
+        whole, own = (way.axis.lowered.model, node), copies[str(node.name)]
+        difference = check.difference(whole, how, way.lowered.model, own, way.axis.axes.size)
+        if difference:
+            found_different[str(node.name)] = difference
+    return found_different
+
+
+def _said(different: Mapping[str, float]) -> tuple[str, ...]:
+    """What to tell of nodes that give other bits in chunks, as was allowed."""
+    if not different:
+        return ()
+    name, most = max(different.items(), key=lambda one: one[1])
+    return (
+        f"{len(different)} nodes give other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",
+    )
 
 
 def _best(ways: Sequence[Chunking], most: float) -> Chunking | None:
@@ -171,8 +220,8 @@ class _Axis:
     ranges: tuple["_Range", ...]
 
 
-def _along(job: _Job, seeds: Mapping[str, int]) -> _Axis:
-    axes = axes_of(job.lowered.model, seeds)
+def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _Axis:
+    axes = axes_of(job.lowered.model, seeds, refused)
     order, ranges = ranges_in_order(job.lowered.model, axes)
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
     schedule_model(model, order, graph)
@@ -184,12 +233,12 @@ def _along(job: _Job, seeds: Mapping[str, int]) -> _Axis:
     )
 
 
-def _axis_asked_for(job: _Job, axis: int) -> _Axis:
+def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
     sizes = {str(v.name): (static_shape(v) or ())[axis : axis + 1] for v in job.lowered.model.graph.inputs}
     most = max((size for (size,) in filter(None, sizes.values())), default=1)
     if most < 2:
         raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
-    return _along(job, {name: axis for name, size in sizes.items() if size == (most,)})
+    return _along(job, {name: axis for name, size in sizes.items() if size == (most,)}, refused)
 
 
 def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
@@ -434,7 +483,9 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     assert made.calibration is not None
     graph = graph_of(made.model, None, made.calibration.seconds, made.calibration.workspace, (), job.device)
     asked = dataclasses.replace(job.request, graph=graph, budget=None, stages={}, forced={}, parts=frozenset())
-    return Chunking(bands, made, asked, decide(asked, "none", "file"), _extra_seconds(axis.lowered.model, made.model))
+    return Chunking(
+        bands, made, asked, decide(asked, "none", "file"), _extra_seconds(axis.lowered.model, made.model), axis
+    )
 
 
 _NAME = re.compile(r"^(.*)\.chunk(\d+)_(\d+)(?:#\d+)?$", re.DOTALL)

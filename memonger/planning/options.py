@@ -162,7 +162,7 @@ class Options:
         found = _CHUNKS.fullmatch(str(self.chunks))
         if found is None or isinstance(self.chunks, bool) or (found[3] and not 2 <= int(found[3]) <= MOST_BATCH):
             raise PlanError(
-                f"chunks must be 'auto', 'off', a number from 2 on, or that with an axis, as '1:8', not {self.chunks!r}."
+                f"chunks must be 'auto', 'off', a number from 2 on, or one with an axis ('1:8'), not {self.chunks!r}."
             )
         return (int(found[2] or 0), int(found[3])) if found[3] else None
 

@@ -312,7 +312,9 @@ def in_chunks(job: Job) -> Job:
         return job
     request = dataclasses.replace(found.request, budget=job.request.budget)
     options = dataclasses.replace(job.options, order="file")
-    return dataclasses.replace(job, lowered=found.lowered, request=request, options=options)
+    return dataclasses.replace(
+        job, lowered=found.lowered, request=request, options=options, notes=(*job.notes, *found.notes)
+    )
 
 
 def solve(job: Job) -> Solution:

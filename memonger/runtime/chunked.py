@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import SessionError
+from memonger.model.extract import extract
 from memonger.model.marks import CHUNK
 from memonger.model.parts import Part, parts_of
 from memonger.model.values import static_shape, subgraphs
@@ -74,12 +75,16 @@ class Chunks:
     Attributes:
         program: Of the whole plan.
         steps: What runs, in order.
-        engines: The sessions.
+        groups: Of each session a model, and what of the plan its first stretch is.
     """
 
     program: Program
     steps: tuple[Stretch | Copied, ...]
-    engines: tuple[Engine, ...]
+    groups: tuple[Group, ...]
+
+    def nodes_of(self, engine: int) -> Iterator[tuple[str, ...]]:
+        """Of each stretch that runs in a session the names of its nodes in the plan."""
+        return (s.program.order for s in self.steps if isinstance(s, Stretch) and s.engine == engine)
 
 
 def is_chunked(plan: Plan) -> bool:
@@ -90,13 +95,8 @@ def is_chunked(plan: Plan) -> bool:
     return not any(value.name in graph.initializers for value in graph.inputs)
 
 
-def cut_up(plan: Plan, make_engine: Callable[[Group], Engine]) -> Chunks:
-    """Cut a plan that is chunked into stretches, with a session for each structure.
-
-    Args:
-        plan: Verified by the caller.
-        make_engine: Makes a session of a model.
-    """
+def cut_up(plan: Plan) -> Chunks:
+    """Cut a plan that is chunked into stretches; those of one structure are to share a session."""
     program = program_of(plan)
     cutter, steps = _Cutter(plan, program), list[Stretch | Copied]()
     for mark, nodes in groupby(plan.model.graph, cutter.mark_of):
@@ -104,9 +104,7 @@ def cut_up(plan: Plan, make_engine: Callable[[Group], Engine]) -> Chunks:
             steps += [copied for node in nodes for copied in cutter.copied(node)]
         else:
             steps.append(cutter.stretch(list(nodes)))
-    engines = tuple(make_engine(group) for group in cutter.groups)
-    engines[-1].reserve()
-    return Chunks(program, tuple(steps), engines)
+    return Chunks(program, tuple(steps), tuple(cutter.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,23 +209,9 @@ class _Cutter:
 
     def _group(self, nodes: Sequence[ir.Node], values: _Values) -> Group:
         """A model of these nodes alone."""
-        made = {v: _alike(v) for v in (*values.outer, *values.inner)}
-        weights = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in made)
-        made |= {v: _alike(v) for v in weights}
-        copies = [
-            ir.Node(
-                node.domain, node.op_type, [None if v is None else made[v] for v in node.inputs],
-                node.attributes.values(), outputs=[made[v] for v in node.outputs], name=node.name, version=node.version,
-            )
-            for node in nodes
-        ]  # fmt: skip
-        exposed = [made[v] for v in values.inner if v.name in self._tensors or v in values.kept]
-        graph = ir.Graph(
-            [made[v] for v in values.outer], exposed, nodes=copies, initializers=[made[v] for v in weights],
-            name=self._model.graph.name, opset_imports=dict(self._model.opset_imports),
-        )  # fmt: skip
+        exposed = (v for v in values.inner if v.name in self._tensors or v in values.kept)
         program = self._program(nodes, values, {v: str(v.name) for v in (*values.outer, *values.inner)})
-        return Group(ir.Model(graph, ir_version=self._model.ir_version or 10), (0,), (program,))
+        return Group(extract(self._model, nodes, values.outer, exposed), (0,), (program,))
 
     def _program(self, nodes: Sequence[ir.Node], values: _Values, name_of: Mapping[ir.Value, str]) -> Program:
         """What of the plan's program is theirs, under a session's names."""
@@ -244,22 +228,19 @@ class _Cutter:
         )
 
 
-def _alike(value: ir.Value) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-
-
 class ChunkedBinding:
     """A plan with chunks bound to addresses, ready to run: what `Binding` is to a plan that runs in one session.
 
     Args:
         chunks: The plan.
+        engines: Its sessions.
         arena: Where planned values lie, on the host.
     """
 
-    def __init__(self, chunks: Chunks, arena: Arena) -> None:
+    def __init__(self, chunks: Chunks, engines: Sequence[Engine], arena: Arena) -> None:
         self.program, self.arena, self._held = chunks.program, arena, dict[str, Any]()
         self._planned = {tensor.name: tensor for tensor in chunks.program.planned}
-        self._steps = [self._step(step, chunks.engines) for step in chunks.steps]
+        self._steps = [self._step(step, engines) for step in chunks.steps]
 
     def _step(self, step: Stretch | Copied, engines: Sequence[Engine]) -> Callable[[feeding.Feeds], None]:
         if isinstance(step, Copied):

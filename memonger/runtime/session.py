@@ -265,8 +265,10 @@ def _runners(
     found: dict[int, _Runner] = {}
     plain = [index for index, plan in enumerate(plans) if not (device.is_host and is_chunked(plan))]
     for index in sorted(set(range(len(plans))) - set(plain)):
-        chunks = cut_up(plans[index], lambda group: make_engine(group, True))
-        found[index] = _Runner(chunks.program, chunks.engines, partial(_bound_in_chunks, chunks))
+        chunks = cut_up(plans[index])
+        engines = tuple(make_engine(group, True) for group in chunks.groups)
+        engines[-1].reserve()
+        found[index] = _Runner(chunks.program, engines, partial(_bound_in_chunks, chunks, engines))
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -274,8 +276,10 @@ def _runners(
     return tuple(found[index] for index in range(len(plans)))
 
 
-def _bound_in_chunks(chunks: Chunks, arena: Arena, inputs_at: Arena | None) -> ChunkedBinding:
-    return ChunkedBinding(chunks, arena)
+def _bound_in_chunks(
+    chunks: Chunks, engines: tuple[Engine, ...], arena: Arena, inputs_at: Arena | None
+) -> ChunkedBinding:
+    return ChunkedBinding(chunks, engines, arena)
 
 
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:
