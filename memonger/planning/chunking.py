@@ -25,10 +25,12 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage
 from memonger.graph.schedule import schedule_graph, schedule_model
+from memonger.lowering import calibrate
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
+from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, WINDOW
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import graph_of
@@ -123,24 +125,69 @@ def choose(lowered: Lowered, request: Request, options: Options, device: Device,
     schedule_model(ordered.model, plain.schedule, plain.graph)
     job, check = _Job(ordered, request, plain, device), SliceCheck(options.threads)
     refused: dict[str, str] = {}
+    room = math.inf if request.budget is None else float(request.budget - request.base)
     for _ in range(ROUNDS):
-        way = _way(job, options, batch, refused)
-        different = _different(way, check) if way is not None else {}
-        if way is None or not different or options.allow_rounding:
-            return None if way is None else dataclasses.replace(way, notes=_said(different))
-        refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
+        way = _way(job, options, batch, refused, room)
+        if way is None:
+            return None
+        different = _different(way, check)
+        if different and not options.allow_rounding:
+            refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
+            continue
+        measured = dataclasses.replace(_with_workspace(way, options.threads), notes=_said(different))
+        if measured.total <= room or measured.total <= way.total:
+            return measured
+        room -= measured.total - room
     return None
 
 
-def _way(job: "_Job", options: Options, batch: int | None, refused: Mapping[str, str]) -> "Chunking | None":
-    """The way that the options ask for, if these nodes run as they are."""
-    asked, budget = options.axis_and_chunks, job.request.budget
+def _way(
+    job: "_Job", options: Options, batch: int | None, refused: Mapping[str, str], room: float
+) -> "Chunking | None":
+    """The way that the options ask for, if these nodes run as they are; without a budget the room is infinite."""
+    asked = options.axis_and_chunks
     if asked is not None:
         return in_slices(job, _axis_asked_for(job, asked[0], refused), asked[1])
-    most = options.max_overhead * math.fsum(job.plain.graph.costs) if budget is None else math.inf
+    most = options.max_overhead * math.fsum(job.plain.graph.costs) if room == math.inf else math.inf
     axes = [_along(job, seeds, refused) for seeds in seeds_of(job.lowered.model, batch)]
     ways = [way for axis in axes for way in chunkings(job, axis, most)]
-    return _best(ways, WORTH * job.plain.total_bytes) if budget is None else _cheapest(ways, budget - job.request.base)
+    return _best(ways, WORTH * job.plain.total_bytes) if room == math.inf else _cheapest(ways, room)
+
+
+def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
+    """The same with the workspace measured: of one chunk of each stage and length, alone, on random inputs."""
+    model, calibration = way.lowered.model, way.lowered.calibration
+    assert calibration is not None
+    workspace, known = dict(calibration.workspace or {}), dict[Any, Mapping[str, int] | None]()
+    for mark, group in itertools.groupby(model.graph, lambda node: node.metadata_props.get(CHUNK, "")):
+        nodes = list(group)
+        if not mark:
+            continue
+        band, stage, begin, end = mark.split(".")
+        key = band, stage, int(end) - int(begin), len(nodes)
+        if key not in known:
+            seen = calibrate.measured(_alone(model, nodes), threads)
+            known[key] = seen if seen is None else {str(n): seen.get(str(node.name), 0) for n, node in enumerate(nodes)}
+        found = known[key]
+        if found is not None:
+            workspace.update((str(node.name), found[str(number)]) for number, node in enumerate(nodes))
+    workspace = {name: size for name, size in workspace.items() if size}
+    graph = dataclasses.replace(
+        way.request.graph, workspace=tuple(workspace.get(name, 0) for name in way.request.graph.nodes)
+    )
+    return dataclasses.replace(
+        way,
+        lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
+        request=dataclasses.replace(way.request, graph=graph),
+        solution=dataclasses.replace(way.solution, graph=graph),
+    )
+
+
+def _alone(model: ir.Model, nodes: Sequence[ir.Node]) -> ir.Model:
+    """These nodes as a model: what they read of others is its input, all that they write its output."""
+    inner = dict.fromkeys(v for node in nodes for v in node.outputs if v.name)
+    read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in inner)
+    return extract(model, nodes, (v for v in read if v.producer() is not None or v.is_graph_input()), inner)
 
 
 def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
