@@ -10,7 +10,7 @@ The result is a plain model that any runtime runs; its order of nodes is the sch
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -81,6 +81,7 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     nodes = list(copy.graph)
     _check_bands(bands, len(nodes))
     writer = _Writer(copy)
+    _check_names(bands, {str(v.name) for v in all_values(copy.graph)})
     start = 0
     for number, band in enumerate(bands):
         writer.order += nodes[start : band.stages[0].begin]
@@ -177,6 +178,13 @@ def _check_bands(bands: Sequence[Band], count: int) -> None:
                 raise PlanError(f"{where} is nodes {stage.begin} to {stage.end}, of a model with {count}.")
             _check_bounds(where, stage.slices, band.size if band.stages[-1].slices else 0)
             reached = stage.end
+
+
+def _check_names(bands: Sequence[Band], names: Collection[str]) -> None:
+    for number, band in enumerate(bands):
+        unknown = next((name for name in band.axes if name not in names), None)
+        if unknown is not None:
+            raise PlanError(f"band {number} cuts '{unknown}', and the model has no such value.")
 
 
 def _check_bounds(where: str, bounds: tuple[int, ...], size: int) -> None:
@@ -392,8 +400,9 @@ def _answers(state: _Band, nodes: list[ir.Node]) -> Mapping[ir.Node, Slicing]:
     """The nodes of a band that are copied, and how they are cut."""
     walk, given = _Walk(), state.band.axes
     for node in nodes:
-        for value in (v for v in node.inputs if v is not None and str(v.name) in given):
-            state.axis_of.setdefault(value, given[str(value.name)])
+        for value in (v for v in node.inputs if v is not None and str(v.name) in given and v not in state.axis_of):
+            state.axis_of[value] = given[str(value.name)]
+            state.scale(value, state.axis_of[value])
         axes = {i: state.axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in state.axis_of}
         answer = slicing(node, axes, state.band.size) if axes else None
         walk.add(node, answer)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.model import axis_rules as axis_rules
+from memonger.model import axis_rules as axis_rules  # registers them
 from memonger.model.cutting import RULES, Cut, Refusal, RefusedError, Slicing, sentence
 from memonger.model.operators import facts
 from memonger.model.values import all_values, static_shape, subgraphs

@@ -162,6 +162,8 @@ class Cut:
             if index not in whole and inputs.get(index) != axis:
                 self.refuse(f"can't be cut where its input '{self.name(index)}' is cut along axis {axis}")
         present = {index: axis for index, axis in outputs.items() if index in self.outputs}
+        if len(present) < len(self.outputs):
+            self.refuse(f"has an output that nobody knows how to cut; its input is cut along axis {self.axis}")
         for index, axis in inputs.items():
             self._check(self.dims(index), axis)
         for index, axis in present.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -51,6 +52,11 @@ class Case:
         return set(map(int, parts[index])) if index < len(parts) else set()
 
 
+def _each(names: str, inputs: Arrays, axes: str, domain: str = "", **others: Any) -> Iterator[Case]:
+    """The same for several operators."""
+    return (Case(op, inputs, axes, domain, **others) for op in names.split())
+
+
 def normal(*dims: int) -> np.ndarray:
     return _RANDOM.standard_normal(dims).astype(np.float32)
 
@@ -73,28 +79,33 @@ def ints(*numbers: int) -> np.ndarray:
 
 def _pointwise() -> Iterator[Case]:
     vectors = "kernels compute vectors of elements, and what remains of them, in two ways"
-    for op in "Abs Ceil Floor HardSigmoid HardSwish LeakyRelu Neg Relu Round Sign Identity IsNaN Shrink".split():
-        yield Case(op, [normal(4, 3)], "01")
-    for op in "Atan Celu Cos Elu Erf Exp Gelu Mish Selu Sigmoid Sin Softplus Softsign Tan Tanh".split():
-        yield Case(op, [normal(4, 3)], "01", rounded=vectors)
-    for op in "Acosh Asinh Cosh IsInf Reciprocal Sinh Sqrt ThresholdedRelu".split():
-        yield Case(op, [1 + positive(4, 3)], "01", rounded=vectors)
-    for op in "Acos Asin Atanh Log".split():
-        yield Case(op, [positive(4, 3) / 2], "01", rounded=vectors)
-    for op in "Add Sub Mul Div Min Max Equal Greater GreaterOrEqual Less LessOrEqual".split():
-        yield Case(op, [normal(4, 1, 5), normal(3, 5)], "02/01")
+    yield from _each(
+        "Abs Ceil Floor HardSigmoid HardSwish LeakyRelu Neg Relu Round Sign Identity IsNaN Shrink", [normal(4, 3)], "01"
+    )
+    yield from _each(
+        "Atan Celu Cos Elu Erf Exp Gelu Mish Selu Sigmoid Sin Softplus Softsign Tan Tanh",
+        [normal(4, 3)],
+        "01",
+        rounded=vectors,
+    )
+    yield from _each(
+        "Acosh Asinh Cosh IsInf Reciprocal Sinh Sqrt ThresholdedRelu", [1 + positive(4, 3)], "01", rounded=vectors
+    )
+    yield from _each("Acos Asin Atanh Log", [positive(4, 3) / 2], "01", rounded=vectors)
+    yield from _each(
+        "Add Sub Mul Div Min Max Equal Greater GreaterOrEqual Less LessOrEqual",
+        [normal(4, 1, 5), normal(3, 5)],
+        "02/01",
+    )
     yield Case("Pow", [positive(4, 3), positive(3)], "01/0", rounded=vectors)
     yield Case("Mod", [below(9, 4, 3), 1 + below(5, 4, 1)], "01/0")
     yield Case("PRelu", [normal(4, 3, 5), normal(3, 1)], "012/0")
     yield Case("Add", [normal(4, 3, 5), normal(1, 3, 5)], "012", constants=(1,))
     yield Case("Max", [normal(4, 3), normal(3), normal(4, 1)], "01/0/0")
-    for op in "Sum Mean".split():
-        yield Case(op, [normal(4, 3), normal(3), normal(4, 1)], "01/0/0")
-    for op in "And Or Xor".split():
-        yield Case(op, [flags(4, 3), flags(4, 3)], "01/01")
+    yield from _each("Sum Mean", [normal(4, 3), normal(3), normal(4, 1)], "01/0/0")
+    yield from _each("And Or Xor", [flags(4, 3), flags(4, 3)], "01/01")
     yield Case("Not", [flags(4, 3)], "01")
-    for op in "BitwiseAnd BitwiseOr BitwiseXor".split():
-        yield Case(op, [below(9, 4, 3), below(9, 3)], "01/0")
+    yield from _each("BitwiseAnd BitwiseOr BitwiseXor", [below(9, 4, 3), below(9, 3)], "01/0")
     yield Case("BitwiseNot", [below(9, 4, 3)], "01")
     yield Case(
         "BitShift",
@@ -109,10 +120,8 @@ def _pointwise() -> Iterator[Case]:
     yield Case("Where", [flags(4, 1), normal(4, 3), normal(3)], "0/01/0")
     yield Case("Dropout", [normal(4, 3)], "01", outputs=(0, 1))
     yield Case("Expand", [normal(4, 1, 3), ints(2, 4, 5, 3)], "02", constants=(1,))
-    for op in "Gelu QuickGelu".split():
-        yield Case(op, [normal(4, 3)], "01", MS, rounded=vectors)
-    for op in "FastGelu BiasGelu".split():
-        yield Case(op, [normal(4, 3), normal(3)], "01/0", MS, rounded=vectors)
+    yield from _each("Gelu QuickGelu", [normal(4, 3)], "01", MS, rounded=vectors)
+    yield from _each("FastGelu BiasGelu", [normal(4, 3), normal(3)], "01/0", MS, rounded=vectors)
     yield Case("Binarizer", [normal(4, 3)], "01", ML)
     channels = [normal(3), normal(3), normal(3), positive(3)]
     yield Case("BatchNormalization", [normal(4, 3, 5, 2), *channels], "0123")
@@ -131,10 +140,10 @@ def _quantized() -> Iterator[Case]:
     blocks = positive(4, 3, 2)
     yield Case("DequantizeLinear", [x, blocks], "01/01", opset=21, attributes={"axis": 2, "block_size": 3})
     scale = [np.float32(0.1), zero]
-    for op in "QLinearAdd QLinearMul".split():
-        yield Case(op, [x, *scale, x[:1], *scale, *scale], "012///12", MS, constants=(1, 2, 4, 5, 6, 7))
-    for op in "QLinearSigmoid QLinearLeakyRelu".split():
-        yield Case(op, [x, *scale, *scale], "012", MS, constants=(1, 2, 3, 4))
+    yield from _each(
+        "QLinearAdd QLinearMul", [x, *scale, x[:1], *scale, *scale], "012///12", MS, constants=(1, 2, 4, 5, 6, 7)
+    )
+    yield from _each("QLinearSigmoid QLinearLeakyRelu", [x, *scale, *scale], "012", MS, constants=(1, 2, 3, 4))
     yield Case("QLinearSoftmax", [x, *scale, *scale], "01", MS, attributes={"opset": 13}, constants=(1, 2, 3, 4))
 
 
@@ -144,13 +153,10 @@ def _images() -> Iterator[Case]:
     yield Case("Conv", [x, normal(4, 1, 3, 3)], "0", attributes={"group": 4})
     yield Case("ConvTranspose", [x, normal(4, 3, 3, 3)], "0", attributes={"strides": [2, 2]})
     yield Case("ConvInteger", [below(9, 5, 4, 6, 7, dtype="uint8"), below(9, 3, 4, 3, 3, dtype="uint8")], "0")
-    for op in "AveragePool MaxPool LpPool".split():
-        yield Case(op, [x], "0", attributes={"kernel_shape": [3, 2]})
+    yield from _each("AveragePool MaxPool LpPool", [x], "0", attributes={"kernel_shape": [3, 2]})
     yield Case("MaxPool", [x], "", attributes={"kernel_shape": [3, 2]}, outputs=(0, 1))
-    for op in "GlobalAveragePool GlobalMaxPool GlobalLpPool".split():
-        yield Case(op, [x], "0")
-    for op in "DepthToSpace SpaceToDepth".split():
-        yield Case(op, [normal(5, 4, 6, 8)], "0", attributes={"blocksize": 2})
+    yield from _each("GlobalAveragePool GlobalMaxPool GlobalLpPool", [x], "0")
+    yield from _each("DepthToSpace SpaceToDepth", [normal(5, 4, 6, 8)], "0", attributes={"blocksize": 2})
     yield Case("InstanceNormalization", [x, normal(4), normal(4)], "0")
     yield Case("GroupNormalization", [x, normal(4), normal(4)], "0", opset=21, attributes={"num_groups": 2})
     yield Case("LRN", [x], "0", attributes={"size": 3})
@@ -168,10 +174,8 @@ def _images() -> Iterator[Case]:
     yield Case("ReorderInput", [x], "0", NCHWC)
     yield Case("ReorderOutput", [blocked], "0", NCHWC, attributes={"channels": 12})
     yield Case("Conv", [blocked, kernel, normal(16), blocked], "0///0", NCHWC, attributes=relu, constants=(1, 2))
-    for op in "MaxPool AveragePool".split():
-        yield Case(op, [blocked], "0", NCHWC, attributes={"kernel_shape": [3, 2]})
-    for op in "GlobalAveragePool GlobalMaxPool".split():
-        yield Case(op, [blocked], "0", NCHWC)
+    yield from _each("MaxPool AveragePool", [blocked], "0", NCHWC, attributes={"kernel_shape": [3, 2]})
+    yield from _each("GlobalAveragePool GlobalMaxPool", [blocked], "0", NCHWC)
     yield Case("Upsample", [blocked], "0", NCHWC, attributes={"scales": [1, 1, 2, 2]})
     u8, scale = below(200, 5, 4, 6, 7, dtype="uint8"), [np.float32(0.1), np.uint8(3)]
     weight = below(9, 3, 4, 3, 3, dtype="uint8")
@@ -181,6 +185,8 @@ def _images() -> Iterator[Case]:
     yield Case("QLinearAveragePool", [u8, *scale, *scale], "0", MS, attributes=pool, constants=(1, 2, 3, 4))
     yield Case("NhwcMaxPool", [u8], "0", MS, attributes=pool)
 
+
+_SUMS = "kernels add up in another order where fewer rows are reduced"
 
 _PRODUCT = "kernels take other paths for few rows or columns"
 
@@ -235,9 +241,8 @@ def _products() -> Iterator[Case]:
 
 def _reductions() -> Iterator[Case]:
     x = normal(4, 3, 5)
-    for op in "Softmax LogSoftmax Hardmax".split():
-        yield Case(op, [x], "02", attributes={"axis": 1})
-        yield Case(op, [x], "0", opset=11)
+    yield from _each("Softmax LogSoftmax Hardmax", [x], "02", attributes={"axis": 1})
+    yield from _each("Softmax LogSoftmax Hardmax", [x], "0", opset=11)
     scale = [normal(5), normal(5)]
     yield Case("LayerNormalization", [x, *scale], "01", outputs=(0, 1, 2))
     yield Case("LayerNormalization", [x, normal(3, 5)], "0", attributes={"axis": 1})
@@ -248,16 +253,16 @@ def _reductions() -> Iterator[Case]:
     yield Case("SkipSimplifiedLayerNormalization", [x, x, normal(5)], "01/01", MS, outputs=(0, 3))
     yield Case("LpNormalization", [x], "01")
     yield Case("MeanVarianceNormalization", [normal(4, 3, 5, 2)], "1")
-    yield Case("MeanVarianceNormalization", [normal(4, 3, 5, 2)], "01", attributes={"axes": [2, 3]}, rounded="sums")
-    for op in "ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum".split():
-        rounded = "the kernel adds up in another order where fewer rows are reduced" if op != "ReduceMax" else ""
-        yield Case(op, [x, ints(1)], "02", constants=(1,), rounded=rounded)
-        yield Case(op, [x, ints(0, -1)], "1", attributes={"keepdims": 0}, constants=(1,), rounded=rounded)
+    yield Case("MeanVarianceNormalization", [normal(4, 3, 5, 2)], "01", attributes={"axes": [2, 3]}, rounded=_SUMS)
+    yield from _each("ReduceMax ReduceMin", [x, ints(1)], "02", constants=(1,))
+    sums = "ReduceL1 ReduceL2 ReduceLogSumExp ReduceMean ReduceProd ReduceSum"
+    yield from _each(sums, [x, ints(1)], "02", constants=(1,), rounded=_SUMS)
+    flat = {"keepdims": 0}
+    yield from _each(sums, [x, ints(0, -1)], "1", attributes=flat, constants=(1,), rounded=_SUMS)
     yield Case("ReduceSumSquare", [x], "12", opset=12, attributes={"axes": [0]})
     yield Case("ReduceLogSum", [positive(4, 3)], "01", attributes={"noop_with_empty_axes": 1})
     yield Case("ReduceMean", [x], "")
-    for op in "ArgMax ArgMin".split():
-        yield Case(op, [x], "02", attributes={"axis": 1, "keepdims": 0})
+    yield from _each("ArgMax ArgMin", [x], "02", attributes={"axis": 1, "keepdims": 0})
     yield Case("CumSum", [x, np.int64(1)], "02", constants=(1,))
     yield Case("TopK", [x, ints(2)], "02", attributes={"axis": 1}, outputs=(0, 1), constants=(1,))
     yield Case("Trilu", [normal(3, 4, 5)], "0")
@@ -321,10 +326,27 @@ def _sequences() -> Iterator[Case]:
     yield Case("Attention", [x, normal(8, 24), normal(24), mask[:, 0] + 2], "0///0", MS, attributes=two)
     past = normal(2, 4, 2, 3, 4)
     yield Case("Attention", [x, normal(8, 24), normal(24), None, past], "0////1", MS, attributes=two, outputs=(0, 1))
-    yield Case("MultiHeadAttention", [x, x, x, normal(24), mask, normal(4, 2, 5, 5)], "0/0/0//0/0", MS, attributes=two)
+    yield Case(
+        "MultiHeadAttention",
+        [x, x, x, normal(24), mask, normal(4, 2, 5, 5)],
+        "01/0/0//0/0",
+        MS,
+        attributes=two,
+        rounded=_PRODUCT,
+    )
+    causal = two | {"unidirectional": 1}
+    yield Case(
+        "MultiHeadAttention", [x, normal(4, 3, 8), normal(4, 3, 8)], "01/0/0", MS, attributes=two, rounded=_PRODUCT
+    )
+    yield Case("MultiHeadAttention", [x, x, x], "0/0/0", MS, attributes=causal)
     heads = [normal(4, 2, 5, 4) for _ in range(3)]
-    yield Case("Attention", [*heads, normal(4, 1, 5, 5)], "0/0/0/0", opset=23)
-    yield Case("Attention", [*heads, normal(5, 5)], "0/0/0", opset=23)
+    yield Case("Attention", [*heads, normal(4, 1, 5, 5)], "012/01/01/0", opset=23, rounded=_PRODUCT)
+    yield Case("Attention", [*heads, normal(5, 5)], "012/01/01", opset=23, rounded=_PRODUCT)
+    groups = {"q_num_heads": 4, "kv_num_heads": 2}
+    yield Case(
+        "Attention", [x, normal(4, 6, 4), normal(4, 6, 4)], "01/0/0", opset=23, attributes=groups, rounded=_PRODUCT
+    )
+    yield Case("Attention", heads, "01/01/01", opset=23, attributes={"is_causal": 1})
     words, table = below(9, 4, 5, dtype="int32"), normal(9, 8)
     embedded = [words, words, table, normal(5, 8), table, normal(8), normal(8), mask]
     yield Case("EmbedLayerNormalization", embedded, "0/0//////0", MS, outputs=(0, 1))
