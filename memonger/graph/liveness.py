@@ -71,48 +71,42 @@ def assign_storage(
     sharing = sharing or Sharing()
     last = last_reads(graph)
     draft = _Draft(graph)
-    windows = []
+    windows: list[tuple[int, Window]] = []
     for step, writes in enumerate(graph.writes):
         used: set[int] = set()
         pairs = _allowed(graph, sharing, step, alignment, offsets)
-        windows.append(pairs.windows)
+        windows.extend((step, window) for window in pairs[2])
         for value in writes:
             if graph.planned[value]:
                 storage = draft.put(step, value, pairs, used)
                 used.add(storage)
                 draft.stop[storage] = max(draft.stop[storage], last[value] + 1)
-    for step, found in enumerate(windows):
-        for part, whole, byte in found:
-            if graph.producer[whole] == step:
-                draft.join(step, part, whole, byte)
+    for step, (part, whole, byte) in windows:
+        if whole in graph.writes[step]:
+            draft.join(step, part, whole, byte)
     if not sharing.reuse:
         draft.start, draft.stop = [0] * len(draft.sizes), [len(graph.nodes)] * len(draft.sizes)
     return draft.storage(alignment)
 
 
-@dataclass(frozen=True, slots=True)
-class _Allowed:
-    """What the switches, the alignment and an existing layout leave of a node's pairs."""
-
-    views: tuple[Pair, ...]
-    inplace: tuple[Pair, ...]
-    windows: tuple[Window, ...]
+_Allowed = tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Window, ...]]
 
 
 def _allowed(graph: Graph, sharing: Sharing, step: int, alignment: int, offsets: Mapping[int, int] | None) -> _Allowed:
+    """What the switches, the alignment and an existing layout leave of a node's views, in-place pairs and windows."""
     views = graph.views[step] if sharing.views else ()
     inplace = graph.inplace[step] if sharing.inplace else ()
     windows = graph.windows[step] if sharing.views else ()
     if windows:
         windows = tuple(each for each in windows if each[2] % alignment == 0)
     if offsets is None:
-        return _Allowed(views, inplace, windows)
+        return views, inplace, windows
 
     def at_one_offset(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
         return tuple((a, b) for a, b in pairs if offsets[a] == offsets[b])
 
     inside = tuple((part, whole, byte) for part, whole, byte in windows if offsets[part] == offsets[whole] + byte)
-    return _Allowed(at_one_offset(views), at_one_offset(inplace), inside)
+    return at_one_offset(views), at_one_offset(inplace), inside
 
 
 class _Draft:
@@ -121,44 +115,40 @@ class _Draft:
     Attributes:
         of_value: For each value its storage, or -1.
         within: For each value its first byte in that storage.
-        first: The value that each storage began with.
         sizes: Bytes of each storage.
         start: The step at which it begins.
         stop: One after the last step that needs it.
-        over: The steps at which new content is written over all of it.
-        inside: The storage it lies inside of, or -1, and its first byte there.
+        over: The steps at which new content is written over all of it, if there are any.
+        inside: The storage it lies inside of, if there is one, and its first byte there.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.of_value = [-1] * len(graph.values)
         self.within = [0] * len(graph.values)
-        self.first: list[int] = []
         self.sizes: list[int] = []
         self.start: list[int] = []
         self.stop: list[int] = []
-        self.over: list[list[int]] = []
-        self.inside: list[tuple[int, int]] = []
+        self.over: dict[int, list[int]] = {}
+        self.inside: dict[int, tuple[int, int]] = {}
 
     def put(self, step: int, value: int, pairs: _Allowed, used: Collection[int]) -> int:
         """Give a value its storage: one that it takes over or joins at this step, or a new one."""
-        for source, target in pairs.views:
+        views, inplace, windows = pairs
+        for source, target in views:
             if target == value and self.of_value[source] not in used:
                 return self._share(value, source, 0)
-        for part, whole, byte in pairs.windows:
+        for part, whole, byte in windows:
             if part == value and self.of_value[whole] not in used:
                 return self._share(value, whole, byte)
-        for source, target in pairs.inplace:
+        for source, target in inplace:
             if target == value and self.of_value[source] not in used and self._is_last(step, source):
-                self.over[self.of_value[source]].append(step)
+                self.over.setdefault(self.of_value[source], []).append(step)
                 return self._share(value, source, 0)
         self.of_value[value] = len(self.sizes)
-        self.first.append(value)
         self.sizes.append(self.graph.sizes[value])
         self.start.append(step)
         self.stop.append(step + 1)
-        self.over.append([])
-        self.inside.append((-1, 0))
         return self.of_value[value]
 
     def _share(self, value: int, source: int, byte: int) -> int:
@@ -169,51 +159,46 @@ class _Draft:
     def _is_last(self, step: int, source: int) -> bool:
         """Whether nothing else in the storage of an input is needed at this step or later, and it is all of it."""
         storage = self.of_value[source]
-        others = (v for v in self.graph.reads[step] if v != source and self.of_value[v] == storage)
-        fills = self.sizes[storage] == self.graph.sizes[source]
-        return self.stop[storage] == step + 1 and fills and not any(True for _ in others)
+        if self.stop[storage] != step + 1 or self.sizes[storage] != self.graph.sizes[source]:
+            return False
+        return not [v for v in self.graph.reads[step] if v != source and self.of_value[v] == storage]
 
     def join(self, step: int, part: int, whole: int, byte: int) -> None:
         """Put the storage of an input inside that of the output it becomes a part of, if that can be.
 
-        The output has to be new bytes and the input all of its storage, with nothing written over it from this step
-        on, and nothing over the whole while it, or a view of it, is needed.
+        The input has to be all of its storage, with nothing written over it from this step on, and nothing over the
+        whole, which begins a storage here, while the input or a view of it is needed.
         """
         inner, outer = self._root(self.of_value[part]), self.of_value[whole]
-        fills = self.sizes[inner] == self.graph.sizes[part] and self.first[outer] == whole and inner != outer
-        kept = max(self.over[inner], default=-1) < step
-        if fills and kept and self.stop[inner] <= min(self.over[outer], default=self.stop[inner]):
+        fills = self.sizes[inner] == self.graph.sizes[part] and inner != outer
+        kept = max(self.over.get(inner, ()), default=-1) < step
+        if fills and kept and self.stop[inner] <= min(self.over.get(outer, ()), default=self.stop[inner]):
             self.inside[inner] = outer, byte
             self.start[outer] = min(self.start[outer], self.start[inner])
             self.stop[outer] = max(self.stop[outer], self.stop[inner])
 
     def _root(self, storage: int) -> int:
-        while self.inside[storage][0] >= 0:
+        while storage in self.inside:
             storage = self.inside[storage][0]
         return storage
 
     def storage(self, alignment: int) -> Storage:
         """What was decided. Storages inside others are no buffers."""
-        count, end = len(self.sizes), len(self.graph.nodes)
-        roots = [storage for storage in range(count) if self.inside[storage][0] < 0]
-        number = dict(zip(roots, range(count), strict=False))
-        byte = [0] * count
-        for storage in reversed(range(count)):  # a whole is written after its parts
-            outer, at = self.inside[storage]
-            if outer >= 0:
-                number[storage], byte[storage] = number[outer], byte[outer] + at
+        end = len(self.graph.nodes)
+        roots = [storage for storage in range(len(self.sizes)) if storage not in self.inside]
         buffers = tuple(
-            Buffer(number[root], self.sizes[root], self.start[root], min(self.stop[root], end), alignment)
-            for root in roots
+            Buffer(number, self.sizes[root], self.start[root], min(self.stop[root], end), alignment)
+            for number, root in enumerate(roots)
         )
-        return Storage(
-            of_value=tuple(number[storage] if storage >= 0 else -1 for storage in self.of_value),
-            within=tuple(
-                at + byte[storage] if storage >= 0 else 0
-                for at, storage in zip(self.within, self.of_value, strict=True)
-            ),
-            buffers=buffers,
-        )
+        if not self.inside:
+            return Storage(tuple(self.of_value), tuple(self.within), buffers)
+        place = {root: (number, 0) for number, root in enumerate(roots)} | {-1: (-1, 0)}
+        for storage in sorted(self.inside, reverse=True):  # a whole is written after its parts
+            outer, byte = self.inside[storage]
+            place[storage] = place[outer][0], place[outer][1] + byte
+        of_value = tuple(place[storage][0] for storage in self.of_value)
+        within = tuple(at + place[storage][1] for at, storage in zip(self.within, self.of_value, strict=True))
+        return Storage(of_value, within, buffers)
 
 
 def live_bytes(buffers: Sequence[Buffer], steps: int) -> np.ndarray:

@@ -45,13 +45,13 @@ class _Arena:
 
     def write(self, value: int, start: int, stop: int, changed: list[Stretch]) -> None:
         """Put a value's content at ``[start, stop)``, of which these stretches change and the others are right."""
-        for edge in (start, stop, *chain.from_iterable(changed)):
+        for edge in {start, stop, *chain.from_iterable(changed)}:
             self._split(edge)
         for begin, end in changed:
-            for owner in self.owners_in(begin, end):
+            hit = self.overlapping(begin, end)
+            for owner in set().union(*self.owners[hit]):
                 self._forget(owner)
                 self.lost_to[owner] = value
-            hit = self.overlapping(begin, end)
             self.starts[hit], self.stops[hit], self.owners[hit] = [begin], [end], [set()]
         for owners in self.owners[self.overlapping(start, stop)]:
             owners.add(value)

@@ -109,7 +109,7 @@ def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
     """Bytes that a schedule needs at some step up to the one after which these values are in memory."""
     most = steps.bytes_of(values)
     heap = [(most, _latest(steps, values), 0, values)]
-    seen = {values}
+    least = {values: most}
     number = 0
     while heap:
         bottleneck, _, _, values = heapq.heappop(heap)
@@ -119,11 +119,11 @@ def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
         effort -= len(values) ** 2
         for node in _last_nodes(steps, values):
             before = (values - steps.writes[node]) | steps.reads[node]
-            if before not in seen:
-                seen.add(before)
+            needed = max(most, steps.bytes_of(before) + steps.born(node, values))
+            if before not in least or needed < least[before]:
+                least[before] = needed
                 number += 1
-                needed = steps.bytes_of(before) + steps.born(node, values)
-                heapq.heappush(heap, (max(most, needed), _latest(steps, before), number, before))
+                heapq.heappush(heap, (needed, _latest(steps, before), number, before))
     return most
 
 

@@ -265,6 +265,37 @@ def test_parts_inside_their_whole_pass_wholly_or_in_part() -> None:
     assert [(b.size, b.start, b.stop) for b in storage.buffers] == [(128, 0, 6), (64, 4, 6), (128, 5, 6)]
 
 
+def test_a_part_may_be_overwritten_once_its_whole_is_dead_and_other_parts_stay() -> None:
+    """c lies over s, the second half of w, while r, the first half, is still to be read."""
+    graph = Graph(
+        nodes=("whole", "left", "right", "third", "fourth"), ops=("Op",) * 5, values=("x", "w", "r", "s", "c", "y"),
+        sizes=(64, 128, 64, 64, 64, 64), planned=(False, *(True,) * 5), reads=((0,), (1,), (1,), (3,), (2, 4)),
+        writes=((1,), (2,), (3,), (4,), (5,)), outputs=(5,), views=((),) * 5, inplace=((), (), (), ((3, 4),), ()),
+        ties=((),) * 5, updates=((),) * 5, forward=(True,) * 5, costs=(1.0,) * 5, workspace=(0,) * 5,
+        windows=((), ((2, 1, 0),), ((3, 1, 64),), (), ()),
+    )  # fmt: skip
+    offsets = {1: 0, 2: 0, 3: 64, 4: 64, 5: 128}
+    verify(graph, offsets, 192, 64)
+    with pytest.raises(VerificationError, match=r"'fourth'.*needs 'w', whose bytes 'c' has overwritten"):
+        verify(dataclasses.replace(graph, reads=(*graph.reads[:4], (1, 4))), offsets, 192, 64)
+
+
+def test_a_part_that_outlives_its_whole_is_copied() -> None:
+    """y is written over j while a is still to be read: a may not lie inside j, and b may."""
+    graph = Graph(
+        nodes=("first", "second", "join", "third", "fourth"), ops=("Op",) * 5, values=("x", "a", "b", "j", "y", "z"),
+        sizes=(64, 64, 64, 128, 128, 64), planned=(False, *(True,) * 5), reads=((0,), (0,), (1, 2), (3,), (1, 4)),
+        writes=((1,), (2,), (3,), (4,), (5,)), outputs=(5,), views=((),) * 5, inplace=((), (), (), ((3, 4),), ()),
+        ties=((),) * 5, updates=((),) * 5, forward=(True,) * 5, costs=(1.0,) * 5, workspace=(0,) * 5,
+        windows=((), (), ((1, 3, 0), (2, 3, 64)), (), ()),
+    )  # fmt: skip
+    storage = assign_storage(graph)
+    assert len({storage.of_value[v] for v in (2, 3, 4)}) == 1 < len({storage.of_value[v] for v in (1, 3)})
+    verify(graph, *_layout(graph), 64)
+    with pytest.raises(VerificationError, match=r"'fourth'.*needs 'a', whose bytes 'y' has overwritten"):
+        verify(graph, {1: 0, 2: 64, 3: 0, 4: 0, 5: 128}, 192, 64)
+
+
 @pytest.mark.parametrize(
     ("changes", "moved", "words"),
     [
