@@ -130,6 +130,20 @@ def test_every_layout_we_make_passes_and_computes_the_right_thing(graph: Graph) 
         assert _simulate(graph, offsets, arena)
 
 
+@given(graphs(most=8), st.data())
+@settings(max_examples=150, deadline=None)
+def test_layouts_of_schedules_with_recomputation_pass_and_compute_the_right_thing(
+    graph: Graph, data: st.DataObject
+) -> None:
+    schedule = list(range(len(graph.nodes)))
+    for at in data.draw(st.lists(st.integers(1, len(schedule)), max_size=4)):
+        schedule.insert(at, data.draw(st.sampled_from(schedule[:at])))
+    scheduled = schedule_graph(graph, schedule)
+    offsets, arena = _layout(scheduled)
+    verify(scheduled, offsets, arena, 64)
+    assert _simulate(scheduled, offsets, arena)
+
+
 @given(graphs(), st.data())
 @settings(max_examples=300, deadline=None)
 def test_what_passes_computes_the_right_thing_whatever_made_it(graph: Graph, data: st.DataObject) -> None:
