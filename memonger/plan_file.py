@@ -36,6 +36,33 @@ Size = Annotated[int, AtLeast(0)]
 Alignment = Annotated[int, OneOf((64, 128, 256, 512, 1024, 2048, 4096))]  # bytes; an arena begins at a page
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkedBand:
+    """Consecutive nodes that run in chunks, and what that saves and costs.
+
+    Attributes:
+        axis: The axis of the model's inputs along which they are cut; 0 is the batch.
+        first: Name of the first node.
+        last: Name of the last node.
+        nodes: How many nodes that run in chunks there are between them.
+        slices: Of each stage, in order, the number of slices.
+        runs: How many nodes they have become.
+        bytes_before: Most bytes of the arena alive at one of them, if they run as they are.
+        bytes_after: The same in chunks.
+        seconds: What more nodes are estimated to take.
+    """
+
+    axis: Annotated[int, AtLeast(0)]
+    first: str
+    last: str
+    nodes: Annotated[int, AtLeast(0)]
+    slices: tuple[Annotated[int, AtLeast(1)], ...]
+    runs: Annotated[int, AtLeast(0)]
+    bytes_before: Size
+    bytes_after: Size
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Header:
     """What a plan was made for, and what was measured there.
@@ -50,6 +77,7 @@ class Header:
         host: Names of values that lie in the host's memory although the model runs on another device: not planned.
         stock_bytes: What stock onnxruntime is expected to take for the model, weights and inputs included; None where
             that isn't known: without a device, on CUDA devices, and in files of earlier versions.
+        chunks: What runs in chunks, in order.
     """
 
     mode: Annotated[str, OneOf(("training", "inference"))]
@@ -60,6 +88,7 @@ class Header:
     batch: Annotated[int, AtLeast(1, MOST_BATCH)] | None = None
     host: frozenset[str] = frozenset()
     stock_bytes: Size | None = None
+    chunks: tuple[ChunkedBand, ...] = ()
 
     def header(self) -> dict[str, Any]:
         """These fields by name, to make another record that has them, too."""
@@ -83,7 +112,7 @@ class Record(Header):
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "stock_bytes", "weight_digests",
+    "stamp", "host", "stock_bytes", "chunks", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -172,8 +201,9 @@ def _to_json(record: Record) -> str:
     content["host"] = sorted(record.host)
     if not record.host:
         del content["host"]
-    for optional in ("stock_bytes", "weight_digests"):
-        if content[optional] in (None, {}):
+    content["chunks"] = [dataclasses.asdict(band) for band in record.chunks]
+    for optional in ("stock_bytes", "chunks", "weight_digests"):
+        if content[optional] in (None, {}, []):
             del content[optional]
     return json.dumps(content, separators=(",", ":"))
 
@@ -251,6 +281,7 @@ def with_record(model: ir.Model, record: Record) -> ir.Model:
 __all__ = [
     "FORMAT",
     "KEY",
+    "ChunkedBand",
     "Header",
     "PlanFileError",
     "Record",

@@ -133,6 +133,15 @@ LOWERING = (
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
 )  # fmt: skip
 
+CHUNKS = (
+    click.option("--chunks", default="auto", metavar="N", show_default=True, shell_complete=completes("auto", "off"),
+                 help="Inference on the CPU: run on slices, one after the other. auto, off, a number of slices of the "
+                      "batch, or of the axis behind it: 1:8."),
+    click.option("--max-overhead", type=Number(0), default=0.02, metavar="X", show_default=True,
+                 help="Most extra time that --chunks auto may take without a budget, as a fraction."),
+    click.option("--allow-rounding", is_flag=True, help="Chunks whose results differ in their last bits, too."),
+)  # fmt: skip
+
 PLANNING = (
     *LOWERING,
     click.option("--budget", metavar="SIZE", callback=memory_size,
@@ -142,6 +151,7 @@ PLANNING = (
                  "none for inference."),
     click.option("--mirror", multiple=True, metavar="PATTERN",
                  help="Recompute these nodes (name, operator or output). May be repeated."),
+    *CHUNKS,
     click.option("--trials", type=Whole(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
                  help="Thresholds in the sweep's grid."),
 )  # fmt: skip
@@ -176,8 +186,8 @@ COMMANDS = {
 _OPTIONS = {
     "Model": ("batch", "dims", "vary", "batches", "mode", "inputs", "name", "instances"),
     "Memory": (
-        "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "order", "trials",
-        "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
+        "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "chunks", "max_overhead",
+        "allow_rounding", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
@@ -218,7 +228,8 @@ NOT_FROM_ENVIRONMENT = ("output", "annotated", "outputs", "force", "help", "vers
 
 ONLY_PLANNING = (
     "mode", "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit",
-    "no_inplace", "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic",
+    "no_inplace", "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic", "chunks",
+    "max_overhead", "allow_rounding",
 )  # fmt: skip
 """Parameters that have no effect on a model that has a plan already."""
 

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from memonger.devices import Device
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import assign_storage
+from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.lowering import calibrate
 from memonger.lowering.chunks import Band, Stage, chunked
@@ -34,6 +34,7 @@ from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, WINDOW
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import graph_of
+from memonger.plan_file import ChunkedBand
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import SliceCheck
@@ -92,6 +93,28 @@ class Chunking:
     extra: float
     axis: "_Axis"
     notes: tuple[str, ...] = ()
+
+    def described(self) -> tuple[ChunkedBand, ...]:
+        """What runs in chunks, for the plan."""
+        before, after = self.axis.graph, self.solution.graph
+        live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
+        marks = [n.metadata_props.get(CHUNK, "") for n in self.lowered.model.graph]
+        found = []
+        for number, band in enumerate(self.bands):
+            begin, end = band.stages[0].begin, band.stages[-1].end
+            own = [step for step, mark in enumerate(marks) if mark.startswith(f"{number}.")]
+            cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
+            runs = sum(one != other for one, other in itertools.pairwise(["", *(marks[step] for step in own)]))
+            found.append(
+                ChunkedBand(
+                    axis=self.axis.number, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
+                    slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
+                    bytes_before=int(live[before.nodes][begin:end].max()),
+                    bytes_after=int(live[after.nodes][own].max()),
+                    seconds=(len(own) - len(cut)) * LAUNCH_SECONDS + runs * RUN_SECONDS,
+                )
+            )  # fmt: skip
+        return tuple(found)
 
     @property
     def total(self) -> int:
@@ -262,7 +285,9 @@ class _Job:
 class _Axis:
     """A model that is to be cut along an axis: in an order in which the ranges that can be are long."""
 
+    number: int
     lowered: Lowered
+    graph: Graph
     axes: Axes
     ranges: tuple["_Range", ...]
 
@@ -274,7 +299,9 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
     schedule_model(model, order, graph)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
     return _Axis(
+        max(seeds.values()),
         dataclasses.replace(job.lowered, model=model),
+        graph,
         axes,
         tuple(_measured(graph, axes, begin, end) for begin, end in ranges),
     )

@@ -22,6 +22,7 @@ from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
+from memonger.plan_file import ChunkedBand
 from memonger.planning import chunking, decide, networkx_graph
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
@@ -226,6 +227,7 @@ class Job:
         notes: What the user should know.
         origins: See `memonger.model.marks.origins`.
         stock_bytes: See `memonger.plan_file.Header`.
+        chunks: See there.
     """
 
     source: Model
@@ -238,6 +240,7 @@ class Job:
     notes: tuple[str, ...]
     origins: Mapping[str, str]
     stock_bytes: int | None
+    chunks: tuple[ChunkedBand, ...] = ()
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -313,8 +316,9 @@ def in_chunks(job: Job) -> Job:
     request = dataclasses.replace(found.request, budget=job.request.budget)
     options = dataclasses.replace(job.options, order="file")
     return dataclasses.replace(
-        job, lowered=found.lowered, request=request, options=options, notes=(*job.notes, *found.notes)
-    )
+        job, lowered=found.lowered, request=request, options=options, notes=(*job.notes, *found.notes),
+        chunks=found.described(),
+    )  # fmt: skip
 
 
 def solve(job: Job) -> Solution:
@@ -408,6 +412,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         files=job.lowered.files,
         host=_on_host(calibration.host, solution) if calibration else frozenset(),
         stock_bytes=job.stock_bytes,
+        chunks=job.chunks,
     )
     plan.verify()
     return plan
