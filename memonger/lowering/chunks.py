@@ -9,21 +9,19 @@ joined.
 The result is a plain model that any runtime runs; its order of nodes is the schedule.
 """
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
+from memonger.lowering.chunk_writer import Writer, sliced, told_shape
 from memonger.model.axes import Axes, slicing
 from memonger.model.cutting import Refusal, Slicing
-from memonger.model.marks import CHUNK, WINDOW
-from memonger.model.names import fresh
-from memonger.model.values import all_values, static_shape, tensor_shape
+from memonger.model.marks import CHUNK
+from memonger.model.values import all_values, static_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     copy = model.clone()
     nodes = list(copy.graph)
     _check_bands(bands, len(nodes))
-    writer = _Writer(copy)
+    writer = Writer(copy)
     _check_names(bands, {str(v.name) for v in all_values(copy.graph)})
     start = 0
     for number, band in enumerate(bands):
@@ -136,11 +134,11 @@ class _Walk:
             self.answers[node] = answer
             self.made.update((node.outputs[index], node) for index in answer.outputs)
             return
-        sliced = next((v for v in read_values(node) if v in self.made), None)
-        if sliced is not None and answer is not None:
+        read = next((v for v in read_values(node) if v in self.made), None)
+        if read is not None and answer is not None:
             raise PlanError(f"{answer}.")
-        if sliced is not None:
-            raise PlanError(f"node '{node.name}' ({node.op_type}) reads '{sliced.name}', which exists in slices only.")
+        if read is not None:
+            raise PlanError(f"node '{node.name}' ({node.op_type}) reads '{read.name}', which exists in slices only.")
 
     def _run_once(self, value: ir.Value, reader: ir.Node, answer: Slicing) -> None:
         """Compute whole what a node needs whole, with all of the band that it takes, if nobody reads slices of that."""
@@ -209,80 +207,6 @@ def emission(stages: Sequence[Stage]) -> Iterator[tuple[int, int, int]]:
 
 
 @dataclass(slots=True)
-class _Writer:
-    """The model that is written.
-
-    Attributes:
-        model: Its nodes are replaced by ``order`` at the end.
-        order: Nodes in the order in which they run.
-    """
-
-    model: ir.Model
-    order: list[ir.Node] = field(default_factory=list)
-    _taken: set[str] = field(init=False)
-    _constants: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
-    _read: dict[ir.Value, None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._taken = {str(v.name) for v in all_values(self.model.graph)}
-        self._taken.update(str(node.name) for graph in self.model.graphs() for node in graph)
-        self._taken.update(str(v.name) for graph in self.model.graphs() for node in graph for v in node.outputs)
-
-    def fresh(self, name: str) -> str:
-        """A name that nothing else has."""
-        return fresh(name, self._taken)
-
-    def integers(self, numbers: Sequence[int]) -> ir.Value:
-        """A constant, one for the same numbers."""
-        key = tuple(numbers)
-        if key not in self._constants:
-            self._constants[key] = self.initializer(
-                f"chunk.{'_'.join(map(str, key))}", ir.tensor(np.array(key, np.int64))
-            )
-        return self._constants[key]
-
-    def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        """A new constant."""
-        tensor.name = self.fresh(name)
-        kind = ir.TensorType(tensor.dtype)
-        value = ir.Value(name=tensor.name, type=kind, shape=tensor_shape(tensor), const_value=tensor)
-        self.model.graph.register_initializer(value)
-        return value
-
-    def window(self, op: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int], result: ir.Value) -> None:
-        """Add a Slice or Concat node."""
-        name = self.fresh(f"{result.name}/{op}")
-        made = ir.node(op, inputs, attributes, outputs=[result], name=name, metadata_props={WINDOW: "1"})
-        self.order.append(made)
-
-    def slice(self, source: ir.Value, axis: int, begin: int, end: int, result: ir.Value) -> None:
-        """Add a node that takes the elements ``[begin, end)`` of an axis."""
-        if (self.model.graph.opset_imports.get("") or 10) >= 10:
-            bounds = [self.integers([number]) for number in (begin, end, axis)]
-            self.window("Slice", [source, *bounds], {}, result)
-        else:
-            self.window("Slice", [source], {"starts": [begin], "ends": [end], "axes": [axis]}, result)  # type: ignore[dict-item]
-
-    def value(self, like: ir.Value, axis: int, length: int, name: str) -> ir.Value:
-        """A value of the type of another, with another number of elements along an axis."""
-        dims = list(static_shape(like) or ())
-        dims[axis] = length
-        return ir.Value(name=self.fresh(name), type=like.type, shape=ir.Shape(dims))
-
-    def detach(self, node: ir.Node) -> None:
-        """Let a node that isn't written any more read nothing."""
-        self._read.update((v, None) for v in node.inputs if v is not None)
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)
-
-    def drop_unread_constants(self) -> None:
-        """Remove the constants of which only slices are read."""
-        for value in self._read:
-            if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
-                del self.model.graph.initializers[str(value.name)]
-
-
-@dataclass(slots=True)
 class _Band:
     """A band that is written.
 
@@ -292,7 +216,7 @@ class _Band:
         pieces: What was written: (value, axis, begin, end) → slice.
     """
 
-    writer: _Writer
+    writer: Writer
     number: int
     band: Band
     stage_of: dict[ir.Value, int] = field(default_factory=dict)
@@ -325,7 +249,7 @@ class _Band:
         unit = self.scale(value, axis)
         name = _chunk_name(value.name, begin, end)
         if value.const_value is not None and not value.is_graph_input():
-            return self.writer.initializer(name, _sliced(value.const_value, axis, begin * unit, end * unit))
+            return self.writer.initializer(name, sliced(value.const_value, axis, begin * unit, end * unit))
         made = self.writer.value(value, axis, (end - begin) * unit, name)
         self.writer.slice(value, axis, begin * unit, end * unit, made)
         return made
@@ -358,26 +282,11 @@ class _Band:
         ir.convenience.replace_all_uses_with(value, whole, replace_graph_outputs=True)
 
 
-def _sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.TensorProtocol:
-    """The elements ``[begin, end)`` of an axis of a constant: of one in a file where they are one stretch of it."""
-    dims = [int(dim) for dim in tensor.shape.numpy()]
-    inner = math.prod(dims[axis + 1 :]) * tensor.dtype.bitwidth
-    if isinstance(tensor, ir.ExternalTensor) and math.prod(dims[:axis]) == 1 and inner % 8 == 0:
-        dims[axis] = end - begin
-        offset, length = (tensor.offset or 0) + begin * inner // 8, (end - begin) * inner // 8
-        shape = ir.Shape(dims)
-        return ir.ExternalTensor(
-            tensor.location, offset, length, tensor.dtype, shape=shape, name="", base_dir=tensor.base_dir
-        )
-    elements = tensor.numpy()[(slice(None),) * axis + (slice(begin, end),)]
-    return ir.Tensor(elements.copy(), dtype=tensor.dtype)
-
-
 def _chunk_name(name: str | None, begin: int, end: int) -> str:
     return f"{name}.chunk{begin}_{end}"
 
 
-def _write_band(writer: _Writer, number: int, band: Band, nodes: list[ir.Node]) -> None:
+def _write_band(writer: Writer, number: int, band: Band, nodes: list[ir.Node]) -> None:
     state = _Band(writer, number, band)
     steps = nodes[band.stages[0].begin : band.stages[-1].end]
     answers = _answers(state, steps)
@@ -387,7 +296,7 @@ def _write_band(writer: _Writer, number: int, band: Band, nodes: list[ir.Node]) 
     writer.order += [node for node in steps if node not in answers]
     exits = [v for v in state.stage_of if v.is_graph_output() or any(n not in answers for n in v.consumers())]
     for stage, begin, end in emission(band.stages):
-        _write_chunk(state, stage, stages[stage], begin, end)
+        _Chunk(state, stage, begin, end).write(stages[stage])
     for value in exits:
         state.join(value)
     kept = set(writer.order)
@@ -420,68 +329,54 @@ def _answers(state: _Band, nodes: list[ir.Node]) -> Mapping[ir.Node, Slicing]:
     return walk.answers
 
 
-def _write_chunk(state: _Band, stage: int, nodes: list[tuple[ir.Node, Slicing]], begin: int, end: int) -> None:
-    """The copies of a stage's nodes for one slice, after all that they read of other stages."""
-    copies = []
-    is_whole = (begin, end) == (0, state.band.size)
-    for node, answer in nodes:
-        inputs = list(node.inputs)
-        for index, axis in answer.inputs.items():
-            value = inputs[index]
-            assert value is not None
-            inputs[index] = state.read(value, axis, begin, end)
-        copies.append(_in_place(node, inputs) if is_whole else _copied(state, stage, node, inputs, answer, begin, end))
-        for index, axis in answer.outputs.items():
-            whole = node.outputs[index]
-            state.pieces[whole, axis, begin, end] = copies[-1].outputs[index]
-    state.writer.order += copies
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A stage's nodes on the slice ``[begin, end)``."""
 
+    band: _Band
+    stage: int
+    begin: int
+    end: int
 
-def _in_place(node: ir.Node, inputs: list[ir.Value | None]) -> ir.Node:
-    """The node itself, of a stage of one slice."""
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value)
-    return node
+    def write(self, nodes: Sequence[tuple[ir.Node, Slicing]]) -> None:
+        """Add the copies of the nodes, after all that they read of other stages; of the whole, the nodes themselves."""
+        written = []
+        for node, answer in nodes:
+            inputs = list(node.inputs)
+            for index, axis in answer.inputs.items():
+                value = inputs[index]
+                assert value is not None
+                inputs[index] = self.band.read(value, axis, self.begin, self.end)
+            if (self.begin, self.end) == (0, self.band.band.size):
+                for index, value in enumerate(inputs):
+                    node.replace_input_with(index, value)
+                written.append(node)
+            else:
+                written.append(self._copy(node, inputs, answer))
+            for index, axis in answer.outputs.items():
+                self.band.pieces[node.outputs[index], axis, self.begin, self.end] = written[-1].outputs[index]
+        self.band.writer.order += written
 
-
-def _copied(
-    state: _Band, stage: int, node: ir.Node, inputs: list[ir.Value | None], answer: Slicing, begin: int, end: int
-) -> ir.Node:
-    outputs = []
-    for index, value in enumerate(node.outputs):
-        if not value.name:
-            outputs.append(ir.Value(name=""))
-            continue
-        axis = answer.outputs[index]
-        length = (end - begin) * state.scale(value, axis)
-        outputs.append(state.writer.value(value, axis, length, _chunk_name(value.name, begin, end)))
-    inputs, kind = _with_target(state.writer, node, inputs, static_shape(outputs[0]) or ())
-    return ir.Node(
-        node.domain,
-        kind,
-        inputs,
-        list(node.attributes.values()),
-        overload=node.overload,
-        outputs=outputs,
-        version=node.version,
-        name=state.writer.fresh(_chunk_name(node.name, begin, end)),
-        doc_string=node.doc_string,
-        metadata_props={**node.metadata_props, CHUNK: f"{state.number}.{stage}.{begin}.{end}"},
-    )
-
-
-def _with_target(
-    writer: _Writer, node: ir.Node, inputs: list[ir.Value | None], dims: Sequence[int]
-) -> tuple[list[ir.Value | None], str]:
-    """The inputs and the type of a copy that writes this shape: some operators are told their output's."""
-    kind = node.op_type
-    if node.domain or kind not in ("Expand", "Reshape", "Resize", "Squeeze"):
-        return inputs, kind
-    if kind == "Squeeze":  # without axes it would drop that of a slice of one element
-        told = len(inputs) > 1 or "axes" in node.attributes
-        return (inputs, kind) if told else ([*inputs, writer.integers(dims)], "Reshape")
-    place = 3 if kind == "Resize" else 1
-    if place < len(inputs) and inputs[place] is not None:
-        axes = node.attributes.get_ints("axes") or range(len(dims))
-        inputs[place] = writer.integers([dims[axis] for axis in axes])
-    return inputs, kind
+    def _copy(self, node: ir.Node, inputs: list[ir.Value | None], answer: Slicing) -> ir.Node:
+        writer, outputs = self.band.writer, []
+        for index, value in enumerate(node.outputs):
+            if not value.name:
+                outputs.append(ir.Value(name=""))
+                continue
+            axis = answer.outputs[index]
+            length = (self.end - self.begin) * self.band.scale(value, axis)
+            outputs.append(writer.value(value, axis, length, _chunk_name(value.name, self.begin, self.end)))
+        inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or ())
+        mark = f"{self.band.number}.{self.stage}.{self.begin}.{self.end}"
+        return ir.Node(
+            node.domain,
+            kind,
+            inputs,
+            list(node.attributes.values()),
+            overload=node.overload,
+            outputs=outputs,
+            version=node.version,
+            name=writer.fresh(_chunk_name(node.name, self.begin, self.end)),
+            doc_string=node.doc_string,
+            metadata_props={**node.metadata_props, CHUNK: mark},
+        )

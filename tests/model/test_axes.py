@@ -85,7 +85,7 @@ REFUSED = {
     "y = NonZero (x)": "has outputs whose size only the run can tell",
     "y = Shape (x)": "gives the size of its input, which is cut along axis 1",
     "y = Scan <num_scan_inputs = 1, body = b (float[4] i) => (float[4] o) {o = Relu (i)}> (x)": "runs a subgraph",
-    "y = Conv (x4, x4)": "can't be cut where its input 'x4' is cut along axis 0",
+    "y = ConvTranspose (x4, x4)": "can't be cut where its input 'x4' is cut along axis 0",
     "y = Det (x)": "node 'the Det' (Det) has no rule for running on slices, and depends on axis 1",
     "y = CumSum (x, one)": "adds up along axis 1",
     "y = Gather <axis = 1> (x, one)": "picks from axis 1",

@@ -149,7 +149,7 @@ def _quantized() -> Iterator[Case]:
 
 def _images() -> Iterator[Case]:
     x = normal(5, 4, 6, 7)
-    yield Case("Conv", [x, normal(3, 4, 3, 3), normal(3)], "0", attributes={"pads": [1] * 4})
+    yield Case("Conv", [x, normal(3, 4, 3, 3), normal(3)], "0/0", attributes={"pads": [1] * 4}, rounded=_PRODUCT)
     yield Case("Conv", [x, normal(4, 1, 3, 3)], "0", attributes={"group": 4})
     yield Case("ConvTranspose", [x, normal(4, 3, 3, 3)], "0", attributes={"strides": [2, 2]})
     yield Case("ConvInteger", [below(9, 5, 4, 6, 7, dtype="uint8"), below(9, 3, 4, 3, 3, dtype="uint8")], "0")

@@ -11,7 +11,7 @@ def batch(cut: Cut, *inputs: int) -> Slicing:
 
 
 @axis_rule(
-    "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization",
+    "AveragePool ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization",
     "InstanceNormalization LRN LpPool SpaceToDepth Col2Im ConvInteger",
     "com.microsoft::NhwcMaxPool com.microsoft.nchwc::AveragePool",
     "com.microsoft.nchwc::GlobalAveragePool com.microsoft.nchwc::GlobalMaxPool com.microsoft.nchwc::MaxPool",
@@ -20,6 +20,14 @@ def batch(cut: Cut, *inputs: int) -> Slicing:
     "com.microsoft::QLinearGlobalAveragePool",
 )
 def _images(cut: Cut) -> Slicing:
+    return batch(cut, 0)
+
+
+@axis_rule("Conv")
+def _conv(cut: Cut) -> Slicing:
+    """By images; or by output channels, where the weight is cut along them: gradients of weights are written so."""
+    if cut.axes.get(1) == 0 and cut.integer("group", 1) == 1:
+        return cut.along({1: 0} | ({2: 0} if cut.has(2) else {}), {0: 1}, whole=(0,))
     return batch(cut, 0)
 
 
