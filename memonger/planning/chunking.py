@@ -13,8 +13,9 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,8 @@ from memonger.words import option
 LAUNCH_SECONDS = 2.5e-6
 """A node's fixed cost on two threads; 1.2 µs on one."""
 
-RUN_SECONDS = 25e-6
+RUN_SECONDS = 10e-6
 """A run of a session: what Python and onnxruntime do around its nodes."""
-
-COPY_BYTES = 4e9
-"""Bytes that are copied in a second."""
 
 STEPS = 4
 """Arenas that are tried for each halving of memory."""
@@ -58,6 +56,9 @@ WORTH = 0.95
 
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
+
+TIMED = 3
+"""Ways that are timed, each with more memory than the one before."""
 
 NEXT_TO = 1.25
 """Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
@@ -122,7 +123,10 @@ class Chunking:
         return self.solution.total_bytes
 
 
-def choose(lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None) -> Chunking | None:
+def choose(
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None,
+    slower: Callable[["Chunking"], float],
+) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
     Args:
@@ -131,50 +135,76 @@ def choose(lowered: Lowered, request: Request, options: Options, device: Device,
         options: `Options.chunks`, `Options.max_overhead` and `Options.order`.
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
+        slower: Measures by how much of the model's time a way takes longer. It is asked where the estimate, which
+            knows of more nodes, but not that their values fit the caches, is above `Options.max_overhead`.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
     """
-    asked = options.axis_and_chunks
     why_not = _why_not(lowered, options, device)
-    if why_not and asked is not None:
+    if why_not and options.axis_and_chunks is not None:
         raise PlanError(f"the model can't run in chunks: {why_not}.")
     if why_not or options.chunks == "off":
         return None
     plain = decide(dataclasses.replace(request, budget=None), "none", options.order)
-    if asked is None and request.budget is not None and request.base + plain.total_bytes <= request.budget:
+    budget = request.budget
+    if options.axis_and_chunks is None and budget is not None and request.base + plain.total_bytes <= budget:
         return None
     ordered = dataclasses.replace(lowered, model=lowered.model.clone())
     schedule_model(ordered.model, plain.schedule, plain.graph)
-    job, check = _Job(ordered, request, plain, device), SliceCheck(options.threads)
-    refused: dict[str, str] = {}
-    room = math.inf if request.budget is None else float(request.budget - request.base)
-    for _ in range(ROUNDS):
-        way = _way(job, options, batch, refused, room)
-        if way is None:
-            return None
-        different = _different(way, check)
-        if different and not options.allow_rounding:
-            refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
-            continue
-        measured = dataclasses.replace(_with_workspace(way, options.threads), notes=_said(different))
-        if measured.total <= room or measured.total <= way.total:
-            return measured
-        room -= measured.total - room
-    return None
+    search = _Search(_Job(ordered, request, plain, device), options, batch)
+    if budget is not None or options.axis_and_chunks is not None:
+        return search.within(math.inf if budget is None else float(budget - request.base))
+    return search.quick(slower)
 
 
-def _way(
-    job: "_Job", options: Options, batch: int | None, refused: Mapping[str, str], room: float
-) -> "Chunking | None":
-    """The way that the options ask for, if these nodes run as they are; without a budget the room is infinite."""
-    asked = options.axis_and_chunks
-    if asked is not None:
-        return in_slices(job, _axis_asked_for(job, asked[0], refused), asked[1])
-    most = options.max_overhead * math.fsum(job.plain.graph.costs) if room == math.inf else math.inf
-    axes = [_along(job, seeds, refused) for seeds in seeds_of(job.lowered.model, batch)]
-    ways = [way for axis in axes for way in chunkings(job, axis, most)]
-    return _best(ways, WORTH * job.plain.total_bytes) if room == math.inf else _cheapest(ways, room)
+class _Search:
+    """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
+
+    def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
+        self.job, self.options, self.batch = job, options, batch
+        self._check, self._refused = SliceCheck(options.threads), dict[str, str]()
+
+    def within(self, room: float) -> "Chunking | None":
+        """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
+        way = None
+        for _ in range(ROUNDS):
+            way = self._same_bits(partial(_cheapest, room))
+            if way is None or way.total <= room or self.options.axis_and_chunks is not None:
+                break
+            room -= way.total - room  # the workspace was more than estimated
+        return way
+
+    def quick(self, slower: Callable[["Chunking"], float]) -> "Chunking | None":
+        """The smallest way that takes no longer than the options allow."""
+        plain, above = self.job.plain, 0.0
+        for _ in range(TIMED):
+            way = self._same_bits(partial(_best, plain.total_bytes, above))
+            if way is None or way.extra <= self.options.max_overhead * math.fsum(plain.graph.costs):
+                return way
+            if slower(way) <= self.options.max_overhead:
+                return way
+            above = NEXT_TO * way.total
+        return None
+
+    def _same_bits(self, pick: Callable[[Sequence["Chunking"]], "Chunking | None"]) -> "Chunking | None":
+        """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
+        for _ in range(ROUNDS):
+            way = pick(self._ways())
+            if way is None:
+                return None
+            different = _different(way, self._check)
+            if not different or self.options.allow_rounding:
+                return dataclasses.replace(_with_workspace(way, self.options.threads), notes=_said(different))
+            self._refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
+        return None
+
+    def _ways(self) -> list["Chunking"]:
+        asked = self.options.axis_and_chunks
+        if asked is not None:
+            return [in_slices(self.job, _axis_asked_for(self.job, asked[0], self._refused), asked[1])]
+        axes = (_along(self.job, seeds, self._refused) for seeds in seeds_of(self.job.lowered.model, self.batch))
+        return [way for axis in axes for way in chunkings(self.job, axis)]
 
 
 def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
@@ -241,21 +271,22 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     )
 
 
-def _best(ways: Sequence[Chunking], most: float) -> Chunking | None:
-    """Of the ways that take next to the least memory the one with fewest nodes; None where all take more than that."""
-    least = min((way.total for way in ways), default=math.inf)
-    near = [way for way in ways if way.total <= min(most, NEXT_TO * least)]
+def _best(plain: int, above: float, ways: Sequence[Chunking]) -> Chunking | None:
+    """Of the ways that take next to the least memory, above a limit, the one with fewest nodes.
+
+    None where none takes much less than the model as it is.
+    """
+    least = min((way.total for way in ways if way.total > above), default=math.inf)
+    near = [way for way in ways if above < way.total <= min(WORTH * plain, NEXT_TO * least)]
     return min(near, key=lambda way: (way.extra, way.total), default=None)
 
 
-def _cheapest(ways: Sequence[Chunking], room: float) -> Chunking | None:
+def _cheapest(room: float, ways: Sequence[Chunking]) -> Chunking | None:
     """The cheapest way that fits, or else the smallest."""
     fitting = [way for way in ways if way.total <= room]
-    return (
-        min(fitting, key=lambda way: (way.extra, way.total))
-        if fitting
-        else min(ways, key=lambda way: way.total, default=None)
-    )
+    if not fitting:
+        return min(ways, key=lambda way: (way.total, way.extra), default=None)
+    return min(fitting, key=lambda way: (way.extra, way.total))
 
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
@@ -499,13 +530,12 @@ def stages_for(part: _Range, slices: Sequence[int], most: float, most_workspace:
     return [one for one in reversed(found) if one[0] < one[1]]
 
 
-def chunkings(job: _Job, axis: _Axis, most_extra: float) -> list[Chunking]:
+def chunkings(job: _Job, axis: _Axis) -> list[Chunking]:
     """Ways to run a model in chunks along one axis, for ever smaller arenas.
 
     Args:
         job: The model.
         axis: The same, ordered for that axis.
-        most_extra: Seconds; what takes more by its number of nodes alone isn't tried.
     """
     levels = slice_levels(axis.axes.size)
     slices = [len(bounds) - 1 for bounds in levels]
@@ -520,9 +550,9 @@ def chunkings(job: _Job, axis: _Axis, most_extra: float) -> list[Chunking]:
     for chosen in seen:
         more = sum((end - begin) * (slices[level] - 1) for stages in chosen for begin, end, level in stages)
         bands = _bands(axis.axes, chosen, levels)
-        if bands and more <= MOST_NODES and more * LAUNCH_SECONDS <= most_extra:
+        if bands and more <= MOST_NODES:
             found.append(_tried(job, axis, bands))
-    return [way for way in found if way.extra <= most_extra]
+    return found
 
 
 def in_slices(job: _Job, axis: _Axis, count: int) -> Chunking:

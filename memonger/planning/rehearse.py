@@ -1,4 +1,6 @@
-"""Measuring workspace in a run under a first plan, for a model that doesn't fit its device without one."""
+"""Runs under a first plan: to measure workspace where the model doesn't fit unplanned, and to time chunks."""
+
+import time
 
 from memonger.errors import PlanError, SessionError
 from memonger.graph.schedule import original
@@ -39,3 +41,30 @@ def _run(plan: Plan, inputs: feeding.Feeds | None) -> tuple[Engine, ...]:
     with session.engines[0].pool.recording():
         session.run(inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph)))
     return session.engines
+
+
+_TURNS, _SECONDS = 10, 0.5
+_PAUSE = 0.005
+"""Seconds between two sessions' runs: until then onnxruntime's threads of the first one spin."""
+
+
+def time_ratio(plan: Plan, other: Plan, inputs: feeding.Feeds | None) -> float:
+    """The time that a run of another plan takes, as a multiple of this one's: the least of a few, taking turns.
+
+    Args:
+        plan: For the CPU.
+        other: Of the same model.
+        inputs: Input arrays; random numbers if None.
+    """
+    feeds = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
+    sessions = [Session(one, check_order=False) for one in (plan, other)]
+    least, end = [float("inf")] * 2, time.monotonic() + _SECONDS
+    for turn in range(_TURNS + 1):
+        for number, session in enumerate(sessions):
+            time.sleep(_PAUSE)
+            begin = time.perf_counter()
+            session.run(feeds, copy=False)
+            least[number] = min(least[number], time.perf_counter() - begin if turn else float("inf"))
+        if turn > 1 and time.monotonic() > end:
+            break
+    return least[1] / least[0]

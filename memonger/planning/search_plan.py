@@ -87,7 +87,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
             tell("rehearse")
             job = rehearsed(job, begin)
         tell("search")
-        job = in_chunks(job)
+        job = in_chunks(job, begin)
         solution = solve(job)
         tell("verify")
         return finish(job, solution, begin)
@@ -308,16 +308,25 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
     return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
-def in_chunks(job: Job) -> Job:
+def in_chunks(job: Job, begin: float) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
-    found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch)
-    if found is None:
-        return job
-    request = dataclasses.replace(found.request, budget=job.request.budget)
+
+    def slower(way: chunking.Chunking) -> float:
+        from memonger.planning.rehearse import time_ratio
+
+        plain, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
+        return time_ratio(plain, other, job.options.inputs) - 1
+
+    found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, slower)
+    return job if found is None else _with_chunks(job, found)
+
+
+def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
+    request = dataclasses.replace(way.request, budget=job.request.budget)
     options = dataclasses.replace(job.options, order="file")
     return dataclasses.replace(
-        job, lowered=found.lowered, request=request, options=options, notes=(*job.notes, *found.notes),
-        chunks=found.described(),
+        job, lowered=way.lowered, request=request, options=options, notes=(*job.notes, *way.notes),
+        chunks=way.described(),
     )  # fmt: skip
 
 
