@@ -7,6 +7,7 @@ copied by numpy; a part that lies inside its whole isn't copied at all.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -109,7 +110,13 @@ def cut_up(plan: Plan) -> Chunks:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """What nodes read of others, weights left out; what they write; and of that what onnxruntime keeps for others."""
+    """What nodes read and write.
+
+    Attributes:
+        outer: What they read of others, and constants that are others for each chunk.
+        inner: What they write.
+        kept: Of that what onnxruntime keeps for others.
+    """
 
     outer: tuple[ir.Value, ...]
     inner: tuple[ir.Value, ...]
@@ -170,7 +177,7 @@ class _Cutter:
             engine,
             self._program(nodes, values, name_of),
             tuple(replace(self._tensors[str(v.name)], name=name_of[v]) for v in received),
-            {name_of[v]: str(v.name) for v in values.outer if v.name not in self._tensors},
+            {name_of[v]: str(v.name) for v in values.outer if v.name not in self._tensors and v.const_value is None},
             {name_of[v]: str(v.name) for v in values.inner if v in values.kept},
         )
 
@@ -183,7 +190,7 @@ class _Cutter:
         return _Values(tuple(v for v in read if not self._is_weight(v)), tuple(inner), kept)
 
     def _is_weight(self, value: ir.Value) -> bool:
-        return value.producer() is None and value.name not in self._inputs
+        return value.producer() is None and value.name not in self._inputs and not _is_slice_of_constant(value)
 
     def _structure(self, nodes: Sequence[ir.Node], values: _Values) -> Any:
         """The same for stretches that one session can run; weights are known by their names."""
@@ -223,9 +230,26 @@ class _Cutter:
             outputs=tuple(name_of[v] for v in values.inner if v in values.kept),
             kinds={name_of[v]: v.type for v in values.kept},
             planned=tuple(replace(self._tensors[str(v.name)], name=name_of[v]) for v in planned),
+            constants={name_of[v]: np.array(v.const_value.numpy()) for v in values.outer if v.const_value is not None},
             order=tuple(str(node.name) for node in nodes),
             first_update=len(nodes),
         )
+
+
+_ELEMENTWISE = frozenset({"Add", "And", "Div", "Equal", "Expand", "Max", "Min", "Mul", "Or", "Pow", "Sub", "Where"})
+"""Operators whose kernels do the same for a constant input as for a computed one: nothing is packed beforehand."""
+
+
+def _is_slice_of_constant(value: ir.Value) -> bool:
+    """Whether it is a constant that was cut for its chunk, and may be fed: so that chunks can share a session."""
+    if value.const_value is None or not _SLICE.search(str(value.name)) or value.const_value.dtype not in _PLAIN:
+        return False
+    return all(not user.domain and user.op_type in _ELEMENTWISE for user, _ in value.uses())
+
+
+_SLICE = re.compile(r"\.chunk\d+_\d+(#\d+)?$")
+
+_PLAIN = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL})
 
 
 class ChunkedBinding:
