@@ -25,6 +25,7 @@ class Writer:
     order: list[ir.Node] = field(default_factory=list)
     _taken: set[str] = field(init=False)
     _constants: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
+    _parts: dict[tuple[ir.Value, int, int, int], ir.Value] = field(default_factory=dict)
     _read: dict[ir.Value, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -44,6 +45,14 @@ class Writer:
                 f"chunk.{'_'.join(map(str, key))}", ir.tensor(np.array(key, np.int64))
             )
         return self._constants[key]
+
+    def part(self, whole: ir.Value, axis: int, begin: int, end: int, name: str) -> ir.Value:
+        """The elements ``[begin, end)`` of a constant's axis: one constant for all bands that read them."""
+        key = (whole, axis, begin, end)
+        if key not in self._parts:
+            assert whole.const_value is not None
+            self._parts[key] = self.initializer(name, sliced(whole.const_value, axis, begin, end))
+        return self._parts[key]
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         """A new constant."""

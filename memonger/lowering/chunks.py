@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
-from memonger.lowering.chunk_writer import Writer, sliced, told_shape
+from memonger.lowering.chunk_writer import Writer, told_shape
 from memonger.model.axes import Axes, slicing
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.marks import CHUNK
@@ -249,7 +249,7 @@ class _Band:
         unit = self.scale(value, axis)
         name = _chunk_name(value.name, begin, end)
         if value.const_value is not None and not value.is_graph_input():
-            return self.writer.initializer(name, sliced(value.const_value, axis, begin * unit, end * unit))
+            return self.writer.part(value, axis, begin * unit, end * unit, name)
         made = self.writer.value(value, axis, (end - begin) * unit, name)
         self.writer.slice(value, axis, begin * unit, end * unit, made)
         return made

@@ -14,11 +14,10 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Device
@@ -34,8 +33,9 @@ from memonger.model.cutting import Refusal, Slicing
 from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, WINDOW
 from memonger.model.values import static_shape, subgraphs
-from memonger.plan import graph_of
+from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
+from memonger.planning.chunk_stages import Range, measured, ranges_in_order, slice_levels, stages_for
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import SliceCheck
@@ -63,14 +63,8 @@ TIMED = 3
 NEXT_TO = 1.25
 """Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
 
-MOST_SLICES = 64
-"""Finer slices leave kernels too little to do."""
-
 MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
-
-NEAR = 24
-"""Nodes among which a stage may end where fewest bytes cross."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +76,7 @@ class Chunking:
         lowered: The model with a copy of each node for every chunk, in the order that they run.
         request: What is asked of it: its graph.
         solution: Its layout.
+        constants: Bytes of slices of constants, and of the numbers that cut.
         extra: Estimated seconds beyond those of the model as it was.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
@@ -91,6 +86,7 @@ class Chunking:
     lowered: Lowered
     request: Request
     solution: Solution
+    constants: int
     extra: float
     axis: "_Axis"
     notes: tuple[str, ...] = ()
@@ -119,8 +115,8 @@ class Chunking:
 
     @property
     def total(self) -> int:
-        """Bytes of arena and workspace."""
-        return self.solution.total_bytes
+        """Bytes of arena and workspace, and of what is added to the constants."""
+        return self.solution.total_bytes + self.constants
 
 
 def choose(
@@ -320,7 +316,7 @@ class _Axis:
     lowered: Lowered
     graph: Graph
     axes: Axes
-    ranges: tuple["_Range", ...]
+    ranges: tuple[Range, ...]
 
 
 def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _Axis:
@@ -334,7 +330,7 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
         dataclasses.replace(job.lowered, model=model),
         graph,
         axes,
-        tuple(_measured(graph, axes, begin, end) for begin, end in ranges),
+        tuple(measured(graph, axes, begin, end) for begin, end in ranges),
     )
 
 
@@ -354,180 +350,6 @@ def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
         size = batch if axis == 0 and batch is not None else max(sizes.values(), default=1)
         if size > 1:
             yield {name: axis for name, own in sizes.items() if own == size}
-
-
-def slice_levels(size: int) -> list[tuple[int, ...]]:
-    """Bounds of slices, each level within those of the one before: from the whole to `MOST_SLICES` or single elements.
-
-    Slices are halved, or cut in three where that leaves equal ones; of a prime they differ by one.
-    """
-    levels: list[tuple[int, ...]] = [(0, size)]
-    while size > 1 and len(levels[-1]) <= MOST_SLICES / 2 and len(levels[-1]) <= size:
-        bounds = levels[-1]
-        widths = {b - a for a, b in itertools.pairwise(bounds)}
-        pieces = next((p for p in (2, 3) if all(width % p == 0 for width in widths)), 2)
-        finer = [a + (b - a) * i // pieces for a, b in itertools.pairwise(bounds) for i in range(pieces)]
-        levels.append((*dict.fromkeys(finer), size))
-    return levels
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """Steps of a model that can run in slices, and what they need. Arrays have an element for each step.
-
-    Attributes:
-        begin: The first step.
-        end: Behind the last one.
-        fixed: Bytes of what is read whole, at all steps.
-        cut: Bytes alive that a slice has its share of.
-        crossing: Of those alive, the bytes written before the step and read at it or later.
-        joined: Bytes alive that are joined for later steps or as outputs.
-        exits: Bytes of what the steps before this one write of that.
-        workspace: Bytes of workspace, of which a slice has its share, too.
-    """
-
-    begin: int
-    end: int
-    fixed: int
-    cut: np.ndarray
-    crossing: np.ndarray
-    joined: np.ndarray
-    exits: np.ndarray
-    workspace: np.ndarray
-
-    def needed(self, step: int, end: int, slices: int, collected: float) -> float:
-        """About the bytes at a step of a band that ends there; of a step behind it, as it is.
-
-        Args:
-            step: A step of the range.
-            end: Where the band ends.
-            slices: Into how many slices the step is cut.
-            collected: Bytes of slices that are kept for coarser stages.
-        """
-        if slices == 1:
-            return float(self.fixed + self.cut[step - self.begin] + self.joined[step - self.begin])
-        return float(self.fixed + self.exits[end - self.begin] + collected + self.cut[step - self.begin] / slices)
-
-    def least(self, slices: int) -> float:
-        """About the bytes that the range needs with steps in so many slices, or as they are."""
-        steps = range(self.begin, self.end)
-        return max(min(self.needed(step, self.end, count, 0.0) for count in (1, slices)) for step in steps)
-
-
-@dataclass(slots=True)
-class _Block:
-    """Nodes of an order, one after the other: those of a range that can run in slices, or others."""
-
-    is_range: bool
-    steps: list[int] = field(default_factory=list)
-    made: set[ir.Value | None] = field(default_factory=set)
-    whole: set[ir.Value | None] = field(default_factory=set)
-
-    def add(self, step: int, node: ir.Node, how: Slicing | Refusal | None) -> None:
-        """Put a node at the end."""
-        self.steps.append(step)
-        if isinstance(how, Slicing):
-            self.made.update(node.outputs)
-            self.whole.update(node.inputs[index] for index in how.whole)
-
-
-def ranges_in_order(model: ir.Model, axes: Axes) -> tuple[list[int], list[tuple[int, int]]]:
-    """An order of a model's nodes, and the ranges of it that can run in slices, each as long as can be.
-
-    Before a node that reads as a whole what its own range makes, a new range begins. All that this value depends on
-    stays in the one before, or where nothing there is read whole either goes on to the one before that: the keys and
-    values of an attention, say, wherever the file has them.
-    """
-    nodes, blocks = list(model.graph), [_Block(False)]
-    for step, (node, how) in enumerate(zip(nodes, axes.nodes, strict=True)):
-        if isinstance(how, Refusal) or (isinstance(how, Slicing) and not blocks[-1].is_range):
-            blocks.append(_Block(isinstance(how, Slicing)))
-        if isinstance(how, Slicing) and not blocks[-1].made.isdisjoint(node.inputs[index] for index in how.whole):
-            _split(blocks, {node.inputs[index] for index in how.whole}, nodes, axes)
-        blocks[-1].add(step, node, how)
-    begins = list(itertools.accumulate((len(block.steps) for block in blocks), initial=0))
-    ranges = [(begin, end) for block, begin, end in zip(blocks, begins, begins[1:], strict=False) if block.made]
-    return [step for block in blocks for step in block.steps], ranges
-
-
-def _split(blocks: list[_Block], values: set[ir.Value | None], nodes: Sequence[ir.Node], axes: Axes) -> None:
-    """Split the last block in what these values depend on, and the rest."""
-    last, wanted, early = blocks.pop(), set(values), set[int]()
-    for step in reversed(last.steps):
-        if not wanted.isdisjoint(nodes[step].outputs):
-            early.add(step)
-            wanted.update(nodes[step].inputs)
-    read_whole = {nodes[s].inputs[i] for s in early if isinstance(how := axes.nodes[s], Slicing) for i in how.whole}
-    if not (blocks[-1].is_range and blocks[-1].made.isdisjoint(read_whole)):
-        blocks.append(_Block(True))
-    first, rest = blocks[-1], _Block(True)
-    blocks.append(rest)
-    for step in last.steps:
-        (first if step in early else rest).add(step, nodes[step], axes.nodes[step])
-
-
-def _measured(graph: Graph, axes: Axes, begin: int, end: int) -> _Range:
-    """What a range needs. A storage is cut if all of it is made and read within the range."""
-    storage, steps = assign_storage(graph), end - begin
-    within = [begin <= buffer.start and buffer.stop <= end for buffer in storage.buffers]
-    for value, number in enumerate(storage.of_value):
-        if number >= 0 and (graph.values[value] not in axes.values or value in graph.outputs):
-            within[number] = False
-    cut, crossing, joined, exits = (np.zeros(steps + 1) for _ in range(4))
-    fixed = 0
-    for buffer, is_cut in zip(storage.buffers, within, strict=True):
-        first, last = max(buffer.start, begin) - begin, min(buffer.stop, end) - begin
-        if first >= last:
-            continue
-        if is_cut:
-            cut[first:last] += buffer.size
-            crossing[first + 1 : last] += buffer.size
-        elif buffer.start >= begin:
-            joined[first:last] += buffer.size
-            exits[first + 1 :] += buffer.size
-        else:
-            fixed += buffer.size
-    return _Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float))
-
-
-def stages_for(part: _Range, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:
-    """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
-
-    From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
-    the step nearby before which fewest bytes cross, as those are collected for the coarser stage. Steps at the end that
-    fit as they are belong to no stage.
-
-    Args:
-        part: The range.
-        slices: Number of slices of each level.
-        most: Bytes alive.
-        most_workspace: Bytes of workspace.
-    """
-
-    def fits(step: int, count: int) -> bool:
-        alive = part.needed(step, end, count, collected)
-        return alive <= most and bool(part.workspace[step - part.begin] / count <= most_workspace)
-
-    level, stop, end, collected = 0, part.end, part.end, 0.0
-    found: list[tuple[int, int, int]] = []
-    for step in reversed(range(part.begin, part.end)):
-        if step >= stop or level == len(slices) - 1 or fits(step, slices[level]):
-            continue
-        here = stop
-        if step + 1 < stop:
-            here = step + 1 + int(part.crossing[step + 1 - part.begin : min(stop, step + NEAR) - part.begin].argmin())
-        if level:
-            found.append((here, stop, level))
-            collected += part.crossing[here - part.begin] / slices[level]
-        else:
-            end = here
-            collected = part.crossing[here - part.begin]
-        finer = range(level + 1, len(slices))
-        level = next((n for n in finer if fits(step, slices[n])), len(slices) - 1)
-        stop = here
-    if level:
-        found.append((part.begin, stop, level))
-    return [one for one in reversed(found) if one[0] < one[1]]
 
 
 def chunkings(job: _Job, axis: _Axis) -> list[Chunking]:
@@ -586,10 +408,12 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands), axis.axes.size)
     assert made.calibration is not None
     graph = graph_of(made.model, None, made.calibration.seconds, made.calibration.workspace, (), job.device)
-    asked = dataclasses.replace(job.request, graph=graph, budget=None, stages={}, forced={}, parts=frozenset())
-    return Chunking(
-        bands, made, asked, decide(asked, "none", "file"), _extra_seconds(axis.lowered.model, made.model), axis
+    base = job.request.base + parameter_bytes(made.model, None) - parameter_bytes(axis.lowered.model, None)
+    asked = dataclasses.replace(
+        job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
+    solution, extra = decide(asked, "none", "file"), _extra_seconds(axis.lowered.model, made.model)
+    return Chunking(bands, made, asked, solution, base - job.request.base, extra, axis)
 
 
 _NAME = re.compile(r"^(.*)\.chunk(\d+)_(\d+)(?:#\d+)?$", re.DOTALL)

@@ -256,15 +256,18 @@ class ChunkedBinding:
     """A plan with chunks bound to addresses, ready to run: what `Binding` is to a plan that runs in one session.
 
     Args:
-        chunks: The plan.
-        engines: Its sessions.
+        program: Of the whole plan.
+        steps: What runs, in order.
+        engines: The sessions.
         arena: Where planned values lie, on the host.
     """
 
-    def __init__(self, chunks: Chunks, engines: Sequence[Engine], arena: Arena) -> None:
-        self.program, self.arena, self._held = chunks.program, arena, dict[str, Any]()
-        self._planned = {tensor.name: tensor for tensor in chunks.program.planned}
-        self._steps = [self._step(step, engines) for step in chunks.steps]
+    def __init__(
+        self, program: Program, steps: Sequence[Stretch | Copied], engines: Sequence[Engine], arena: Arena
+    ) -> None:
+        self.program, self.arena, self._held = program, arena, dict[str, Any]()
+        self._planned = {tensor.name: tensor for tensor in program.planned}
+        self._steps = [self._step(step, engines) for step in steps]
 
     def _step(self, step: Stretch | Copied, engines: Sequence[Engine]) -> Callable[[feeding.Feeds], None]:
         if isinstance(step, Copied):

@@ -20,7 +20,7 @@ from memonger.runtime import ort
 from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
-from memonger.runtime.chunked import ChunkedBinding, Chunks, cut_up, is_chunked
+from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is_chunked
 from memonger.runtime.engine import Engine
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, check_family, group_plans
@@ -34,7 +34,7 @@ class Session:
     """A planned model, ready to run; or one model planned for several input shapes, of which each run picks its own.
 
     Several plans share one arena, as large as the largest needs. Plans that differ in shapes only share one
-    onnxruntime session as well, and so one copy of the weights.
+    onnxruntime session as well, and so one copy of the weights. Plans with chunks don't: each has sessions of its own.
 
     The first run is profiled: if onnxruntime didn't execute the planned order, its results are not returned and the
     session refuses to run.
@@ -268,7 +268,9 @@ def _runners(
         chunks = cut_up(plans[index])
         engines = tuple(make_engine(group, True) for group in chunks.groups)
         engines[-1].reserve()
-        found[index] = _Runner(chunks.program, engines, partial(_bound_in_chunks, chunks, engines))
+        found[index] = _Runner(
+            chunks.program, engines, partial(_bound_in_chunks, chunks.program, chunks.steps, engines)
+        )
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -277,9 +279,9 @@ def _runners(
 
 
 def _bound_in_chunks(
-    chunks: Chunks, engines: tuple[Engine, ...], arena: Arena, inputs_at: Arena | None
+    program: Program, steps: Sequence[Stretch | Copied], engines: Sequence[Engine], arena: Arena, _: Arena | None
 ) -> ChunkedBinding:
-    return ChunkedBinding(chunks, engines, arena)
+    return ChunkedBinding(program, steps, engines, arena)
 
 
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:
