@@ -81,10 +81,11 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     writer = Writer(copy)
     _check_names(bands, {str(v.name) for v in all_values(copy.graph)})
     start = 0
+    first = 1 + max((int(node.metadata_props.get(CHUNK, "-1").split(".")[0]) for node in nodes), default=-1)
     for number, band in enumerate(bands):
         writer.order += nodes[start : band.stages[0].begin]
         start = band.stages[-1].end
-        _write_band(writer, number, band, nodes)
+        _write_band(writer, first + number, band, nodes)
     writer.order += nodes[start:]
     copy.graph.remove(list(copy.graph))
     copy.graph.extend(writer.order)

@@ -11,6 +11,7 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage
 from memonger.model.axes import Axes
 from memonger.model.cutting import Refusal, Slicing
+from memonger.model.marks import CHUNK
 
 MOST_SLICES = 64
 """Finer slices leave kernels too little to do."""
@@ -99,11 +100,13 @@ def ranges_in_order(model: ir.Model, axes: Axes) -> tuple[list[int], list[tuple[
 
     Before a node that reads as a whole what its own range makes, a new range begins. All that this value depends on
     stays in the one before, or where nothing there is read whole either goes on to the one before that: the keys and
-    values of an attention, say, wherever the file has them.
+    values of an attention, say, wherever the file has them. In a model that runs in chunks already no range goes on
+    from one to the next.
     """
-    nodes, blocks = list(model.graph), [_Block(False)]
+    nodes, blocks, chunk = list(model.graph), [_Block(False)], ""
     for step, (node, how) in enumerate(zip(nodes, axes.nodes, strict=True)):
-        if isinstance(how, Refusal) or (isinstance(how, Slicing) and not blocks[-1].is_range):
+        before, chunk = chunk, node.metadata_props.get(CHUNK, "")
+        if before != chunk or isinstance(how, Refusal) or (isinstance(how, Slicing) and not blocks[-1].is_range):
             blocks.append(_Block(isinstance(how, Slicing)))
         if isinstance(how, Slicing) and not blocks[-1].made.isdisjoint(node.inputs[index] for index in how.whole):
             _split(blocks, {node.inputs[index] for index in how.whole}, nodes, axes)

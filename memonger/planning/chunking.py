@@ -80,6 +80,7 @@ class Chunking:
         extra: Estimated seconds beyond those of the model as it was.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
+        outer: Chunks of which these are chunks; None where they are the model's own.
     """
 
     bands: tuple[Band, ...]
@@ -90,14 +91,16 @@ class Chunking:
     extra: float
     axis: "_Axis"
     notes: tuple[str, ...] = ()
+    outer: "Chunking | None" = None
 
     def described(self) -> tuple[ChunkedBand, ...]:
         """What runs in chunks, for the plan."""
+        outer = () if self.outer is None else self.outer.described()
         before, after = self.axis.graph, self.solution.graph
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
         marks = [n.metadata_props.get(CHUNK, "") for n in self.lowered.model.graph]
         found = []
-        for number, band in enumerate(self.bands):
+        for number, band in enumerate(self.bands, len(outer)):
             begin, end = band.stages[0].begin, band.stages[-1].end
             own = [step for step, mark in enumerate(marks) if mark.startswith(f"{number}.")]
             cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
@@ -111,7 +114,7 @@ class Chunking:
                     seconds=(len(own) - len(cut)) * LAUNCH_SECONDS + runs * RUN_SECONDS,
                 )
             )  # fmt: skip
-        return tuple(found)
+        return (*outer, *found)
 
     @property
     def total(self) -> int:
@@ -148,6 +151,9 @@ def choose(
         return None
     ordered = dataclasses.replace(lowered, model=lowered.model.clone())
     schedule_model(ordered.model, plain.schedule, plain.graph)
+    for node in ordered.model.graph:  # whose marks would be taken for ours
+        node.metadata_props.pop(CHUNK, None)
+        node.metadata_props.pop(WINDOW, None)
     search = _Search(_Job(ordered, request, plain, device), options, batch)
     if budget is not None or options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
@@ -199,8 +205,27 @@ class _Search:
         asked = self.options.axis_and_chunks
         if asked is not None:
             return [in_slices(self.job, _axis_asked_for(self.job, asked[0], self._refused), asked[1])]
-        axes = (_along(self.job, seeds, self._refused) for seeds in seeds_of(self.job.lowered.model, self.batch))
-        return [way for axis in axes for way in chunkings(self.job, axis)]
+        axes = [_along(self.job, seeds, self._refused) for seeds in seeds_of(self.job.lowered.model, self.batch)]
+        ways = [way for axis in axes for way in chunkings(self.job, axis)]
+        if len(axes) == 2 and all(axis.ranges for axis in axes):
+            ways += self._rows_of_elements(*axes)
+        return ways
+
+    def _rows_of_elements(self, batch: "_Axis", rows: "_Axis") -> list["Chunking"]:
+        """Each element of the batch by itself, and of that the rows in chunks."""
+        nodes = sum(one.end - one.begin for one in batch.ranges)
+        if nodes * batch.axes.size > MOST_NODES:
+            return []
+        outer = in_slices(self.job, batch, batch.axes.size)
+        model = outer.lowered.model
+        cut = [node for node in model.graph if WINDOW in node.metadata_props]
+        starts = (node for node in cut if node.op_type == "Slice" and node.inputs[0] in model.graph.inputs)
+        seeds = {str(node.outputs[0].name): 1 for node in starts if _has(node.outputs[0], 1, rows.axes.size)}
+        if not seeds:
+            return []
+        refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
+        job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
+        return [_within(outer, way) for way in chunkings(job, _along(job, seeds, refused))]
 
 
 def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
@@ -246,7 +271,7 @@ def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
         found = _NAME.match(str(node.name))
         if CHUNK in node.metadata_props and found is not None:
             copies.setdefault(found[1], []).append((node, int(found[2]), int(found[3])))
-    found_different = {}
+    found_different = {} if way.outer is None else _different(way.outer, check)
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
         if str(node.name) not in copies or not isinstance(how, Slicing):
             continue
@@ -283,6 +308,17 @@ def _cheapest(room: float, ways: Sequence[Chunking]) -> Chunking | None:
     if not fitting:
         return min(ways, key=lambda way: (way.total, way.extra), default=None)
     return min(fitting, key=lambda way: (way.extra, way.total))
+
+
+def _has(value: ir.Value, axis: int, size: int) -> bool:
+    shape = static_shape(value) or ()
+    return len(shape) > axis and shape[axis] == size
+
+
+def _within(outer: Chunking, way: Chunking) -> Chunking:
+    """Chunks of a model in chunks, as a way of the model itself."""
+    extra, constants = outer.extra + way.extra, outer.constants + way.constants
+    return dataclasses.replace(way, extra=extra, constants=constants, outer=outer)
 
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:

@@ -338,7 +338,8 @@ def solve(job: Job) -> Solution:
         kept = sum(not recomputed for recomputed in job.request.forced.values())
         hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
         hint = (hint if kept else "") + _offered(job, error.budget)
-        raise BudgetError(error.budget, error.smallest, error.lower_bound, hint) from error
+        bound = min(error.lower_bound, job.request.base) if job.chunks else error.lower_bound  # other chunks may do
+        raise BudgetError(error.budget, error.smallest, bound, hint) from error
 
 
 def _offered(job: Job, budget: int) -> str:
