@@ -60,6 +60,9 @@ ROUNDS = 4
 TIMED = 3
 """Ways that are timed, each with more memory than the one before."""
 
+FAR = 2.0
+"""Ways are tried up to so much more memory than the least, as a finer one may take more than a coarser."""
+
 NEXT_TO = 1.25
 """Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
 
@@ -166,6 +169,7 @@ class _Search:
     def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
         self._check, self._refused = SliceCheck(options.threads), dict[str, str]()
+        self._known: dict[frozenset[str], list[_Ladder]] = {}
 
     def within(self, room: float) -> "Chunking | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
@@ -189,10 +193,10 @@ class _Search:
             above = NEXT_TO * way.total
         return None
 
-    def _same_bits(self, pick: Callable[[Sequence["Chunking"]], "Chunking | None"]) -> "Chunking | None":
+    def _same_bits(self, pick: Callable[[Sequence["_Ladder"]], "Chunking | None"]) -> "Chunking | None":
         """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
         for _ in range(ROUNDS):
-            way = pick(self._ways())
+            way = pick(self._ladders())
             if way is None:
                 return None
             different = _different(way, self._check)
@@ -201,22 +205,30 @@ class _Search:
             self._refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
         return None
 
-    def _ways(self) -> list["Chunking"]:
+    def _ladders(self) -> list["_Ladder"]:
+        """Ways along each axis."""
+        key = frozenset(self._refused)
+        if key not in self._known:
+            self._known[key] = self._made()
+        return self._known[key]
+
+    def _made(self) -> list["_Ladder"]:
         asked = self.options.axis_and_chunks
         if asked is not None:
-            return [in_slices(self.job, _axis_asked_for(self.job, asked[0], self._refused), asked[1])]
+            axis = _axis_asked_for(self.job, asked[0], self._refused)
+            return [_Ladder(self.job, axis, [in_slices(axis, asked[1])], None)]
         axes = [_along(self.job, seeds, self._refused) for seeds in seeds_of(self.job.lowered.model, self.batch)]
-        ways = [way for axis in axes for way in chunkings(self.job, axis)]
+        ladders = [_Ladder(self.job, axis, ways_of(self.job, axis), None) for axis in axes]
         if len(axes) == 2 and all(axis.ranges for axis in axes):
-            ways += self._rows_of_elements(*axes)
-        return ways
+            ladders += self._rows_of_elements(*axes)
+        return ladders
 
-    def _rows_of_elements(self, batch: "_Axis", rows: "_Axis") -> list["Chunking"]:
+    def _rows_of_elements(self, batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
         nodes = sum(one.end - one.begin for one in batch.ranges)
         if nodes * batch.axes.size > MOST_NODES:
             return []
-        outer = in_slices(self.job, batch, batch.axes.size)
+        outer = _tried(self.job, batch, in_slices(batch, batch.axes.size))
         model = outer.lowered.model
         cut = [node for node in model.graph if WINDOW in node.metadata_props]
         starts = (node for node in cut if node.op_type == "Slice" and node.inputs[0] in model.graph.inputs)
@@ -225,7 +237,8 @@ class _Search:
             return []
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
         job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
-        return [_within(outer, way) for way in chunkings(job, _along(job, seeds, refused))]
+        axis = _along(job, seeds, refused)
+        return [_Ladder(job, axis, ways_of(job, axis), outer)]
 
 
 def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
@@ -292,22 +305,54 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     )
 
 
-def _best(plain: int, above: float, ways: Sequence[Chunking]) -> Chunking | None:
+def _best(plain: int, above: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """Of the ways that take next to the least memory, above a limit, the one with fewest nodes.
 
     None where none takes much less than the model as it is.
     """
-    least = min((way.total for way in ways if way.total > above), default=math.inf)
-    near = [way for way in ways if above < way.total <= min(WORTH * plain, NEXT_TO * least)]
+    found: list[Chunking] = []
+    for ladder in ladders:
+        least = math.inf
+        for way in ladder:
+            if way.total > above:
+                found.append(way)
+                if way.total > FAR * least:
+                    break
+                least = min(least, way.total)
+    least = min((way.total for way in found), default=math.inf)
+    near = [way for way in found if way.total <= min(WORTH * plain, NEXT_TO * least)]
     return min(near, key=lambda way: (way.extra, way.total), default=None)
 
 
-def _cheapest(room: float, ways: Sequence[Chunking]) -> Chunking | None:
+def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """The cheapest way that fits, or else the smallest."""
-    fitting = [way for way in ways if way.total <= room]
+    found: list[Chunking] = []
+    for ladder in ladders:
+        for way in (ladder[index] for index in reversed(range(len(ladder)))):
+            found.append(way)
+            if way.total <= room:
+                break
+    fitting = [way for way in found if way.total <= room]
     if not fitting:
-        return min(ways, key=lambda way: (way.total, way.extra), default=None)
+        return min(found, key=lambda way: (way.total, way.extra), default=None)
     return min(fitting, key=lambda way: (way.extra, way.total))
+
+
+class _Ladder(Sequence[Chunking]):
+    """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
+
+    def __init__(self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None) -> None:
+        self._job, self._axis, self._bands, self._outer = job, axis, bands, outer
+        self._known: dict[int, Chunking] = {}
+
+    def __len__(self) -> int:
+        return len(self._bands)
+
+    def __getitem__(self, index: int) -> Chunking:  # type: ignore[override]  # no slices of it are taken
+        if index not in self._known:
+            way = _tried(self._job, self._axis, self._bands[index])
+            self._known[index] = way if self._outer is None else _within(self._outer, way)
+        return self._known[index]
 
 
 def _has(value: ir.Value, axis: int, size: int) -> bool:
@@ -388,8 +433,8 @@ def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
             yield {name: axis for name, own in sizes.items() if own == size}
 
 
-def chunkings(job: _Job, axis: _Axis) -> list[Chunking]:
-    """Ways to run a model in chunks along one axis, for ever smaller arenas.
+def ways_of(job: _Job, axis: _Axis) -> list[tuple[Band, ...]]:
+    """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
         job: The model.
@@ -400,21 +445,20 @@ def chunkings(job: _Job, axis: _Axis) -> list[Chunking]:
     least = max((one.least(slices[-1]) for one in axis.ranges), default=0.0)
     arena, workspace = job.plain.arena_bytes, max(job.plain.graph.workspace, default=0)
     seen: dict[tuple[Any, ...], None] = {}
-    for step in range(1, STEPS * len(bin(slices[-1]))):
+    for step in reversed(range(1, STEPS * len(bin(slices[-1])))):
         share = 2 ** (-step / STEPS)
         ways = (stages_for(one, slices, max(least, arena * share), workspace * share) for one in axis.ranges)
         seen[tuple(map(tuple, ways))] = None
-    found = []
-    for chosen in seen:
-        more = sum((end - begin) * (slices[level] - 1) for stages in chosen for begin, end, level in stages)
-        bands = _bands(axis.axes, chosen, levels)
-        if bands and more <= MOST_NODES:
-            found.append(_tried(job, axis, bands))
-    return found
+    few = (
+        chosen
+        for chosen in seen
+        if sum((end - begin) * slices[level] for stages in chosen for begin, end, level in stages) <= MOST_NODES
+    )
+    return [bands for chosen in few if (bands := _bands(axis.axes, chosen, levels))]
 
 
-def in_slices(job: _Job, axis: _Axis, count: int) -> Chunking:
-    """The model with all that can be in so many slices.
+def in_slices(axis: _Axis, count: int) -> tuple[Band, ...]:
+    """All that can be in so many slices.
 
     Raises:
         PlanError: nothing can; or the axis has fewer elements.
@@ -425,8 +469,7 @@ def in_slices(job: _Job, axis: _Axis, count: int) -> Chunking:
         refusal = next((str(how) for how in axis.axes.nodes if isinstance(how, Refusal)), "no node reads it")
         raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
     bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
-    bands = tuple(Band(axis.axes.values, (Stage(one.begin, one.end, bounds),)) for one in axis.ranges)
-    return _tried(job, axis, bands)
+    return tuple(Band(axis.axes.values, (Stage(one.begin, one.end, bounds),)) for one in axis.ranges)
 
 
 def _bands(
