@@ -23,7 +23,7 @@ SMALL_BATCH = (
 )
 LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
 MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
-WINDOWS = 2  # times the outputs: windows up to which a weight's gradient is one product with them
+WINDOWS = 2  # for each output: windows of all images up to which a weight's gradient is one product with them
 WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
 
 
@@ -223,7 +223,7 @@ def _as_weight(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _windows_pay(batch: int, outputs: int, at: Windows) -> bool:
-    """Whether all windows together are smaller than the weight, and cutting them out takes little beside the product."""
+    """Whether the windows are smaller than the weight, or not much larger, and cutting them out takes little."""
     return batch * math.prod(at.count) <= WINDOWS * outputs and 4 * batch * math.prod(at.kernel) <= outputs
 
 
