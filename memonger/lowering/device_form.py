@@ -85,7 +85,7 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
     try:
         written = FORMS.get(device.provider, _unchanged)(model)
         if device.is_host and settings.level == "rewrite":
-            written = cpu_convolutions.write_out(written)
+            written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
         lowered, calibration = _lower(written, device, settings, folder.path)
     except SessionError as error:
         raise PlanError(f"{model.name}: {error}") from error

@@ -45,6 +45,24 @@ def test_products_of_transposed_stacks_give_the_same_bits(rows: int, width: int,
         np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
 
 
+def test_stacks_of_small_matrices_are_transposed_by_products() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    g (float[2,32,6,5] x, float[32,8,3,3] w) => (float[2,32,6,5] y)
+    { y = Conv <group=4, pads=[1,1,1,1]> (x, w) }"""
+    model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x", "w"])
+    written = cpu.write_out(model, exact=False)
+    found = Counter(node.op_type for node in written.graph)
+    assert found["FusedMatMul"] == 1  # 32 matrices of 9 x 8; those of images, 8 of 8 x 30, stay
+    assert cpu.write_out(model) is model
+    for mine, theirs in zip(_run(written.ir), _run(model.ir), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_long_sum_over_a_left_operand_is_transposed_where_last_bits_may_differ() -> None:
+    written = cpu.write_out(_attention(130, 130), exact=False)
+    assert sum(node.op_type == "Transpose" for node in written.graph) == 0
+
+
 def test_a_product_of_single_rows_stays() -> None:
     model = _attention(1, 4)
     assert cpu.write_out(model) is model

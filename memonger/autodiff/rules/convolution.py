@@ -8,12 +8,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules.winograd import winograd
 from memonger.model.emitter import Attribute, Emitter
 from memonger.model.marks import DepthwiseWeight
+from memonger.model.values import is_swapped
 from memonger.model.windows import Windows, windows_of
 
 SMALL_BATCH = (
@@ -21,6 +23,7 @@ SMALL_BATCH = (
 )
 LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
 MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
+WINDOWS = 2  # for each output: windows of all images up to which a weight's gradient is one product with them
 WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
 
 
@@ -87,13 +90,13 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
 
 
 def pointwise_image(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
-    """The gradient ``[N, C, P]`` of an image under a 1×1 weight ``[K, C]``: of weight and gradient the smaller is
-    transposed."""
+    """The gradient ``[N, C, P]`` of an image under a 1×1 weight ``[K, C]``: the smaller is transposed, the weight, or
+    the gradients' images and channels."""
     (batch, outputs), channels = op.dims(dy)[:2], op.dims(w)[1]
     size = math.prod(op.dims(dy)[2:])
     if outputs < SMALL_BATCH * batch * size:
         return op.MatMul(op.transpose(w, (1, 0)), op.reshape(dy, (batch, outputs, size)))
-    return _swapped(op, op.reshape(op.Gemm(_columns(op, dy), w, transA=1), (batch, size, channels)))
+    return _batch_second(op, op.reshape(op.Gemm(w, _columns(op, dy), transA=1), (channels, batch, size)), 1)
 
 
 def _columns(op: Emitter, x: ir.Value) -> ir.Value:
@@ -115,9 +118,9 @@ def _winograd_pays(at: Windows, outputs: int, inputs: int) -> bool:
 def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: int) -> ir.Value:
     """A convolution of dy, padded to the windows that hold each element, with the weight transposed and flipped."""
     outer, inner, size = op.dims(w)[0] // group, op.dims(w)[1], math.prod(at.kernel)
-    last = _swapped(op, op.reshape(w, (group, outer, inner * size)))
-    flipped = _flip(op, op.reshape(last, (group * inner, *at.kernel, outer)), at.rank)
-    weight = _swapped(op, op.reshape(flipped, (group * inner, size, outer)))
+    turned = _batch_second(op, w, 1) if group == 1 else op.reshape(w, (group, outer, inner, size))
+    turned = op.reshape(turned, (inner, outer, size)) if group == 1 else op.transpose(turned, (0, 2, 1, 3))
+    weight = op.MatMul(turned, op.constant(np.eye(size)[::-1].tolist(), w.dtype))  # flips, and moves whole rows
     begin = [e - 1 - p for e, p in zip(at.extent, at.begin, strict=True)]
     end = [e - 1 - p for e, p in zip(at.extent, at.excess, strict=True)]
     weight = op.reshape(weight, (group * inner, outer, *at.kernel))
@@ -127,7 +130,10 @@ def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, grou
 def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
     """A stack of matrices ``[B, m, n]``, each transposed: the kind of Transpose that is fast. A view of a vector."""
     b, m, n = op.dims(x)
-    return op.reshape(x, (b, n, m)) if m == 1 or n == 1 else op.transpose(x, (0, 2, 1))
+    if m == 1 or n == 1:
+        return op.reshape(x, (b, n, m))
+    made = op.transpose(x, (0, 2, 1))
+    return op.composite("SwappedMatrices", made) if is_swapped(made) else made
 
 
 def _flip(op: Emitter, x: ir.Value, rank: int) -> ir.Value:
@@ -149,6 +155,8 @@ def _weight_gradient(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group:
     if group == channels:
         dw = (_depthwise_by_columns if at.rank < 3 and at.is_dense else _depthwise_by_images)(op, x, dy, at)
         return _depthwise(op, dw, x, dy, at) if at.rank == 2 and outputs == channels else dw
+    if group == 1 and _windows_pay(op.dims(x)[0], outputs, at):
+        return _weight_by_windows(op, x, dy, at)
     x = _read_part(op, x, at)
     if at.dilations[-1] > 1 and at.rank < 3:
         return _weight_by_depth(op, x, dy, at, group)
@@ -167,7 +175,7 @@ def _pointwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir
     (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], math.prod(at.count)
     x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
     if size < LARGE_IMAGE:
-        return op.MatMul(_columns(op, dy), op.reshape(_swapped(op, x), (batch * size, channels)))
+        return op.Gemm(_columns(op, dy), _columns(op, x), transB=1)
     if outputs >= channels:
         return _sum_batch(op, products_by_rows(op, dy, x))
     return op.transpose(_sum_batch(op, products_by_rows(op, x, dy)), (1, 0))
@@ -190,13 +198,11 @@ def _sum_batch(op: Emitter, products: ir.Value) -> ir.Value:
 
 
 def _batch_second(op: Emitter, x: ir.Value, group: int) -> ir.Value:
-    """``[N, g·C, ...]`` as ``[g, N, C·...]``, whole blocks moved."""
+    """``[N, g·C, ...]`` as ``[g, N, C·...]``, or for one group as ``[C, N, ...]``; whole blocks moved."""
     batch, channels, *image = op.dims(x)
-    parts = op.reshape(x, (batch, group, -1) if group > 1 else (batch, channels, math.prod(image)))
-    if batch == 1 or op.dims(parts)[1] == 1:
-        b, g, size = op.dims(parts)
-        return op.reshape(parts, (g, b, size))
-    return op.transpose(parts, (1, 0, 2))
+    parts = op.reshape(x, (batch, group, channels // group * math.prod(image))) if group > 1 else x
+    b, g, *rest = op.dims(parts)
+    return op.reshape(parts, (g, b, *rest)) if 1 in (b, g) else op.transpose(parts, (1, 0, *range(2, 2 + len(rest))))
 
 
 def _rows(op: Emitter, x: ir.Value, group: int) -> ir.Value:
@@ -213,8 +219,27 @@ def _rows(op: Emitter, x: ir.Value, group: int) -> ir.Value:
 
 def _as_weight(op: Emitter, x: ir.Value) -> ir.Value:
     """``[N, C, ...]`` as the weight ``[C, N, ...]``."""
-    batch, channels, *image = op.dims(x)
-    return op.reshape(_batch_second(op, x, 1), (channels, batch, *image))
+    return _batch_second(op, x, 1)
+
+
+def _windows_pay(batch: int, outputs: int, at: Windows) -> bool:
+    """Whether the windows are smaller than the weight, or not much larger, and cutting them out takes little."""
+    return batch * math.prod(at.count) <= WINDOWS * outputs and 4 * batch * math.prod(at.kernel) <= outputs
+
+
+def _weight_by_windows(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir.Value:
+    """One product of dy with the windows of x, which leaves the weight in its own layout: nothing of its size moves.
+
+    The windows are cut out by a convolution with ones and zeros, an output channel for each place in a window and each
+    image.
+    """
+    (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], math.prod(at.kernel)
+    places = np.eye(size * batch).reshape(size, batch, size, batch).transpose(0, 1, 3, 2)
+    places = places.reshape(size * batch, batch, *at.kernel)
+    settings = _settings(at, 1, at.begin, [max(0, excess) for excess in at.excess])
+    windows = op.Conv(_as_weight(op, _read_part(op, x, at)), op.constant(places.tolist(), x.dtype), **settings)
+    windows = op.reshape(windows, (channels * size, batch * math.prod(at.count)))
+    return op.reshape(op.Gemm(_columns(op, dy), windows, transB=1), (outputs, channels, *at.kernel))
 
 
 def _weight_by_rows_of_x(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, group: int) -> ir.Value:
