@@ -235,7 +235,7 @@ class Plan(BasePlan, Header):
         facts = parse_device(self.device)
         if not (facts.is_host or facts.facts.is_portable):
             return None
-        return session_memory.session_bytes(len(self.graph.nodes), self.mode == "training")
+        return session_memory.session_bytes(self.model, self.mode == "training")
 
     @property
     def unplanned_bytes(self) -> int:

@@ -26,6 +26,7 @@ from memonger.planning.unplan import unplan as made_without_plan
 from memonger.report import text
 from memonger.report.diff import diff_lines, diff_record, totals_table
 from memonger.report.fit import certificate_line, certificate_record
+from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
 from memonger.report.layers import Layer, layer_record, layers_of, layers_table
@@ -51,8 +52,8 @@ def inspect(
         return
     console = Screen()
     figures = None if planned is None else plan_figures(planned, read.name, str(model))
-    if figures is not None:
-        print_lines(console, headline(figures))
+    if planned is not None and figures is not None:
+        print_lines(console, (*headline(figures), *chunks_lines(planned)))
     print_lines(console, tuple(model_lines(record)))
     if layers:
         print_wide(console, layers_table(shown))
@@ -63,6 +64,9 @@ def inspect(
         console.print(f"It has no plan: make one with memonger-plan {model} -o PLANNED.onnx")
         return
     console.print(details_table(figures, planned.lower_bound_bytes))
+    if planned.chunks:
+        console.print(chunks_table(figures["chunks"]))
+        console.print(CHUNKS_NOTE)
     print_lines(console, text.memory_picture(planned))
     console.print(text.largest_table(planned))
     console.print(text.memory_count_table(count_memory(planned)))

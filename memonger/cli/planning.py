@@ -25,6 +25,7 @@ from memonger.plan import Plan
 from memonger.planning import search_plan as planner
 from memonger.planning.options import Options
 from memonger.report import text
+from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.headline import details_table, headline
 from memonger.report.summary import plan_figures, plan_record
 from memonger.units import format_size
@@ -61,7 +62,7 @@ def plan(
 
 def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
     console = Screen()
-    print_lines(console, headline(record))
+    print_lines(console, (*headline(record), *chunks_lines(made)))
     if made.mode == "training":
         console.print(text.recomputation_line(record))
     if made.budget is not None:
@@ -75,6 +76,9 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
         if made.outcome is not None and made.outcome.candidates:
             console.print(text.candidates_table(made.outcome.candidates))
         console.print(details_table(record, made.lower_bound_bytes))
+        if made.chunks:
+            console.print(chunks_table(record["chunks"]))
+            console.print(CHUNKS_NOTE)
     print_lines(console, text.memory_picture(made))
     more = "" if details else " More figures: --details."
     console.print(f"Planned in {made.planning_seconds:.2f} s.{more}")

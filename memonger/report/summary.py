@@ -3,6 +3,7 @@
 from typing import Any
 
 from memonger.plan import Plan
+from memonger.report.chunks import chunk_records
 from memonger.report.memory_count import count_memory
 
 
@@ -44,6 +45,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "overhead": plan.overhead,
         "segments": 1 if plan.outcome is None else plan.outcome.segments,
         "recomputed_nodes": len(plan.recomputed),
+        "chunks": chunk_records(plan),
         "unplanned_values": unplanned_values(plan),
         "notes": list(plan.notes),
         "planning_seconds": plan.planning_seconds,

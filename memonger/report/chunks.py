@@ -1,0 +1,81 @@
+"""What of a plan runs in chunks: in a sentence, and as a table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from memonger.model.marks import CHUNK, WINDOW
+from memonger.plan import Plan
+from memonger.units import format_size
+
+def chunk_records(plan: Plan) -> list[dict[str, Any]]:
+    """What runs in chunks as plain data, a record for each band: see `memonger.plan_file.ChunkedBand`."""
+    return [asdict(band) for band in plan.chunks]
+
+
+def chunks_lines(plan: Plan) -> tuple[str, ...]:
+    """What runs in chunks, and what that saves, in a sentence; none where nothing does."""
+    bands = plan.chunks
+    if not bands:
+        return ()
+    whole = sum(not {CHUNK, WINDOW}.intersection(node.metadata_props) for node in plan.model.graph)
+    count = sum(band.nodes for band in bands)
+    before, after = (max(getattr(band, f"bytes_{when}") for band in bands) for when in ("before", "after"))
+    parts = "" if len(bands) == 1 else f"{len(bands)} bands of "
+    return (
+        f"{count} of {count + whole} nodes run in chunks of {axis_words(bands[0].axis)}, in {parts}"
+        f"{_slices([band.slices for band in bands])} slices: they need {format_size(after)} of the arena at most, "
+        f"{format_size(before)} without chunks.",
+    )
+
+
+def axis_words(axis: int) -> str:
+    """An axis of the inputs as people call it."""
+    return f"axis {axis} of the inputs" if axis else "the batch"
+
+
+def _slices(stages: Sequence[Sequence[int]]) -> str:
+    """How many slices the stages of all bands have, as ``16, then 8, 4 and 2``."""
+    if len(set(map(tuple, stages))) > 1:
+        counts = [count for band in stages for count in band]
+        return f"{min(counts)} to {max(counts)}"
+    first, *others = map(str, stages[0])
+    if not others:
+        return first
+    *between, last = others
+    return f"{first}, then {', '.join(between)} and {last}" if between else f"{first}, then {last}"
+
+
+def chunks_table(records: Sequence[Mapping[str, Any]], count: int = 20) -> Table:
+    """A row for each band, the first ``count``."""
+    table = Table(title="What runs in chunks", title_justify="left")
+    table.add_column("nodes", justify="right")
+    table.add_column("first … last", overflow="fold")
+    for name in ("axis", "slices"):
+        table.add_column(name)
+    for name in ("before", "in chunks", "more time"):
+        table.add_column(name, justify="right")
+    for cells in map(_cells, records[:count]):
+        table.add_row(*cells)
+    if len(records) > count:
+        table.add_row("", f"and {len(records) - count} more bands")
+    return table
+
+
+def _cells(band: Mapping[str, Any]) -> Iterator[str]:
+    yield str(band["nodes"])
+    yield f"{band['first']} … {band['last']}"
+    yield axis_words(band["axis"])
+    yield ", ".join(map(str, band["slices"]))
+    yield format_size(band["bytes_before"])
+    yield format_size(band["bytes_after"])
+    yield f"{band['seconds'] * 1e3:.2f} ms"
+
+
+CHUNKS_NOTE = (
+    "Before and in chunks: the most of the arena that is alive at one of these nodes. More time: what running more, "
+    "smaller nodes is estimated to take; values that then fit the caches often make up for it."
+)
+"""What the columns of the table are."""
