@@ -24,9 +24,9 @@ from memonger.plan_file import KEY
 from memonger.planning import certificate
 from memonger.planning.unplan import unplan as made_without_plan
 from memonger.report import text
+from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.diff import diff_lines, diff_record, totals_table
 from memonger.report.fit import certificate_line, certificate_record
-from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
 from memonger.report.layers import Layer, layer_record, layers_of, layers_table

@@ -40,6 +40,7 @@ from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import SliceCheck
 from memonger.remat import Request
+from memonger.units import MiB
 from memonger.words import option
 
 LAUNCH_SECONDS = 2.5e-6
@@ -50,6 +51,9 @@ RUN_SECONDS = 10e-6
 
 STEPS = 4
 """Arenas that are tried for each halving of memory."""
+
+SMALL = 2 * MiB
+"""Arena and workspace that nobody minds: without a budget a model that takes no more runs as it is."""
 
 WORTH = 0.95
 """Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
@@ -150,7 +154,7 @@ def choose(
         return None
     plain = decide(dataclasses.replace(request, budget=None), "none", options.order)
     budget = request.budget
-    if options.axis_and_chunks is None and budget is not None and request.base + plain.total_bytes <= budget:
+    if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
     ordered = dataclasses.replace(lowered, model=lowered.model.clone())
     schedule_model(ordered.model, plain.schedule, plain.graph)

@@ -10,6 +10,7 @@ from memonger.model.marks import CHUNK, WINDOW
 from memonger.plan import Plan
 from memonger.units import format_size
 
+
 def chunk_records(plan: Plan) -> list[dict[str, Any]]:
     """What runs in chunks as plain data, a record for each band: see `memonger.plan_file.ChunkedBand`."""
     return [asdict(band) for band in plan.chunks]

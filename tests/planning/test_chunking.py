@@ -84,18 +84,18 @@ def check_as_stock(made: memonger.Plan, model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("chunks", [2, 3, 8, "auto"])
 def test_a_batch_in_chunks_is_stocks_to_the_bit_in_less_memory(chunks: int | str) -> None:
-    model = convolutions()
+    model = convolutions(32 if chunks == "auto" else BATCH)
     made, whole = plan(model, chunks=chunks, max_overhead=1e9), plan(model, chunks="off")
     share = 8 if chunks == "auto" else int(chunks)
     assert made.arena_bytes <= whole.arena_bytes * (1 / share + 0.15)
-    assert {slices for band in made.chunks for slices in band.slices} <= {2, 3, 4, 8}
+    assert {slices for band in made.chunks for slices in band.slices} <= {2, 3, 4, 8, 16, 32}
     check_as_stock(made, model)
 
 
 @pytest.mark.parametrize("chunks", ["1:2", "1:5", "auto"])
 def test_rows_of_attention_in_chunks(chunks: str) -> None:
     """Keys and values are read whole: what comes before them is a band of its own."""
-    model = attention()
+    model = attention(1024 if chunks == "auto" else 64)
     made, whole = plan(model, chunks=chunks, max_overhead=1e9), plan(model, chunks="off")
     assert made.total_bytes < whole.total_bytes * (1 if chunks == "1:2" else 0.9)
     assert {band.axis for band in made.chunks} == {1}
