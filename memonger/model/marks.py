@@ -9,6 +9,7 @@ its ``mirror_stage``. The others are its *parts*: those that can't run twice are
 """
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
@@ -29,6 +30,8 @@ PART = "memonger.part"
 
 CHUNK = "memonger.chunk"
 """On a copy of a node that runs on a slice: ``<band>.<stage>.<begin>.<end>``; see `memonger.lowering.chunks`."""
+
+_CHUNK_NAME = re.compile(r"\.chunk\d+_\d+(?:#\d+)?(?=$|/(?:Slice|Concat)(?:#\d+)?$)")
 
 WINDOW = "memonger.window"
 """On a Slice or Concat node that chunks made: its parts may lie inside its whole. Its value is ``1``."""
@@ -97,6 +100,12 @@ def inline(model: ir.Model) -> None:
         for marks in (calls[str(v.name)] for v in node.outputs if v.name in calls):
             node.metadata_props.pop(PART, None)
             node.metadata_props.update(marks)
+
+
+def before_chunks(node: ir.Node) -> str:
+    """The name that a node had before chunks were made; of one that cuts or joins that of the value it does so with."""
+    name = str(node.name)
+    return _CHUNK_NAME.split(name)[0] if {CHUNK, WINDOW}.intersection(node.metadata_props) else name
 
 
 def forget_composites(model: ir.Model) -> None:

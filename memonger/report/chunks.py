@@ -8,6 +8,7 @@ from rich.table import Table
 
 from memonger.model.marks import CHUNK, WINDOW
 from memonger.plan import Plan
+from memonger.plan_file import ChunkedBand
 from memonger.units import format_size
 
 
@@ -24,12 +25,18 @@ def chunks_lines(plan: Plan) -> tuple[str, ...]:
     whole = sum(not {CHUNK, WINDOW}.intersection(node.metadata_props) for node in plan.model.graph)
     count = sum(band.nodes for band in bands)
     before, after = (max(getattr(band, f"bytes_{when}") for band in bands) for when in ("before", "after"))
-    parts = "" if len(bands) == 1 else f"{len(bands)} bands of "
     return (
-        f"{count} of {count + whole} nodes run in chunks of {axis_words(bands[0].axis)}, in {parts}"
-        f"{_slices([band.slices for band in bands])} slices: they need {format_size(after)} of the arena at most, "
-        f"{format_size(before)} without chunks.",
+        f"{count} of {count + whole} nodes run in chunks of {axis_words(bands[0].axis)}, in {_slices(bands)}: they "
+        f"need {format_size(after)} of the arena at most, {format_size(before)} without chunks.",
     )
+
+
+def chunks_words(records: Sequence[Mapping[str, Any]]) -> str:
+    """What runs in chunks in a few words, from `chunk_records`."""
+    bands = [ChunkedBand(**record) for record in records]
+    if not bands:
+        return "nothing"
+    return f"{sum(band.nodes for band in bands)} nodes along {axis_words(bands[0].axis)}, in {_slices(bands)}"
 
 
 def axis_words(axis: int) -> str:
@@ -37,16 +44,19 @@ def axis_words(axis: int) -> str:
     return f"axis {axis} of the inputs" if axis else "the batch"
 
 
-def _slices(stages: Sequence[Sequence[int]]) -> str:
-    """How many slices the stages of all bands have, as ``16, then 8, 4 and 2``."""
-    if len(set(map(tuple, stages))) > 1:
-        counts = [count for band in stages for count in band]
-        return f"{min(counts)} to {max(counts)}"
-    first, *others = map(str, stages[0])
-    if not others:
-        return first
-    *between, last = others
-    return f"{first}, then {', '.join(between)} and {last}" if between else f"{first}, then {last}"
+def _slices(bands: Sequence[ChunkedBand]) -> str:
+    """How many slices the stages of all bands have, as ``16, then 8, 4 and 2 slices``."""
+    parts = "" if len(bands) == 1 else f"{len(bands)} bands of "
+    if len({band.slices for band in bands}) > 1:
+        counts = [count for band in bands for count in band.slices]
+        return f"{parts}{min(counts)} to {max(counts)} slices"
+    first, *others = map(str, bands[0].slices)
+    then = (
+        f", then {', '.join(others[:-1])} and {others[-1]}"
+        if len(others) > 1
+        else "".join(f", then {one}" for one in others)
+    )
+    return f"{parts}{first}{then} slices"
 
 
 def chunks_table(records: Sequence[Mapping[str, Any]], count: int = 20) -> Table:

@@ -13,6 +13,7 @@ from memonger.graph import schedule
 from memonger.model.operators import operator_name
 from memonger.model.values import subgraphs
 from memonger.plan import Plan
+from memonger.report.chunks import chunks_words
 from memonger.report.inspection import model_record, operators, shape_text
 from memonger.report.summary import plan_figures
 from memonger.units import format_size
@@ -138,6 +139,7 @@ def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
     return {
         "totals": {key: pair for key, pair in totals.items() if pair[0] != pair[1]},
         "overhead": [r["overhead"] for r in records] if records[0]["overhead"] != records[1]["overhead"] else None,
+        "chunks": [record["chunks"] for record in records] if first.chunks != second.chunks else None,
         "recomputed": {
             "only_in_first": [name for name in dict.fromkeys(again[0]) if name not in set(again[1])],
             "only_in_second": [name for name in dict.fromkeys(again[1]) if name not in set(again[0])],
@@ -187,6 +189,8 @@ def diff_lines(record: Mapping[str, Any]) -> Iterator[str]:
     if record.get("overhead"):
         before, after = record["overhead"]
         yield f"cost of what is recomputed: {before:+.1%} -> {after:+.1%} of one pass"
+    if record.get("chunks"):
+        yield f"runs in chunks: {' -> '.join(map(chunks_words, record['chunks']))}"
     if record.get("offsets_changed"):
         yield f"values at another place of the arena: {record['offsets_changed']}"
     if record.get("workspace_changed"):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from memonger.graph import schedule
+from memonger.model import marks
 from memonger.model.modules import module_of
 
 Path = tuple[str, ...]
@@ -14,7 +15,7 @@ class Modules:
     """The modules of nodes, by the nodes' names.
 
     What differentiation makes (``grad/<node>/...``, ``update/<parameter>/...``) belongs to the module of the node or
-    parameter; a recomputation to that of its node.
+    parameter; a recomputation, or a node's copy for a chunk, to that of its node.
 
     Args:
         model: The planned model.
@@ -22,7 +23,11 @@ class Modules:
 
     def __init__(self, model: ir.Model) -> None:
         self._of_name: dict[str, Path] = {}
+        self._before_chunks: dict[str, str] = {}
         for node in model.graph:
+            whole = marks.before_chunks(node)
+            if whole != node.name:
+                self._before_chunks[str(node.name)] = whole
             module = module_of(node)
             if module:
                 names = (node.name, *(value.name for value in node.outputs))
@@ -30,6 +35,7 @@ class Modules:
 
     def path(self, node: str, writes: Iterable[str] = ()) -> Path:
         """The modules around a node, outermost first; empty where nothing is known."""
+        node = self._before_chunks.get(node, node)
         for name in (node, *writes):
             found = self._of_name.get(schedule.original(name))
             if found:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from memonger.report.chunks import CHUNKS_NOTE, axis_words, chunks_lines
 from memonger.report.headline import headline
 from memonger.report.memory_count import COUNT_NOTE, KIND_NAMES
 from memonger.report.summary import plan_record
@@ -47,7 +48,7 @@ def page(view: View, frontier: Sequence[Mapping[str, Any]] = (), measured: Mappi
     script = "\n".join(files.joinpath(f"{part}.js").read_text("utf-8") for part in SCRIPTS)
     text = Template(frame).substitute(
         title=html.escape(shown(view.title)),
-        summary=html.escape(shown(" ".join(headline(data["plan"])))),
+        summary=html.escape(shown(" ".join((*headline(data["plan"]), *chunks_lines(view.plan))))),
         style=style,
         script=script,
         style_digest=_digest(style),
@@ -74,6 +75,7 @@ def record(view: View, frontier: Sequence[Mapping[str, Any]], measured: Mapping[
         "title": shown(view.title),
         "plan": plan_record(plan, view.title, None),
         "memory": {"kinds": KIND_NAMES, "note": COUNT_NOTE},
+        "chunks": {"note": CHUNKS_NOTE, "axes": {str(band.axis): axis_words(band.axis) for band in plan.chunks}},
         "trains": plan.training is not None,
         "kinds": [{"name": name, "meaning": meaning} for name, meaning in KINDS.items()],
         "steps": _step_columns(view),

@@ -257,6 +257,23 @@ function showCounted({ plan, memory }) {
   );
 }
 
+function showChunks({ plan, chunks }, search) {
+  const place = byId("chunks");
+  if (!plan.chunks.length) {
+    place.hidden = true;
+    return;
+  }
+  const rows = plan.chunks.map((band) => {
+    const first = make("button", { type: "button", title: "Search for its chunks in the map" }, band.first);
+    first.addEventListener("click", () => search(`${band.first}.chunk`));
+    return [first, band.last, band.nodes, band.runs, chunks.axes[band.axis], band.slices.join(", "), size(band.bytes_before), size(band.bytes_after), `${(1000 * band.seconds).toFixed(2)} ms`];
+  });
+  place.append(
+    make("p", { className: "faint" }, `Nodes from the first to the last run on one slice of an axis after the other, stage by stage in as many slices as stand there. ${chunks.note}`),
+    table(["first node", "last node", "nodes", "runs", "axis", "slices of each stage", "before", "in chunks", "more time"], rows),
+  );
+}
+
 function showMeasured(data) {
   const place = byId("measured");
   const { measured, plan } = data;
@@ -359,6 +376,7 @@ async function main() {
     byId("map").scrollIntoView({ block: "center" });
   });
   showCounted(data);
+  showChunks(data, search);
   showChoices(data);
   showMeasured(data);
   showNotes(data);
