@@ -90,11 +90,18 @@ class Writer:
         for index in range(len(node.inputs)):
             node.replace_input_with(index, None)
 
-    def drop_unread_constants(self) -> None:
-        """Remove the constants of which only slices are read."""
-        for value in self._read:
-            if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
-                del self.model.graph.initializers[str(value.name)]
+    def drop_unread(self) -> None:
+        """Remove the constants of which only slices are read, and nodes that nothing reads any more: of told shapes."""
+        waiting = list(self._read)
+        while waiting:
+            value = waiting.pop()
+            node = value.producer()
+            if node is None:
+                if value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                    del self.model.graph.initializers[str(value.name)]
+            elif node.graph is not None and not any(v.uses() or v.is_graph_output() for v in node.outputs):
+                waiting += [v for v in node.inputs if v is not None]
+                self.model.graph.remove(node, safe=True)
 
 
 def sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.TensorProtocol:

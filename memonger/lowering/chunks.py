@@ -89,7 +89,7 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     writer.order += nodes[start:]
     copy.graph.remove(list(copy.graph))
     copy.graph.extend(writer.order)
-    writer.drop_unread_constants()
+    writer.drop_unread()
     return copy
 
 

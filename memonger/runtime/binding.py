@@ -193,7 +193,7 @@ class Binding:
     def _take(self, handed: Mapping[str, Any]) -> None:
         """Bind what an earlier segment left: onnxruntime's own values, and copies where kernels read on the host."""
         for name in sorted(handed.keys() & self._takes):
-            self.binding.bind_ortvalue_input(name, handed[name])
+            self.binding.bind_ortvalue_input(name, ort.wrap(handed[name]))
         for tensor in self._read_on_host:
             self._bind_received(tensor)
 
