@@ -71,12 +71,13 @@ class BasePlan:
 
     @property
     def activation_bytes(self) -> int:
-        """All planned values at once, each once."""
+        """All planned values at once, each once: of one that chunks are parts of, no part beside it."""
         graph = self.graph
+        parts = graph.parts
         return sum(
             size
-            for name, size, planned in zip(graph.values, graph.sizes, graph.planned, strict=True)
-            if planned and not schedule.is_copy(name)
+            for value, (name, size, planned) in enumerate(zip(graph.values, graph.sizes, graph.planned, strict=True))
+            if planned and value not in parts and not schedule.is_copy(name)
         )
 
     @property

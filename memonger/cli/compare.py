@@ -138,11 +138,19 @@ def compare(
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), rows)) for name in jobs}
     verdict = judge(Case(plan, stock, given, device, settings, level, before), sessions, tell)
     outputs = sessions["planned"].arrays
+    notes = (*_chunks_note(plan, planned, stock), *verdict.notes)
     lines = (*gradients_of(plan, outputs), _prediction(plan, measured["planned"]), graphs, *verdict.lines)
     return Result(
         shown_of(plan, outputs), {**verdict.record, **_figures(plan), "runs": ROUNDS * _a_turn(settings)}, verdict.rows,
-        tuple(filter(None, lines)), verdict.passed, saved=outputs, notes=verdict.notes,
+        tuple(filter(None, lines)), verdict.passed, saved=outputs, notes=notes,
     )  # fmt: skip
+
+
+def _chunks_note(plan: Plan, planned: Path, stock: Path) -> tuple[str, ...]:
+    """That stock onnxruntime ran the plan's own chunks, where it did."""
+    if not plan.chunks or planned != stock:
+        return ()
+    return ("stock onnxruntime ran the planned file, whose nodes run in chunks: --against MODEL is beside the model.",)
 
 
 def _figures(plan: Plan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from memonger.errors import PlanError
 from memonger.export import folder as files
 from memonger.export import order, stock
-from memonger.export.package import STOCK_NOTE, Estimate, Package, check_standard
+from memonger.export.package import Estimate, Package, check_standard, stock_notes
 from memonger.model.save import save_model
 
 MODEL, OTHER, OPTIONS = "model.planned.onnx", "model.default-order.onnx", "session_options.json"
@@ -73,7 +73,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     inputs = "{" + ", ".join(f'"{name}": ...' for name in names) + "}"
     files.add_readme(package, folder, estimate, TEXT.format(inputs=inputs, other=other))
     files.add_settings(package, folder, estimate)
-    return estimate, (STOCK_NOTE,)
+    return estimate, tuple(stock_notes(package))
 
 
 def options(threads: int) -> dict[str, object]:

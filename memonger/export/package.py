@@ -22,6 +22,11 @@ STOCK_NOTE = (
     "workspace, a session of memonger 1.05 times (docs/EXPORT.md)."
 )
 
+CHUNKS_NOTE = (
+    "The plan runs in chunks, and so it has a node more than once. Stock onnxruntime packs weights anew for each of "
+    "them, which the figure leaves out: a plan without chunks ({chunks}) takes less for large weights."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -165,6 +170,12 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
             "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
         )
     return Package(tuple(measured), name_of(plans[0]) if name is None else name, instances, tuple(notes))
+
+
+def stock_notes(package: Package) -> list[str]:
+    """What to say of the figure where stock onnxruntime runs the plan."""
+    chunks = CHUNKS_NOTE.format(chunks=option("chunks", "off"))
+    return [STOCK_NOTE, chunks] if package.largest.chunks else [STOCK_NOTE]
 
 
 def binding_notes(package: Package) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memonger.export import folder as files
 from memonger.export import order, stock
-from memonger.export.package import STOCK_NOTE, Estimate, Package, check_standard
+from memonger.export.package import Estimate, Package, check_standard, stock_notes
 from memonger.export.pbtxt import text_of
 from memonger.export.triton_config import check_model_name, config
 from memonger.model.save import save_model
@@ -50,7 +50,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     plan = package.largest
     check_standard(plan, "Triton", own=True)
     chosen = order.best_file_order(plan.graph)
-    model, notes = stock.model_in_order(plan, chosen.written), [STOCK_NOTE]
+    model, notes = stock.model_in_order(plan, chosen.written), stock_notes(package)
     batches = package.batches
     if batches and max(batches) > 1 and not stock.open_batch(model, max(batches)):
         notes.append(

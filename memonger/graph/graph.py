@@ -111,6 +111,11 @@ class Graph:
         return tuple(map(tuple, found))
 
     @cached_property
+    def parts(self) -> frozenset[int]:
+        """Values that may lie inside another planned one, of which they are a part."""
+        return frozenset(part for windows in self.windows for part, whole, _ in windows if self.planned[whole])
+
+    @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
         """The nodes that each node reads from, each once, in the order of its inputs."""
         return tuple(_unique(self.producer[v] for v in reads if self.producer[v] >= 0) for reads in self.reads)

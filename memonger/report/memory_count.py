@@ -277,10 +277,10 @@ def _persistent(model: ir.Model, roles: Training | None) -> KindBytes:
 
 
 def _before(graph: Graph, kinds: Sequence[int], rest: KindBytes) -> KindBytes:
-    sums = dict.fromkeys(IN_ARENA, 0)
+    sums, parts = dict.fromkeys(IN_ARENA, 0), graph.parts
     for writes in graph.writes:
         for value in writes:
-            if graph.planned[value] and not schedule.is_copy(graph.values[value]):
+            if graph.planned[value] and value not in parts and not schedule.is_copy(graph.values[value]):
                 sums[IN_ARENA[kinds[value]]] += graph.sizes[value]
     return _added(rest, sums)
 
