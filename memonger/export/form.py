@@ -71,15 +71,21 @@ def plans_for(target: str, source: Source | Model, batches: Sequence[int], optio
         PlanError: also as `memonger.search_plan`.
     """
     chosen = options_for(target, source, batches, options)
-    plans = _smaller(source, tuple(search_plan(source, options=one) for one in chosen), chosen)
+    plans = smaller(source, tuple(search_plan(source, options=one) for one in chosen), chosen)
     is_ours = not batches and options.batch is None and chosen[-1].batch not in (None, 1)
     if is_ours and Package(plans, "", 1).batches is None:  # no request could be put together with another
         return (search_plan(source, options=replace(chosen[0], batch=1)),)
     return plans
 
 
-def _smaller(source: Source | Model, plans: tuple[Plan, ...], chosen: Sequence[Options]) -> tuple[Plan, ...]:
-    """The plans, or the same without chunks where those take less in all: plans in chunks can't share their weights."""
+def smaller(source: Source | Model, plans: tuple[Plan, ...], chosen: Sequence[Options]) -> tuple[Plan, ...]:
+    """The plans, or the same without chunks where those take less in all: plans in chunks can't share their weights.
+
+    Args:
+        source: The model.
+        plans: By rising batch.
+        chosen: What each was made with.
+    """
     is_free = all(one.chunks == "auto" and one.budget is None for one in chosen)
     if len(plans) < 2 or not is_free or not any(plan.chunks for plan in plans):
         return plans

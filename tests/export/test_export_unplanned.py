@@ -10,15 +10,17 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner
+from onnx import helper
 
 import memonger
 from memonger.cli import commands
 from memonger.errors import LoadError, PlanError
 from memonger.export import TARGETS, export
-from memonger.export.form import BATCHES, PORTABLE
-from tests.support import triton_stand_in
+from memonger.export.form import BATCHES, PORTABLE, smaller
+from memonger.planning.options import Options
+from tests.support import networks, triton_stand_in
 from tests.support.export_models import branched, images, planned
-from tests.support.stock import parse, run_stock
+from tests.support.stock import normal, parse, run_stock
 
 
 @pytest.fixture
@@ -158,3 +160,20 @@ def test_a_training_model_and_an_open_length_are_refused(tmp_path: Path) -> None
         export(model, "triton", tmp_path / "out")
     export(model, "triton", tmp_path / "out", options=memonger.Options(dims={"length": 5}))
     assert "max_batch_size: 8\n" in config_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize("width", [4, 2048])
+def test_plans_of_several_batches_are_in_chunks_only_where_that_outweighs_weights_of_their_own(width: int) -> None:
+    """Rows of 512 numbers, twice as many after a product with as many weights as they have, or with far more."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["a"], name="rows"),
+        helper.make_node("MatMul", ["a", "w"], ["b"], name="product"),
+        helper.make_node("Tanh", ["b"], ["c"], name="tanh"),
+        helper.make_node("ReduceMax", ["c", "axes"], ["y"], name="most", keepdims=0),
+    ]
+    weights = {"w": normal(0, width, width), "axes": np.array([1, 2]), "shape": np.array([0, -1, width])}
+    model = networks.model_of(nodes, {"x": ["N", 64 * 1024]}, {"y": ["N"]}, **weights)
+    chosen = [Options(mode="inference", device="cpu", batch=batch, threads=1) for batch in (2, 4)]
+    plans = tuple(memonger.search_plan(model, options=one, chunks=2) for one in chosen)
+    assert all(plan.chunks for plan in plans)
+    assert all(bool(plan.chunks) is (width == 4) for plan in smaller(model, plans, chosen))

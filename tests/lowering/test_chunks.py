@@ -131,6 +131,16 @@ def test_copies_are_marked_and_named_and_the_joined_value_keeps_its_name() -> No
     assert lowered.graph.num_nodes() == 3
 
 
+def test_a_node_that_only_told_a_shape_is_gone() -> None:
+    """The copies are told theirs: nothing reads the whole one any more."""
+    text = """g (float[4, 6] x, float[4, 2, 3] like) => (float[4, 2, 3] y) {
+        s = Shape (like) a = Relu (x) b = Reshape (a, s) y = Tanh (b) }"""
+    lowered = portable(load(parse(text))).model
+    made = _check(lowered, [Band({"x": 0}, _stages((1, 4), ((0, 2, 4),)))])
+    assert "Shape" not in {node.op_type for node in made.graph}
+    assert "Shape" in {node.op_type for node in lowered.graph}
+
+
 def _block(batch: int, tokens: int) -> ir.Model:
     """A transformer block; keys and values are transposed late."""
     width, heads = 8, 2

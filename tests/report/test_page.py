@@ -1,6 +1,7 @@
 """The page of a plan: the data in it are the plan's, no name in it is read as HTML, and in a browser it works."""
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import html.parser
@@ -19,6 +20,7 @@ from onnx import TensorProto, helper
 
 import memonger
 from memonger.cli import commands
+from memonger.plan_file import ChunkedBand
 from memonger.report.page import page
 from memonger.report.view import View
 from tests.support.browser import Page, browser, needs_browser
@@ -261,4 +263,20 @@ def test_in_a_browser_nasty_names_are_only_text(shown: Page, tmp_path: Path) -> 
     assert memonger.units.shown(plan.graph.values[plan.graph.writes[0][0]]) in shown.text("#details")
     assert "</script>" in shown.text("#largest")
     assert "values of the forward pass" in shown.text("#counted")
+    assert shown.errors == []
+
+
+@needs_browser
+def test_in_a_browser_chunks_are_listed_where_there_are_some(
+    shown: Page, training: memonger.Plan, tmp_path: Path
+) -> None:
+    band = ChunkedBand(0, "relu1", "relu5", 5, (4, 2), 20, 4096, 1024, 0.001)
+    for chunks in ((), (band,)):
+        made = dataclasses.replace(training, chunks=chunks)
+        made.report(tmp_path / "plan.html")
+        shown.open(tmp_path / "plan.html")
+        assert shown.run("document.getElementById('chunks').hidden") is not bool(chunks)
+    text = shown.text("#chunks")
+    assert all(word in text for word in ("relu1", "relu5", "the batch", "4, 2", "4.00 KiB", "1.00 KiB", "1.00 ms"))
+    assert "run in chunks of the batch, in 4, then 2 slices" in shown.text("#summary")
     assert shown.errors == []
