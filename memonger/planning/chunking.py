@@ -58,6 +58,9 @@ SMALL = 2 * MiB
 WORTH = 0.95
 """Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
 
+HOPELESS = 0.25
+"""Ways whose nodes alone are estimated to take so much of the model's time longer aren't tried without a budget."""
+
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
 
@@ -174,6 +177,8 @@ class _Search:
         self.job, self.options, self.batch = job, options, batch
         self._check, self._refused = SliceCheck(options.threads), dict[str, str]()
         self._known: dict[frozenset[str], list[_Ladder]] = {}
+        hopeless = HOPELESS * math.fsum(job.plain.graph.costs) / LAUNCH_SECONDS
+        self._most = MOST_NODES if job.request.budget is not None else min(MOST_NODES, hopeless)
 
     def within(self, room: float) -> "Chunking | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
@@ -222,7 +227,7 @@ class _Search:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
             return [_Ladder(self.job, axis, [in_slices(axis, asked[1])], None)]
         axes = [_along(self.job, seeds, self._refused) for seeds in seeds_of(self.job.lowered.model, self.batch)]
-        ladders = [_Ladder(self.job, axis, ways_of(self.job, axis), None) for axis in axes]
+        ladders = [_Ladder(self.job, axis, ways_of(self.job, axis, self._most), None) for axis in axes]
         if len(axes) == 2 and all(axis.ranges for axis in axes):
             ladders += self._rows_of_elements(*axes)
         return ladders
@@ -230,7 +235,7 @@ class _Search:
     def _rows_of_elements(self, batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
         nodes = sum(one.end - one.begin for one in batch.ranges)
-        if nodes * batch.axes.size > MOST_NODES:
+        if nodes * batch.axes.size > self._most:
             return []
         outer = _tried(self.job, batch, in_slices(batch, batch.axes.size))
         model = outer.lowered.model
@@ -242,7 +247,7 @@ class _Search:
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
         job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
         axis = _along(job, seeds, refused)
-        return [_Ladder(job, axis, ways_of(job, axis), outer)]
+        return [_Ladder(job, axis, ways_of(job, axis, self._most), outer)]
 
 
 def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
@@ -437,12 +442,13 @@ def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
             yield {name: axis for name, own in sizes.items() if own == size}
 
 
-def ways_of(job: _Job, axis: _Axis) -> list[tuple[Band, ...]]:
+def ways_of(job: _Job, axis: _Axis, most: float) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
         job: The model.
         axis: The same, ordered for that axis.
+        most: How many nodes may run in chunks.
     """
     levels = slice_levels(axis.axes.size)
     slices = [len(bounds) - 1 for bounds in levels]
@@ -456,7 +462,7 @@ def ways_of(job: _Job, axis: _Axis) -> list[tuple[Band, ...]]:
     few = (
         chosen
         for chosen in seen
-        if sum((end - begin) * slices[level] for stages in chosen for begin, end, level in stages) <= MOST_NODES
+        if sum((end - begin) * slices[level] for stages in chosen for begin, end, level in stages) <= most
     )
     return [bands for chosen in few if (bands := _bands(axis.axes, chosen, levels))]
 
