@@ -21,7 +21,7 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
     - A file of a training plan gives the forward model that was differentiated, with the weights of the file.
     - A file of a portable plan gives its own nodes: recomputed copies and the plan are taken out, the order stays.
     - A file for a device holds what onnxruntime's optimizer made of the model, in operators of its own: the user's
-      model isn't in it.
+      model isn't in it. Nodes that run in chunks are there once for each.
 
     Args:
         plan: A plan, or a planned file.
