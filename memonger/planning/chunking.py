@@ -67,7 +67,7 @@ ROUNDS = 4
 TIMED = 3
 """Ways that are timed, each with more memory than the one before."""
 
-FAR = 2.0
+FAR = 1.5
 """Ways are tried up to so much more memory than the least, as a finer one may take more than a coarser."""
 
 NEXT_TO = 1.25

@@ -43,7 +43,7 @@ def _run(plan: Plan, inputs: feeding.Feeds | None) -> tuple[Engine, ...]:
     return session.engines
 
 
-_TURNS, _SECONDS = 10, 0.5
+_TURNS, _SECONDS = 8, 0.25
 _PAUSE = 0.005
 """Seconds between two sessions' runs: until then onnxruntime's threads of the first one spin."""
 

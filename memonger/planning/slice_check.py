@@ -1,6 +1,7 @@
 """Whether nodes give the same bits on slices as on whole values: a kernel may take another path for another shape."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -88,14 +89,19 @@ def _key(node: ir.Node) -> Any:
     return node.op_identifier(), node.version, tuple(attributes), tuple(values)
 
 
+@cache
+def _normal() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(_NORMAL, np.float32)
+
+
 def _random(value: ir.Value) -> np.ndarray:
     """Random numbers of a value's type and shape; of integers zeros, which any index may be."""
     assert value.dtype is not None
-    shape, rng = static_shape(value) or (), np.random.default_rng(0)
+    shape = static_shape(value) or ()
     if value.dtype.is_floating_point():
-        return np.resize(rng.standard_normal(_NORMAL), shape).astype(value.dtype.numpy())
+        return np.resize(_normal(), shape).astype(value.dtype.numpy(), copy=False)
     if value.dtype == ir.DataType.BOOL:
-        return np.resize(rng.integers(0, 2, _NORMAL), shape).astype(np.bool_)
+        return np.resize(_normal() > 0, shape)
     return np.zeros(shape, value.dtype.numpy())
 
 
