@@ -20,7 +20,7 @@ import memonger
 from benchmarks.chunk_networks import NETWORKS, random_inputs, write
 from benchmarks.machine import MIB, Table, stamp
 from benchmarks.planning import residual_chain, timed
-from memonger.cli.worker import Worker, WorkerError, reason, say, serve
+from memonger.cli.worker import Worker, WorkerError, reason, serve
 from memonger.errors import BudgetError
 from memonger.model.axes import axes_of
 from memonger.model.cutting import Refusal
