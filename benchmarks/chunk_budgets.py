@@ -32,11 +32,11 @@ def budget_lines(threads: int) -> Iterator[str]:
     layers, full = NETWORKS["gpt2"].options["num_layers"], 12
     yield "Inference in ever smaller budgets: GPT-2 with 1,024 tokens and 50,257 words"
     yield from stamp("chunks --budgets", ("onnxruntime", "onnx", "numpy", "torch"))
-    yield f"{layers} layers instead of {full}: budgets are of arena and workspace, which don't grow with layers;"
-    yield "gpt2 gives all logits, gpt2_scores one number for each token. budget: of the arena and workspace of the plan"
-    yield "without chunks and budget, in MiB; run: what a run takes over the loaded model; time: over that plan's, both"
-    yield f"taking turns, {threads} threads; bits: against that plan; again: nodes that run again. Refused: what was the"
-    yield from ("smallest that was found.", "", COLUMNS.heading)
+    yield f"{layers} layers instead of {full}: budgets are of arena and workspace, which don't grow with layers; gpt2"
+    yield "gives all logits, gpt2_scores one number for each token. budget: of arena and workspace of the plan without"
+    yield "chunks and budget, in MiB; run: what a run takes over the loaded model; time: over that plan's, both taking"
+    yield f"turns, {threads} threads; bits: against that plan; again: nodes that run again. Refused: the smallest found."
+    yield from ("", COLUMNS.heading)
     for name in NAMES:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
@@ -65,7 +65,7 @@ def _lines(name: str, batch: int, threads: int, folder: Path) -> Iterator[str]:
 
 
 def _raced(folder: Path, kind: str, threads: int) -> Mapping[str, Any]:
-    """A plan beside the plain one: its peak in bytes, its milliseconds, the ratio, and whether the bits are the same."""
+    """A plan beside the plain one: bytes of a run, seconds, the ratio of the seconds, whether the bits are the same."""
     kinds = dict.fromkeys(("plain", kind))
     outputs = {one: folder / f"{one}.outputs.npz" for one in kinds}
     inputs = str(folder / "plain.npz")

@@ -166,7 +166,7 @@ def planning_lines(names: Sequence[str], threads: int) -> Iterator[str]:
     """The table of planning times, as it grows."""
     yield "Planning for the CPU with chunks beside planning without: time, nodes, and arena with workspace"
     yield from stamp("chunks --planning", ("onnxruntime", "onnx", "numpy"))
-    yield f"seconds: medians of {REPEATS}, of the chain 1; batch 16, of networks that read 1,024 tokens 1; {threads} threads"
+    yield f"seconds: medians of {REPEATS}, of the chain 1; batch 16, of networks of 1,024 tokens 1; {threads} threads"
     yield from ("aims: at most twice as long; the chain of 10,000 nodes in 20 s", "", TIMES.heading)
     refused = list[str]()
     for name in (*names, "chain"):
