@@ -1,5 +1,6 @@
 """GPT-2 in ever smaller budgets, with chunks and by recomputing alone: the table of ``benchmarks.chunks --budgets``."""
 
+import itertools
 import math
 import statistics
 import tempfile
@@ -35,7 +36,7 @@ def budget_lines(threads: int) -> Iterator[str]:
     yield f"{layers} layers instead of {full}: budgets are of arena and workspace, which don't grow with layers; gpt2"
     yield "gives all logits, gpt2_scores one number for each token. budget: of arena and workspace of the plan without"
     yield "chunks and budget, in MiB; run: what a run takes over the loaded model; time: over that plan's, both taking"
-    yield f"turns, {threads} threads; bits: against that plan; again: nodes that run again. Refused: the smallest found."
+    yield f"turns, {threads} threads; bits: against that plan; again: nodes that run again; refused: the smallest."
     yield from ("", COLUMNS.heading)
     for name in NAMES:
         with tempfile.TemporaryDirectory() as scratch:
@@ -53,15 +54,20 @@ def _lines(name: str, batch: int, threads: int, folder: Path) -> Iterator[str]:
     with Planner(folder) as planner:
         plain = planner.plan(Wish(model, batch, threads, "off", keep=str(folder / "plain.onnx")))
         yield _line(name, batch, 1.0, "plain", plain, plain["peak"], _raced(folder, "plain", threads))
-        for share in SHARES:
-            for way, chunks in WAYS.items():
-                try:
-                    plan = planner.plan(Wish(model, batch, threads, chunks, share, str(folder / "way.onnx")))
-                except WorkerError as error:
-                    yield f"{name:<13}{batch:>5}{share:>8.0%}  {way}: failed: {error}"
-                    continue
-                raced = {} if "smallest" in plan else _raced(folder, "way", threads)
-                yield _line(name, batch, share, way, plan, round(share * plain["peak"]), raced)
+        for share, (way, chunks) in itertools.product(SHARES, WAYS.items()):
+            budget = round(share * plain["peak"])
+            try:
+                wish = Wish(model, batch, threads, chunks, plain["base"] + budget, str(folder / "way.onnx"))
+                plan = planner.plan(wish)
+                if "smallest" in plan:
+                    smallest = (plan["smallest"] - plain["base"]) / MIB
+                    yield COLUMNS.row(
+                        name, batch, f"{share:.0%}", budget / MIB, way, f"refused: {smallest:.1f} is the smallest found"
+                    )
+                else:
+                    yield _line(name, batch, share, way, plan, budget, _raced(folder, "way", threads))
+            except WorkerError as error:
+                yield f"{name:<13}{batch:>5}{share:>8.0%}  {way}: failed: {error}"
 
 
 def _raced(folder: Path, kind: str, threads: int) -> Mapping[str, Any]:
@@ -94,10 +100,6 @@ def _raced(folder: Path, kind: str, threads: int) -> Mapping[str, Any]:
 def _line(
     name: str, batch: int, share: float, way: str, plan: Mapping[str, Any], budget: int, raced: Mapping[str, Any]
 ) -> str:
-    if "smallest" in plan:
-        return COLUMNS.row(
-            name, batch, f"{share:.0%}", budget / MIB, way, f"refused: {plan['smallest'] / MIB:.1f} is the smallest"
-        )
     return COLUMNS.row(
         name, batch, f"{share:.0%}", budget / MIB, way, plan["peak"] / MIB, raced["peak"] / MIB, raced["seconds"] * 1e3,
         raced["ratio"], raced["bits"], plan["seconds"], plan["nodes"], plan["recomputed"], slices(plan),

@@ -29,7 +29,6 @@ from memonger.model.values import static_shape
 from memonger.planning.chunking import seeds_of
 from memonger.planning.options import Options
 from memonger.planning.search_plan import prepare
-from memonger.units import exactly
 
 CHAIN = 10_000  # nodes
 REPEATS = 3  # of each plan whose time is told
@@ -44,7 +43,7 @@ class Wish:
         batch: Size of its first dimension.
         threads: Threads within a node.
         chunks: As `memonger.search_plan` takes it.
-        share: The budget: of arena and workspace of a plan without chunks so much, as a fraction; 0 for no budget.
+        budget: Bytes of all: of parameters and inputs (``base``), too; 0 for none.
         keep: Where to save the plan, ``.onnx``, and beside it random inputs, ``.npz``; nothing is kept without it.
         times: How often it is planned: the time is the median.
         tells_refusals: Whether to say which nodes can't be cut along which axes.
@@ -54,7 +53,7 @@ class Wish:
     batch: int
     threads: int
     chunks: str
-    share: float = 0.0
+    budget: int = 0
     keep: str = ""
     times: int = 1
     tells_refusals: bool = False
@@ -84,13 +83,14 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
             plan, last = timed(lambda: memonger.search_plan(wish.model, options=options))
             seconds.append(last)
     except BudgetError as error:
-        return {"smallest": error.smallest - _base(wish)}
+        return {"smallest": error.smallest}
     except Exception as error:  # whatever a plan fails of is its row in the table
         return {"failed": reason(error)}
     figures = {
         "seconds": statistics.median(seconds),
         "peak": plan.arena_bytes + (plan.workspace_bytes or 0),
         "arena": plan.arena_bytes,
+        "base": plan.parameter_bytes + plan.input_bytes,
         "predicted": plan.predicted_bytes,
         "stock": plan.stock_bytes or 0,
         "outputs": sum(size_of(value) for value in dict.fromkeys(plan.model.graph.outputs)),
@@ -113,19 +113,10 @@ def size_of(value: ir.Value) -> int:
 
 
 def _options(wish: Wish) -> Options:
-    budget = None
-    if wish.share:
-        plain = memonger.search_plan(wish.model, options=_options(Wish(wish.model, wish.batch, wish.threads, "off")))
-        budget = exactly(_base(wish, plain) + round(wish.share * (plain.arena_bytes + (plain.workspace_bytes or 0))))
     return Options(
-        batch=wish.batch, device="cpu", mode="inference", threads=wish.threads, chunks=wish.chunks, budget=budget
-    )
-
-
-def _base(wish: Wish, plan: memonger.Plan | None = None) -> int:
-    """Bytes of parameters and inputs, which a budget covers beside arena and workspace."""
-    plan = plan or memonger.search_plan(wish.model, options=_options(Wish(wish.model, wish.batch, wish.threads, "off")))
-    return plan.parameter_bytes + plan.input_bytes
+        batch=wish.batch, device="cpu", mode="inference", threads=wish.threads, chunks=wish.chunks,
+        budget=wish.budget or None,
+    )  # fmt: skip
 
 
 def _kept(plan: memonger.Plan, path: Path) -> int:

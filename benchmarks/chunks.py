@@ -212,8 +212,8 @@ HEAD = (
     "as by default. First MiB of a run over the loaded model. outputs: of these the outputs, which all of them hold.",
     "predicted: arena, workspace and copies, from the plan; error: measured over predicted; load: MiB that the loaded",
     "model takes of the process beyond stock's. Then stock's median ms, the others' as multiples of it, and p95 of",
-    "chunked as a multiple of stock's p95. bits: off and chunked against stock onnxruntime told the same shapes. plan s:",
-    "planning with chunks; ÷off: over planning without. nodes: without chunks, and with. slices: stage after stage.",
+    "chunked as a multiple of stock's p95. bits: off and chunked against stock onnxruntime told the same shapes.",
+    "plan s: with chunks; ÷off: over planning without. nodes: without chunks, and with. slices: stage after stage.",
     "Elsewhere: AutoChunk (Zhao et al. 2024) saves over 80 % of activations below 10 % of speed, in PyTorch; MCUNetV2",
     "(Lin et al. 2021) 4 to 8 times, by patches of the image that overlap.",
 )
