@@ -106,12 +106,14 @@ def serve(job: Job) -> None:
         feeds = {name: archive[name] for name in archive.files}
     device = parse_device(job.device)
     before = in_use(device)
+    resident = process_memory.settle() if process_memory.is_measurable() else None
     begin = time.perf_counter()
     run = _runner(job, feeds)
     load_seconds = time.perf_counter() - begin
+    loaded = None if resident is None else process_memory.settle() - resident
     peak = _peak(run) if before is None else device_peak(run, device, before + job.weight_bytes)
     np.savez(job.outputs, **dict[str, Any](run()))
-    say({"peak_bytes": peak, "load_seconds": load_seconds})
+    say({"peak_bytes": peak, "load_seconds": load_seconds, "loaded_bytes": loaded})
     serve_times(run)
 
 

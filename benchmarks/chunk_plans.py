@@ -1,0 +1,208 @@
+"""Plans with chunks and without, made in a process of their own: ``python -m benchmarks.chunk_plans``.
+
+It answers each request, a `Wish` in JSON, with the plan's figures (see `memonger.cli.worker`). So memory that planning
+leaves behind disturbs no measurement, and what ends the process is the row's reason to fail.
+"""
+
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+import memonger
+from benchmarks.chunk_networks import NETWORKS, random_inputs, write
+from benchmarks.machine import MIB, Table, stamp
+from benchmarks.planning import residual_chain, timed
+from memonger.cli.worker import Worker, WorkerError, reason, serve
+from memonger.errors import BudgetError
+from memonger.model.axes import axes_of
+from memonger.model.cutting import Refusal
+from memonger.model.load import load
+from memonger.model.values import static_shape
+from memonger.planning.chunking import seeds_of
+from memonger.planning.options import Options
+from memonger.planning.search_plan import prepare
+
+CHAIN = 10_000  # nodes
+REPEATS = 3  # of each plan whose time is told
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A plan that is asked for.
+
+    Attributes:
+        model: An ONNX file.
+        batch: Size of its first dimension.
+        threads: Threads within a node.
+        chunks: As `memonger.search_plan` takes it.
+        budget: Bytes of all: of parameters and inputs (``base``), too; 0 for none.
+        keep: Where to save the plan, ``.onnx``, and beside it random inputs, ``.npz``; nothing is kept without it.
+        times: How often it is planned: the time is the median.
+        tells_refusals: Whether to say which nodes can't be cut along which axes.
+    """
+
+    model: str
+    batch: int
+    threads: int
+    chunks: str
+    budget: int = 0
+    keep: str = ""
+    times: int = 1
+    tells_refusals: bool = False
+
+
+class Planner(Worker):
+    """The parent's end of a process that plans."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("benchmarks.chunk_plans", [], folder / "planner.err")
+
+    def plan(self, wish: Wish) -> dict[str, Any]:
+        """A plan's figures; see `answer`.
+
+        Raises:
+            WorkerError: it couldn't be made.
+        """
+        return self.ask(asdict(wish))
+
+
+def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Make a plan, and say what it is: bytes, seconds, counts. A plan that is refused has ``smallest`` alone."""
+    wish, seconds = Wish(**request), list[float]()
+    try:
+        options = _options(wish)
+        for _ in range(wish.times):
+            plan, last = timed(lambda: memonger.search_plan(wish.model, options=options))
+            seconds.append(last)
+    except BudgetError as error:
+        return {"smallest": error.smallest}
+    except Exception as error:  # whatever a plan fails of is its row in the table
+        return {"failed": reason(error)}
+    figures = {
+        "seconds": statistics.median(seconds),
+        "peak": plan.arena_bytes + (plan.workspace_bytes or 0),
+        "arena": plan.arena_bytes,
+        "base": plan.parameter_bytes + plan.input_bytes,
+        "predicted": plan.predicted_bytes,
+        "stock": plan.stock_bytes or 0,
+        "outputs": sum(size_of(value) for value in dict.fromkeys(plan.model.graph.outputs)),
+        "nodes": len(plan.graph.nodes),
+        "recomputed": len(plan.graph.nodes) - len(set(plan.graph.nodes)),
+        "chunks": [{"axis": band.axis, "nodes": band.nodes, "slices": band.slices} for band in plan.chunks],
+        "notes": list(plan.notes),
+    }
+    if wish.keep:
+        figures["sessions"] = _kept(plan, Path(wish.keep))
+    if wish.tells_refusals:
+        figures["refusals"] = refusals(wish)
+    return figures
+
+
+def size_of(value: ir.Value) -> int:
+    """Bytes of a value of a static shape."""
+    assert value.dtype is not None
+    return math.prod(static_shape(value) or ()) * value.dtype.itemsize
+
+
+def _options(wish: Wish) -> Options:
+    return Options(
+        batch=wish.batch, device="cpu", mode="inference", threads=wish.threads, chunks=wish.chunks,
+        budget=wish.budget or None,
+    )  # fmt: skip
+
+
+def _kept(plan: memonger.Plan, path: Path) -> int:
+    """Save a plan and random inputs, and run it, which checks the executed order; returns how many sessions run it."""
+    plan.save(path)
+    feeds = random_inputs(plan)
+    np.savez(path.with_suffix(".npz"), **feeds)
+    session = memonger.Session(plan)
+    session.run(feeds)
+    return len(session.engines)
+
+
+def refusals(wish: Wish) -> list[str]:
+    """For each axis that is tried how many nodes can't be cut along it, and why not the first of each operator."""
+    job = prepare(load(wish.model, batch=wish.batch), _options(wish))
+    found = []
+    for seeds in seeds_of(job.lowered.model, job.source.batch):
+        refused = {
+            str(node.op_type): str(how)
+            for node, how in reversed(list(zip(job.lowered.model.graph, _axes(job.lowered.model, seeds), strict=True)))
+            if isinstance(how, Refusal)
+        }
+        found += [f"axis {max(seeds.values())}: {text}" for text in reversed(refused.values())]
+    return found
+
+
+def _axes(model: Any, seeds: Mapping[str, int]) -> Sequence[object]:
+    return axes_of(model, seeds).nodes
+
+
+TIMES = Table(
+    "network<17", "batch>5", "nodes>7", "chunked>8", "MiB>9.2f", "chunked>9.2f", "ratio>7.3f", "off s>8.2f",
+    "auto s>8.2f", "auto÷off>9.2f", "slices<30",
+)  # fmt: skip
+
+
+def planning_lines(names: Sequence[str], threads: int) -> Iterator[str]:
+    """The table of planning times, as it grows."""
+    yield "Planning for the CPU with chunks beside planning without: time, nodes, and arena with workspace"
+    yield from stamp("chunks --planning", ("onnxruntime", "onnx", "numpy"))
+    yield f"seconds: medians of {REPEATS}, of the chain 1; batch 16, of networks of 1,024 tokens 1; {threads} threads"
+    yield from ("aims: at most twice as long; the chain of 10,000 nodes in 20 s", "", TIMES.heading)
+    refused = list[str]()
+    for name in (*names, "chain"):
+        with tempfile.TemporaryDirectory() as scratch:
+            yield _times(name, Path(scratch), threads, refused)
+    if refused:
+        yield from ("", "Nodes that can't be cut: the first of each operator", *refused)
+
+
+def _times(name: str, folder: Path, threads: int, refused: list[str]) -> str:
+    path, is_chain = folder / "model.onnx", name == "chain"
+    batch = 4 if is_chain else NETWORKS[name].batches[0] if NETWORKS[name].batches else 16
+    try:
+        if is_chain:
+            onnx.save(residual_chain(CHAIN), path)
+        else:
+            write(name, path)
+        with Planner(folder) as planner:
+            off, auto = (
+                planner.plan(Wish(str(path), batch, threads, chunks, times=1 if is_chain else REPEATS,
+                                  tells_refusals=chunks == "auto"))
+                for chunks in ("off", "auto")
+            )  # fmt: skip
+    except Exception as error:  # the next row goes on
+        return f"{name:<17} failed: {reason(error) if not isinstance(error, WorkerError) else error}"
+    refused += [f"{name}: {text}" for text in auto["refusals"]]
+    return TIMES.row(
+        name, batch, off["nodes"], auto["nodes"], off["peak"] / MIB, auto["peak"] / MIB, auto["peak"] / off["peak"],
+        off["seconds"], auto["seconds"], auto["seconds"] / off["seconds"], slices(auto),
+    )  # fmt: skip
+
+
+def slices(figures: Mapping[str, Any], most: int = 3) -> str:
+    """The slices of a plan's bands, stage by stage; of many bands the first."""
+    bands = [f"{'rows ' if band['axis'] else ''}{'+'.join(map(str, band['slices']))}" for band in figures["chunks"]]
+    return ", ".join(bands[:most]) + (f" and {len(bands) - most} more" if len(bands) > most else "") or "whole"
+
+
+def main() -> None:
+    """Plan something small, so that no request pays for imports; then answer requests."""
+    small = residual_chain(50)
+    for chunks in ("off", "auto"):
+        memonger.search_plan(small, batch=4, device="cpu", mode="inference", chunks=chunks)
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Inference in chunks beside stock onnxruntime and plans without: ``python -m benchmarks.chunks`` writes chunks.txt.
+
+A row is a network at a batch and a number of threads. Its contestants, each in a process of its own, take turns: stock
+onnxruntime as it comes, stock without its memory arena, memonger's plan without chunks, and with them. Memory is what a
+run takes over the loaded model (`memonger.runtime.process_memory`). Planning has a process of its own, too.
+
+``--budgets``: GPT-2 in ever smaller budgets, with chunks and by recomputing alone: chunks_budgets.txt. ``--planning``:
+how long planning takes with chunks and without, and which nodes can't be cut: chunks_planning.txt.
+"""
+
+import itertools
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.chunk_budgets import budget_lines
+from benchmarks.chunk_networks import DEFAULT, NETWORKS, write
+from benchmarks.chunk_plans import Planner, Wish, planning_lines, slices
+from benchmarks.machine import HERE, MIB, Table, geometric_mean, keep, stamp
+from memonger.cli.compare import symbolic_sizes
+from memonger.cli.differences import difference
+from memonger.cli.measure import Job, MeasuredSession, take_turns
+from memonger.cli.worker import WorkerError, reason
+
+BATCHES, THREADS = (1, 4, 16, 64), (1, 2)
+QUICK = ("mobilenet_v2", "vit", "t5_encoder")
+ROUNDS, RUNS_SECONDS = 5, 0.6  # turns a session takes, and about how long each is; two runs at least
+ROOM = 0.8  # of the memory that is free may the contestants of a row take
+STOCK = {"stock": {}, "no arena": {"arena": False}}
+PLANS = {"off": "off", "chunked": "auto"}
+RESULTS = HERE / "chunks.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was measured of a network at a batch with so many threads; by contestant: bytes and seconds.
+
+    Attributes:
+        network: Its name.
+        batch: Samples.
+        threads: Threads within a node.
+        failed: Why there is nothing else; empty where there is.
+        plans: What `benchmarks.chunk_plans.answer` says, without chunks and with them.
+        peak: What a run takes over the loaded model.
+        loaded: What loading leaves resident.
+        median: Of the seconds of a run.
+        p95: 95 of 100 runs took no longer.
+        bits: Of the plans, how their outputs differ from stock onnxruntime's told the same shapes; empty: nowhere.
+    """
+
+    network: str
+    batch: int
+    threads: int
+    failed: str = ""
+    plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    peak: Mapping[str, int] = field(default_factory=dict)
+    loaded: Mapping[str, int] = field(default_factory=dict)
+    median: Mapping[str, float] = field(default_factory=dict)
+    p95: Mapping[str, float] = field(default_factory=dict)
+    bits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What it is a row of."""
+        return self.network, self.batch, self.threads
+
+    def memory(self, one: str = "chunked", other: str = "stock") -> float:
+        """A contestant's memory, as a multiple of another's."""
+        return self.peak[one] / self.peak[other]
+
+    def time(self, one: str = "chunked", other: str = "stock") -> float:
+        """The median of a run's seconds, likewise."""
+        return self.median[one] / self.median[other]
+
+
+def measure(name: str, model: Path, batch: int, threads: int) -> Row:
+    """Plan and measure one row; where that fails the row says why."""
+    row = partial(Row, name, batch, threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        try:
+            with Planner(folder) as planner:
+                plans = {
+                    kind: planner.plan(Wish(str(model), batch, threads, chunks, keep=str(folder / f"{kind}.onnx")))
+                    for kind, chunks in PLANS.items()
+                }
+            _check_room(plans)
+            return row(plans=plans, **_measured(model, folder, threads))
+        except Exception as error:  # the next row goes on
+            return row(failed=str(error) if isinstance(error, WorkerError) else reason(error))
+
+
+def _check_room(plans: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a row that may not fit the machine: contestants hold what they allocated while others have their turn.
+
+    Raises:
+        WorkerError: they may not.
+    """
+    needed = 2 * plans["off"]["stock"] + sum(plan["predicted"] for plan in plans.values())
+    text = Path("/proc/meminfo").read_text().split("MemAvailable:")[1]
+    free = int(text.split()[0]) * 1024
+    if needed > ROOM * free:
+        raise WorkerError(f"the contestants may need {needed / 2**30:.0f} GiB together, {free / 2**30:.0f} are free")
+
+
+def _measured(model: Path, folder: Path, threads: int) -> dict[str, Any]:
+    """What all contestants took, by field of `Row`."""
+    inputs, feeds = folder / "off.npz", dict(np.load(folder / "off.npz"))
+    outputs = {kind: folder / f"{kind}.outputs.npz" for kind in (*STOCK, *PLANS, "told")}
+    jobs = {
+        kind: Job(str(model), str(inputs), str(outputs[kind]), False, threads=threads, **options)
+        for kind, options in STOCK.items()
+    }
+    for kind in PLANS:
+        jobs[kind] = Job(str(folder / f"{kind}.onnx"), str(inputs), str(outputs[kind]), True, threads=threads)
+    dims = symbolic_sizes(model, feeds)
+    told = Job(str(model), str(inputs), str(outputs["told"]), False, threads=threads, dims=dims)
+    with MeasuredSession(told, folder, "told"):
+        pass  # its outputs are there: onnxruntime's optimizer knew the shapes, as it does for plans
+    with ExitStack() as stack:
+        workers = {kind: stack.enter_context(MeasuredSession(job, folder, kind)) for kind, job in jobs.items()}
+        take_turns(list(workers.values()), 1, 2)
+        once = min(statistics.median(worker.seconds) for worker in workers.values())
+        for worker in workers.values():
+            worker.turns.clear()
+        take_turns(list(workers.values()), ROUNDS, max(2, math.ceil(RUNS_SECONDS / once)))
+        results = {kind: worker.result() for kind, worker in workers.items()}
+        loaded = {kind: worker.loaded["loaded_bytes"] or 0 for kind, worker in workers.items()}
+    return {
+        "peak": {kind: result.peak_bytes or 0 for kind, result in results.items()},
+        "loaded": loaded,
+        "median": {kind: result.latency_seconds for kind, result in results.items()},
+        "p95": {kind: result.p95_seconds for kind, result in results.items()},
+        "bits": {kind: _different(outputs[kind], outputs["told"]) for kind in PLANS},
+    }
+
+
+def _different(mine: Path, stock: Path) -> str:
+    """How far outputs are from stock's; empty for the same bits."""
+    found = difference(dict(np.load(mine)), dict(np.load(stock)))
+    return "" if found.bitwise_equal else f"by {found.max_abs_diff}" if found.max_abs_diff is not None else found.why
+
+
+COLUMNS = Table(
+    "network<16", "batch>5", "thr.>5", "stock>9.1f", "no arena>9.1f", "off>8.1f", "chunked>8.1f", "÷stock>8.3f",
+    "outputs>8.1f", "predicted>10.1f", "error>+8.1%", "load>+8.1f", "ms>9.1f", "no arena>9.2f", "off>6.2f",
+    "chunked>8.2f", "p95>6.2f", "bits<7", "plan s>7.1f", "÷off>6.1f", "sessions>9", "nodes>6", "chunked>8",
+    "slices<12",
+)  # fmt: skip
+
+
+def line(row: Row) -> str:
+    """A line of the table."""
+    if row.failed:
+        return f"{row.network:<16}{row.batch:>5}{row.threads:>5}  failed: {row.failed}"
+    off, chunked, peak = row.plans["off"], row.plans["chunked"], {k: size / MIB for k, size in row.peak.items()}
+    predicted = chunked["predicted"] / MIB
+    return COLUMNS.row(
+        *row.key, peak["stock"], peak["no arena"], peak["off"], peak["chunked"], row.memory(), chunked["outputs"] / MIB,
+        predicted, peak["chunked"] / predicted - 1, (row.loaded["chunked"] - row.loaded["stock"]) / MIB,
+        row.median["stock"] * 1e3, row.time("no arena"), row.time("off"), row.time(),
+        row.p95["chunked"] / row.p95["stock"], "DIFFER" if any(row.bits.values()) else "same", chunked["seconds"],
+        chunked["seconds"] / off["seconds"], chunked["sessions"], off["nodes"], chunked["nodes"], slices(chunked),
+    )  # fmt: skip
+
+
+def means(rows: Sequence[Row]) -> Iterator[str]:
+    """Geometric means beside the aims."""
+    measured = [row for row in rows if not row.failed]
+    at_16 = [row for row in measured if row.batch == 16]
+    for threads in dict.fromkeys(row.threads for row in measured):
+        for family, memory, time in (("CNN", "0.05", "1.00"), ("transformer", "0.25", "1.00")):
+            chosen = [r for r in at_16 if r.threads == threads and NETWORKS[r.network].family == family]
+            yield from _mean(f"{family}s, batch 16, {threads} threads", chosen, memory, time)
+        long = [r for r in measured if NETWORKS[r.network].is_long and r.threads == threads and r.batch == 1]
+        for row in long:
+            ratio = row.plans["chunked"]["peak"] / row.plans["off"]["peak"]
+            yield (
+                f"{row.network}, 1,024 tokens, {threads} threads: arena and workspace {ratio:.3f} of the plan without "
+                f"chunks, time {row.time('chunked', 'off'):.3f} (aims: 0.15, 1.05)"
+            )
+    different = [f"{' '.join(map(str, row.key))}: {row.bits}" for row in measured if any(row.bits.values())]
+    yield f"same bits as stock onnxruntime in {len(measured) - len(different)} of {len(measured)} rows"
+    yield from different
+
+
+def _mean(what: str, rows: Sequence[Row], memory: str, time: str) -> Iterator[str]:
+    if not rows:
+        return
+    figures = (
+        geometric_mean(row.memory() for row in rows), geometric_mean(row.memory("chunked", "off") for row in rows),
+        geometric_mean(row.time() for row in rows), geometric_mean(row.time("chunked", "off") for row in rows),
+    )  # fmt: skip
+    yield (
+        f"{what}, {len(rows)} networks: memory {figures[0]:.3f} of stock's (aim: {memory}), {figures[1]:.3f} of the "
+        f"plan without chunks; time {figures[2]:.3f} of stock's (aim: {time}), {figures[3]:.3f}"
+    )
+
+
+HEAD = (
+    "stock: onnxruntime as it comes; no arena: enable_cpu_mem_arena off; off: planned without chunks; chunked: planned",
+    "as by default. First MiB of a run over the loaded model. outputs: of these the outputs, which all of them hold.",
+    "predicted: arena, workspace and copies, from the plan; error: measured over predicted; load: MiB that the loaded",
+    "model takes of the process beyond stock's. Then stock's median ms, the others' as multiples of it, and p95 of",
+    "chunked as a multiple of stock's p95. bits: off and chunked against stock onnxruntime told the same shapes.",
+    "plan s: with chunks; ÷off: over planning without. nodes: without chunks, and with. slices: stage after stage.",
+    "Elsewhere: AutoChunk (Zhao et al. 2024) saves over 80 % of activations below 10 % of speed, in PyTorch; MCUNetV2",
+    "(Lin et al. 2021) 4 to 8 times, by patches of the image that overlap.",
+)
+
+
+def comparison(names: Sequence[str], batches: Sequence[int], threads: Sequence[int], done: list[Row]) -> Iterator[str]:
+    """The lines of the main table, as it grows. Rows go to ``done``; those that are there aren't measured again."""
+    yield "Inference on the CPU in chunks: memory and latency beside stock onnxruntime and plans without chunks"
+    yield from stamp("chunks", ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
+    yield from ("", *HEAD, "", COLUMNS.heading)
+    known = {row.key: row for row in done if not row.failed}
+    done.clear()
+    for name in names:
+        wanted = [n for n in batches if n in (NETWORKS[name].batches or batches)]
+        with tempfile.TemporaryDirectory() as scratch:
+            path, written = Path(scratch) / "model.onnx", ""
+            if any((name, *size) not in known for size in itertools.product(wanted, threads)):
+                written = _written(name, path)
+            for batch, count in itertools.product(wanted, threads):
+                row = known.get((name, batch, count))
+                if row is None:
+                    row = Row(name, batch, count, written) if written else measure(name, path, batch, count)
+                done.append(row)
+                yield line(row)
+    yield from ("", *means(done))
+
+
+def _written(name: str, path: Path) -> str:
+    """Write a network; returns why it couldn't be written, if it couldn't."""
+    try:
+        write(name, path)
+    except Exception as error:  # an exporter's
+        return f"not written: {reason(error)}"
+    return ""
+
+
+def _remembering(lines: Iterable[str], done: Sequence[Row], path: Path) -> Iterator[str]:
+    """The lines, with the rows kept after each."""
+    for text in lines:
+        yield text
+        path.write_text(json.dumps([asdict(row) for row in done], indent=1) + "\n")
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    found = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in found):
+        raise click.BadParameter("give positive numbers with commas between them, as 1,16")
+    return tuple(map(int, found))
+
+
+def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    if unknown := set(found) - set(NETWORKS):
+        raise click.BadParameter(f"no network {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
+    return found
+
+
+@click.command(help=(__doc__ or "").splitlines()[0])
+@click.option("--networks", default=",".join(DEFAULT), callback=_names, metavar="NAME,...", help="All but near kin.")
+@click.option("--batches", default=",".join(map(str, BATCHES)), callback=_numbers, metavar="N,...", show_default=True)
+@click.option("--threads", default=",".join(map(str, THREADS)), callback=_numbers, metavar="N,...", show_default=True)
+@click.option("--quick", is_flag=True, help=f"{', '.join(QUICK)} at batch 16 on one thread.")
+@click.option("--budgets", "wanted", flag_value="budgets", help="GPT-2 in ever smaller budgets.")
+@click.option("--planning", "wanted", flag_value="planning", help="How long planning takes, and what can't be cut.")
+@click.option("--resume", is_flag=True, help=f"Go on where {RESULTS.name} ends: measure what isn't there, or failed.")
+def main(
+    networks: tuple[str, ...], batches: tuple[int, ...], threads: tuple[int, ...], quick: bool, wanted: str | None,
+    resume: bool,
+) -> None:  # fmt: skip
+    """Measure; a table is kept where nothing was left out."""
+    if wanted == "budgets":
+        keep(budget_lines(threads[-1]), HERE / "chunks_budgets.txt")
+        return
+    if wanted == "planning":
+        keep(planning_lines(networks, threads[-1]), HERE / "chunks_planning.txt" if networks == DEFAULT else None)
+        return
+    if quick:
+        networks, batches, threads = QUICK, (16,), (1,)
+    whole = (networks, batches, threads) == (DEFAULT, BATCHES, THREADS)
+    done = [Row(**row) for row in json.loads(RESULTS.read_text())] if resume and RESULTS.is_file() else []
+    lines = comparison(networks, batches, threads, done)
+    keep(_remembering(lines, done, RESULTS) if whole else lines, HERE / "chunks.txt" if whole else None)
+
+
+if __name__ == "__main__":
+    main()
