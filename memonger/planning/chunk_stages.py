@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage
+from memonger.layout.buffers import Buffer
 from memonger.model.axes import Axes
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.marks import CHUNK
@@ -132,16 +133,32 @@ def _split(blocks: list[_Block], values: set[ir.Value | None], nodes: Sequence[i
         (first if step in early else rest).add(step, nodes[step], axes.nodes[step])
 
 
-def measured(graph: Graph, axes: Axes, begin: int, end: int) -> Range:
-    """What a range needs. A storage is cut if all of it is made and read within the range."""
-    storage, steps = assign_storage(graph), end - begin
-    within = [begin <= buffer.start and buffer.stop <= end for buffer in storage.buffers]
+def measured(graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]]) -> tuple[Range, ...]:
+    """What each range needs. A storage is cut if all of it is made and read within the range."""
+    storage, outputs = assign_storage(graph), frozenset(graph.outputs)
+    has_axis = [True] * len(storage.buffers)
     for value, number in enumerate(storage.of_value):
-        if number >= 0 and (graph.values[value] not in axes.values or value in graph.outputs):
-            within[number] = False
+        if number >= 0 and (graph.values[value] not in axes.values or value in outputs):
+            has_axis[number] = False
+    buffers = sorted(zip(storage.buffers, has_axis, strict=True), key=lambda one: one[0].start)
+    found, alive, waiting = [], list[tuple[Buffer, bool]](), iter(buffers)
+    upcoming = next(waiting, None)
+    for begin, end in ranges:
+        alive = [one for one in alive if one[0].stop > begin]
+        while upcoming is not None and upcoming[0].start < end:
+            alive.append(upcoming)
+            upcoming = next(waiting, None)
+        found.append(_needs(graph, [one for one in alive if one[0].stop > begin], begin, end))
+    return tuple(found)
+
+
+def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: int) -> Range:
+    """What a range needs, of the storages alive in it and whether they have the axis."""
+    steps = end - begin
     cut, crossing, joined, exits = (np.zeros(steps + 1) for _ in range(4))
     fixed = 0
-    for buffer, is_cut in zip(storage.buffers, within, strict=True):
+    for buffer, has_axis in alive:
+        is_cut = has_axis and begin <= buffer.start and buffer.stop <= end
         first, last = max(buffer.start, begin) - begin, min(buffer.stop, end) - begin
         if first >= last:
             continue

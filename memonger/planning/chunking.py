@@ -420,7 +420,7 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
         dataclasses.replace(job.lowered, model=model),
         graph,
         axes,
-        tuple(measured(graph, axes, begin, end) for begin, end in ranges),
+        measured(graph, axes, ranges),
     )
 
 
