@@ -86,7 +86,7 @@ def test_a_memonger_contestant_is_what_the_gradient_rules_emit() -> None:
     kinds = [[node.op_type for node in model.graph.node] for model in (wide, narrow)]
     assert "Conv" in kinds[0]  # images of 784 elements and more: a product for each, as a convolution
     assert "Conv" not in kinds[1]
-    assert "MatMul" in kinds[1]
+    assert "Gemm" in kinds[1]
 
 
 @pytest.mark.parametrize(("side", "stride", "kernel"), [(12, 2, 3), (11, 2, 3), (8, 1, 3), (9, 2, 1)])
@@ -183,7 +183,7 @@ def test_a_profile_tells_what_ran_elsewhere(tmp_path: Path) -> None:
     bind(session, model.graph, given, [name], memory).run()
     profile = Path(session.end_profiling())
     assert foreign_nodes(profile, "CPUExecutionProvider") == []
-    assert "CPU: MatMul" in foreign_nodes(profile, "CUDAExecutionProvider")
+    assert "CPU: Gemm" in foreign_nodes(profile, "CUDAExecutionProvider")
     runs = [("CUDA", "Conv"), ("CUDA", "MemcpyToHost"), ("CPU", "Col2Im")]
     events = [
         {
