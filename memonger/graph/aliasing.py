@@ -35,10 +35,8 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from memonger.model.operators import facts
+from memonger.model.parts import parts_of
 from memonger.model.values import static_shape
-
-WINDOW = "memonger.window"
-"""Metadata of a Slice or Concat: at "1" a part may lie inside its whole; see `windows`."""
 
 CPU = "CPUExecutionProvider"
 
@@ -341,68 +339,20 @@ def windows(node: ir.Node, provider: str = CPU) -> tuple[tuple[ir.Value, ir.Valu
     """(part, whole, byte offset) of a marked node whose parts may lie inside the whole, both being alive.
 
     Of a Slice the output is a part of its input, of a Concat each input is one of its output. The axis has to be the
-    outermost one with more than one element, so that a part's bytes are consecutive in the whole; a Slice has constant
-    bounds and step 1. The kernels copy bytes forward, which changes nothing between equal addresses.
+    outermost one with more than one element, so that a part's bytes are consecutive in the whole. The kernels copy
+    bytes forward, which changes nothing between equal addresses.
 
     A part read at two inputs of a Concat lies at neither place. Of any other node there are none, whatever its marks.
     """
-    if node.metadata_props.get(WINDOW) != "1" or provider != CPU or node.domain != "":
-        return ()
-    if node.op_type not in ("Slice", "Concat") or not node.inputs or len(node.outputs) != 1:
-        return ()
-    whole = node.inputs[0] if node.op_type == "Slice" else node.outputs[0]
-    shape = None if whole is None else static_shape(whole)
-    if whole is None or shape is None:
-        return ()
-    found = _slice_window(node, shape) if node.op_type == "Slice" else _concat_windows(node, shape)
-    return tuple((part, whole, byte) for part, byte in found)
-
-
-def _slice_window(node: ir.Node, shape: Sequence[int]) -> list[tuple[ir.Value, int]]:
-    bounds = [_constant(value) for value in node.inputs[1:]]
-    if len(bounds) not in (3, 4) or None in bounds or bounds[3:] not in ([], [1]):
-        return []
-    begin, end, axis = (bound or 0 for bound in bounds[:3])
-    stride = _outermost_stride(node.inputs[0], shape, axis)
-    if stride is None or not 0 <= begin < end <= shape[axis]:
-        return []
-    part = node.outputs[0]
-    expected = (*shape[:axis], end - begin, *shape[axis + 1 :])
-    return [(part, begin * stride)] if static_shape(part) == expected else []
-
-
-def _concat_windows(node: ir.Node, shape: Sequence[int]) -> list[tuple[ir.Value, int]]:
-    axis = _int(node, "axis", 0)
-    axis += len(shape) if axis < 0 else 0
-    stride = _outermost_stride(node.outputs[0], shape, axis)
-    parts = [value for value in node.inputs if value is not None]
-    shapes = [static_shape(value) for value in parts]
-    if stride is None or len(parts) < 2:
-        return []
-    found, begin = [], 0
-    for part, own in zip(parts, shapes, strict=True):
-        if own is None or len(own) != len(shape) or own != (*shape[:axis], own[axis], *shape[axis + 1 :]):
-            return []
-        found.append((part, begin * stride))
-        begin += own[axis]
-    return [(part, byte) for part, byte in found if parts.count(part) == 1] if begin == shape[axis] else []
-
-
-def _outermost_stride(value: ir.Value | None, shape: Sequence[int], axis: int) -> int | None:
-    """Bytes from one element of an axis to the next, if no axis before it has several; None otherwise."""
-    width = 0 if value is None or value.dtype is None else value.dtype.bitwidth
-    if not 0 <= axis < len(shape) or any(dim != 1 for dim in shape[:axis]) or not width or width % 8:
-        return None
-    return math.prod(shape[axis + 1 :]) * width // 8
-
-
-def _constant(value: ir.Value | None) -> int | None:
-    """The one integer that an initializer holds, if it holds one."""
-    if value is None or value.is_graph_input() or not value.is_initializer() or value.const_value is None:
-        return None
-    tensor = value.const_value
-    integer = tensor.dtype in (ir.DataType.INT32, ir.DataType.INT64)
-    return int(tensor.numpy().item()) if integer and tensor.size == 1 else None
+    parts = parts_of(node) if provider == CPU else ()
+    found, read = [], [one.part for one in parts]
+    for one in parts:
+        shape, dtype = static_shape(one.whole), one.whole.dtype
+        outermost = shape is not None and dtype is not None and all(dim == 1 for dim in shape[: one.axis])
+        if shape is None or dtype is None or not outermost or dtype.bitwidth % 8 or read.count(one.part) > 1:
+            continue
+        found.append((one.part, one.whole, one.begin * math.prod(shape[one.axis + 1 :]) * dtype.bitwidth // 8))
+    return tuple(found)
 
 
 def is_declared_view(node: ir.Node) -> bool:

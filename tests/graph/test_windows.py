@@ -10,8 +10,9 @@ import pytest
 from onnx import helper
 
 import memonger
-from memonger.graph.aliasing import CUDA, WINDOW, windows
+from memonger.graph.aliasing import CUDA, windows
 from memonger.graph.graph import Graph
+from memonger.model.marks import WINDOW
 from memonger.planning import search_plan as planner
 from memonger.report.view import View
 from tests.support import networks
