@@ -17,6 +17,9 @@ from memonger.model.marks import CHUNK
 MOST_SLICES = 64
 """Finer slices leave kernels too little to do."""
 
+NOTHING = 0.02
+"""Bytes that cross from one stage to the next don't count where they are such a part of all."""
+
 NEAR = 24
 """Nodes among which a stage may end where fewest bytes cross."""
 
@@ -173,6 +176,12 @@ def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: 
     return Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float))
 
 
+def _fewest(crossing: np.ndarray, most: float) -> int:
+    """The first place where next to nothing crosses, or else where fewest bytes do: all before it runs in slices."""
+    few = np.flatnonzero(crossing <= NOTHING * most)
+    return int(few[0] if len(few) else crossing.argmin())
+
+
 def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:
     """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
 
@@ -198,7 +207,7 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
             continue
         here = stop
         if step + 1 < stop:
-            here = step + 1 + int(part.crossing[step + 1 - part.begin : min(stop, step + NEAR) - part.begin].argmin())
+            here = step + 1 + _fewest(part.crossing[step + 1 - part.begin : min(stop, step + NEAR) - part.begin], most)
         if level:
             found.append((here, stop, level))
             collected += part.crossing[here - part.begin] / slices[level]

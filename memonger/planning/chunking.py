@@ -49,6 +49,9 @@ LAUNCH_SECONDS = 2.5e-6
 RUN_SECONDS = 10e-6
 """A run of a session: what Python and onnxruntime do around its nodes."""
 
+WEIGHT_BYTES = 2e10
+"""Bytes of weights that are read in a second; each slice reads them again."""
+
 STEPS = 4
 """Arenas that are tried for each halving of memory."""
 
@@ -501,7 +504,7 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     asked = dataclasses.replace(
         job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
-    solution, extra = decide(asked, "none", "file"), _extra_seconds(axis.lowered.model, made.model)
+    solution, extra = decide(asked, "none", "file"), _extra_seconds(axis.lowered, made)
     return Chunking(bands, made, asked, solution, base - job.request.base, extra, axis)
 
 
@@ -524,9 +527,20 @@ def _rewritten(lowered: Lowered, model: ir.Model, size: int) -> Lowered:
     return dataclasses.replace(lowered, model=model, calibration=Calibration(seconds, workspace, measured.host))
 
 
-def _extra_seconds(before: ir.Model, after: ir.Model) -> float:
-    """What more nodes, more runs and the copies between them take, by constants."""
-    more = after.graph.num_nodes() - before.graph.num_nodes()
-    marks = [node.metadata_props.get(CHUNK, "") for node in after.graph if WINDOW not in node.metadata_props]
+def _extra_seconds(before: Lowered, after: Lowered) -> float:
+    """What more nodes, more runs, and waiting for weights in each slice take, by constants."""
+    more = after.model.graph.num_nodes() - before.model.graph.num_nodes()
+    marks = [node.metadata_props.get(CHUNK, "") for node in after.model.graph if WINDOW not in node.metadata_props]
     runs = sum(one != other for one, other in itertools.pairwise(["", *marks]))
-    return more * LAUNCH_SECONDS + runs * RUN_SECONDS
+    return more * LAUNCH_SECONDS + runs * RUN_SECONDS + _waits(after) - _waits(before)
+
+
+def _waits(lowered: Lowered) -> float:
+    """Seconds that nodes wait for their weights: a product with few rows is over before they are read."""
+    assert lowered.calibration is not None
+    seconds, found = lowered.calibration.seconds or {}, 0.0
+    for node in lowered.model.graph:
+        weights = (v.const_value for v in node.inputs if v is not None and v.is_initializer())
+        read = sum(tensor.nbytes for tensor in weights if tensor is not None)
+        found += max(0.0, read / WEIGHT_BYTES - seconds.get(str(node.name), 0.0)) if read else 0.0
+    return found

@@ -19,6 +19,7 @@ from memonger.planning.names import Strategy
 from memonger.planning.options import Keywords, Options, combine, in_bytes, takes_options
 from memonger.planning.sizing import Attempt, Sizing
 from memonger.units import MOST_POINTS
+from memonger.words import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Fit:
         certificate.write(Path(path), answer, Path(self.source), None if planned is None else Path(planned))
 
 
-@takes_options("budget")
+@takes_options("budget", "chunks", "max_overhead", "allow_rounding")
 def fit(
     source: Source | Model,
     memory: float | str = "8GiB",
@@ -130,7 +131,7 @@ def fit(
     options: Options | None = None,
     **keywords: Unpack[Keywords],
 ) -> Fit:
-    """The largest size of a dimension with which a model fits into a memory, with its plan.
+    """The largest size of a dimension with which a model fits into a memory, with its plan, which has no chunks.
 
     Args:
         source: What `memonger.load` takes, with a dimension that is open.
@@ -152,6 +153,8 @@ def fit(
     chosen = combine(options, keywords)
     if chosen.budget is not None:
         raise PlanError("fit takes the memory as its budget: leave budget out.")
+    if chosen.axis_and_chunks is not None:
+        raise PlanError(f"fit plans without chunks: leave {option('chunks')} out.")
     if type(frontier) is not int or not 0 <= frontier <= MOST_POINTS:
         raise PlanError(f"frontier must be a whole number from 0 to {MOST_POINTS}, not {frontier!r}.")
     with collecting_later():

@@ -229,15 +229,15 @@ class FrontierOfModel(FrontierOfGraph, total=False):
     threads: int
     inputs: Mapping[str, Any] | None
     cuda: Cuda
-    chunks: str | int
-    max_overhead: float
-    allow_rounding: bool
 
 
 class Keywords(ForGraph, FrontierOfModel, total=False):
     """All fields of `Options` as keywords: those of `memonger.search_plan` for a model."""
 
     mirror: Sequence[str]
+    chunks: str | int
+    max_overhead: float
+    allow_rounding: bool
 
 
 def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:

@@ -115,7 +115,7 @@ def pareto(
 ) -> tuple[GraphPlan, ...]: ...
 
 
-@takes_options("budget", "strategy", "mirror")
+@takes_options("budget", "strategy", "mirror", "chunks", "max_overhead", "allow_rounding")
 def pareto(
     source: Any,
     *,
@@ -134,7 +134,8 @@ def pareto(
         points: How many budgets are tried, between the total with nothing recomputed and the smallest one found.
         budgets: The budgets to try instead, as `memonger.search_plan` takes one.
         options: A record of options to start from; keywords given beside it replace its fields.
-        keywords: The fields of `Options` but ``budget``, ``strategy`` and ``mirror``.
+        keywords: The fields of `Options` but ``budget``, ``strategy``, ``mirror`` and those of chunks, which these
+            plans don't have.
 
     Raises:
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
@@ -146,6 +147,8 @@ def pareto(
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
         own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
         raise PlanError(f"{own}: leave budget, strategy and mirror out.")
+    if chosen.axis_and_chunks is not None:
+        raise PlanError(f"pareto plans without chunks: leave {option('chunks')} out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
