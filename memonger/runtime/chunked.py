@@ -132,6 +132,7 @@ class _Cutter:
         self._inputs = {one.name: one for one in program.inputs}
         self._of_structure: dict[Any, tuple[int, list[str]]] = {}
         self._attributes: dict[int, bytes] = {}
+        self._constants: dict[str, np.ndarray] = {}
 
     def mark_of(self, node: ir.Node) -> str | None:
         """What tells a node's stretch from its neighbours; None for one that is a copy."""
@@ -230,10 +231,18 @@ class _Cutter:
             outputs=tuple(name_of[v] for v in values.inner if v in values.kept),
             kinds={name_of[v]: v.type for v in values.kept},
             planned=tuple(replace(self._tensors[str(v.name)], name=name_of[v]) for v in planned),
-            constants={name_of[v]: np.array(v.const_value.numpy()) for v in values.outer if v.const_value is not None},
+            constants={name_of[v]: self._constant(v) for v in values.outer if v.const_value is not None},
             order=tuple(str(node.name) for node in nodes),
             first_update=len(nodes),
         )
+
+    def _constant(self, value: ir.Value) -> np.ndarray:
+        """A copy of a constant: one for all stretches that read it."""
+        name = str(value.name)
+        if name not in self._constants:
+            assert value.const_value is not None
+            self._constants[name] = np.array(value.const_value.numpy())
+        return self._constants[name]
 
 
 _ELEMENTWISE = frozenset({"Add", "And", "Div", "Equal", "Expand", "Max", "Min", "Mul", "Or", "Pow", "Sub", "Where"})
