@@ -17,7 +17,7 @@ from itertools import groupby
 
 import onnx_ir as ir
 
-from memonger.model.marks import CHUNK, WINDOW
+from memonger.model.marks import WINDOW, chunk_of
 from memonger.units import KiB, MiB
 
 _TRAINING = (10 * MiB, 8.3 * KiB)
@@ -43,11 +43,10 @@ def session_bytes(model: ir.Model, is_training: bool) -> int:
 def _nodes_in_sessions(model: ir.Model) -> int:
     """About the nodes of all sessions: chunks of one stage and length share one, and what joins them is in none."""
     seen, count = set[object](), 0
-    for mark, group in groupby(model.graph, lambda node: node.metadata_props.get(CHUNK)):
+    for chunk, group in groupby(model.graph, chunk_of):
         nodes = [node for node in group if WINDOW not in node.metadata_props]
-        if mark is not None:
-            *stage, begin, end = mark.split(".")
-            key = (*stage, int(end) - int(begin), len(nodes))
+        if chunk is not None:
+            key = chunk.band, chunk.stage, chunk.end - chunk.begin, len(nodes)
             if key in seen:
                 continue
             seen.add(key)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from memonger.model.marks import WINDOW
 from memonger.model.names import fresh
+from memonger.model.parts import elements
 from memonger.model.values import all_values, static_shape, tensor_shape
 
 
@@ -115,8 +116,7 @@ def sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.Ten
         return ir.ExternalTensor(
             tensor.location, offset, length, tensor.dtype, shape=shape, name="", base_dir=tensor.base_dir
         )
-    elements = tensor.numpy()[(slice(None),) * axis + (slice(begin, end),)]
-    return ir.Tensor(elements.copy(), dtype=tensor.dtype)
+    return ir.Tensor(tensor.numpy()[elements(axis, begin, end)].copy(), dtype=tensor.dtype)
 
 
 def told_shape(

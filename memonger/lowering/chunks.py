@@ -20,7 +20,7 @@ from memonger.graph.graph import read_values
 from memonger.lowering.chunk_writer import Writer, told_shape
 from memonger.model.axes import Axes, slicing
 from memonger.model.cutting import Refusal, Slicing
-from memonger.model.marks import CHUNK
+from memonger.model.marks import CHUNK, Chunk, chunk_of
 from memonger.model.values import all_values, static_shape
 
 
@@ -81,7 +81,7 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     writer = Writer(copy)
     _check_names(bands, {str(v.name) for v in all_values(copy.graph)})
     start = 0
-    first = 1 + max((int(node.metadata_props.get(CHUNK, "-1").split(".")[0]) for node in nodes), default=-1)
+    first = 1 + max((chunk.band for node in nodes if (chunk := chunk_of(node)) is not None), default=-1)
     for number, band in enumerate(bands):
         writer.order += nodes[start : band.stages[0].begin]
         start = band.stages[-1].end
@@ -368,7 +368,7 @@ class _Chunk:
             length = (self.end - self.begin) * self.band.scale(value, axis)
             outputs.append(writer.value(value, axis, length, _chunk_name(value.name, self.begin, self.end)))
         inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or ())
-        mark = f"{self.band.number}.{self.stage}.{self.begin}.{self.end}"
+        mark = Chunk(self.band.number, self.stage, self.begin, self.end).mark
         return ir.Node(
             node.domain,
             kind,

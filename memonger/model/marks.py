@@ -31,6 +31,8 @@ PART = "memonger.part"
 CHUNK = "memonger.chunk"
 """On a copy of a node that runs on a slice: ``<band>.<stage>.<begin>.<end>``; see `memonger.lowering.chunks`."""
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
 _CHUNK_NAME = re.compile(r"\.chunk\d+_\d+(?:#\d+)?(?=$|/(?:Slice|Concat)(?:#\d+)?$)")
 
 WINDOW = "memonger.window"
@@ -102,10 +104,36 @@ def inline(model: ir.Model) -> None:
             node.metadata_props.update(marks)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chunk:
+    """The chunk that a copy of a node is of: its band and stage, and the slice ``[begin, end)`` that it runs on."""
+
+    band: int
+    stage: int
+    begin: int
+    end: int
+
+    @property
+    def mark(self) -> str:
+        """What stands on the node."""
+        return ".".join(map(str, dataclasses.astuple(self)))
+
+
+def chunk_of(node: ir.Node) -> Chunk | None:
+    """The chunk that a node is of; None where it has no mark, or one that chunks aren't written with."""
+    parts = node.metadata_props.get(CHUNK, "").split(".")
+    return Chunk(*map(int, parts)) if len(parts) == 4 and all(map(_NUMBER.fullmatch, parts)) else None
+
+
 def before_chunks(node: ir.Node) -> str:
     """The name that a node had before chunks were made; of one that cuts or joins that of the value it does so with."""
     name = str(node.name)
-    return _CHUNK_NAME.split(name)[0] if {CHUNK, WINDOW}.intersection(node.metadata_props) else name
+    return without_slice(name) if {CHUNK, WINDOW}.intersection(node.metadata_props) else name
+
+
+def without_slice(name: str) -> str:
+    """A name without the slice that chunks put behind it."""
+    return _CHUNK_NAME.split(name)[0]
 
 
 def forget_composites(model: ir.Model) -> None:

@@ -27,6 +27,11 @@ class Part:
     is_cut: bool
 
 
+def elements(axis: int, begin: int, end: int) -> tuple[slice, ...]:
+    """The index of an array's elements ``[begin, end)`` along an axis."""
+    return (*(slice(None),) * axis, slice(begin, end))
+
+
 def parts_of(node: ir.Node) -> tuple[Part, ...]:
     """What a Slice or Concat does that is marked as one that cuts or joins; nothing where it isn't marked or does more.
 

@@ -151,7 +151,7 @@ def measured(graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]]) -> tup
         while upcoming is not None and upcoming[0].start < end:
             alive.append(upcoming)
             upcoming = next(waiting, None)
-        found.append(_needs(graph, [one for one in alive if one[0].stop > begin], begin, end))
+        found.append(_needs(graph, alive, begin, end))
     return tuple(found)
 
 

@@ -12,7 +12,6 @@ of a CNN by patches of the image. Here the axis needs no overlap, and the layout
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,7 @@ from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.extract import extract
-from memonger.model.marks import CHUNK, WINDOW
+from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
@@ -111,13 +110,13 @@ class Chunking:
         outer = () if self.outer is None else self.outer.described()
         before, after = self.axis.graph, self.solution.graph
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
-        marks = [n.metadata_props.get(CHUNK, "") for n in self.lowered.model.graph]
+        chunks = [chunk_of(node) for node in self.lowered.model.graph]
         found = []
         for number, band in enumerate(self.bands, len(outer)):
             begin, end = band.stages[0].begin, band.stages[-1].end
-            own = [step for step, mark in enumerate(marks) if mark.startswith(f"{number}.")]
+            own = [step for step, chunk in enumerate(chunks) if chunk is not None and chunk.band == number]
             cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
-            runs = sum(one != other for one, other in itertools.pairwise(["", *(marks[step] for step in own)]))
+            runs = sum(1 for _ in itertools.groupby(chunks[step] for step in own))
             found.append(
                 ChunkedBand(
                     axis=self.axis.number, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
@@ -257,19 +256,17 @@ def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
     """The same with the workspace measured: of one chunk of each stage and length, alone, on random inputs."""
     model, calibration = way.lowered.model, way.lowered.calibration
     assert calibration is not None
-    workspace, known = dict(calibration.workspace or {}), dict[Any, Mapping[str, int] | None]()
-    for mark, group in itertools.groupby(model.graph, lambda node: node.metadata_props.get(CHUNK, "")):
-        nodes = list(group)
-        if not mark:
+    workspace, of_stage = dict(calibration.workspace or {}), dict[Any, list[int]]()
+    for chunk, group in itertools.groupby(model.graph, chunk_of):
+        if chunk is None:
             continue
-        band, stage, begin, end = mark.split(".")
-        key = band, stage, int(end) - int(begin), len(nodes)
-        if key not in known:
+        nodes = list(group)
+        names = [str(node.name) for node in nodes]
+        key = chunk.band, chunk.stage, chunk.end - chunk.begin, len(names)
+        if key not in of_stage:
             seen = calibrate.measured(_alone(model, nodes), threads)
-            known[key] = seen if seen is None else {str(n): seen.get(str(node.name), 0) for n, node in enumerate(nodes)}
-        found = known[key]
-        if found is not None:
-            workspace.update((str(node.name), found[str(number)]) for number, node in enumerate(nodes))
+            of_stage[key] = [] if seen is None else [seen.get(name, 0) for name in names]
+        workspace.update(zip(names, of_stage[key], strict=False))  # none where it couldn't be measured
     workspace = {name: size for name, size in workspace.items() if size}
     graph = dataclasses.replace(
         way.request.graph, workspace=tuple(workspace.get(name, 0) for name in way.request.graph.nodes)
@@ -285,17 +282,16 @@ def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
 def _alone(model: ir.Model, nodes: Sequence[ir.Node]) -> ir.Model:
     """These nodes as a model: what they read of others is its input, all that they write its output."""
     inner = dict.fromkeys(v for node in nodes for v in node.outputs if v.name)
-    read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in inner)
-    return extract(model, nodes, (v for v in read if v.producer() is not None or v.is_graph_input()), inner)
+    return extract(model, nodes, inner)
 
 
 def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
     """The nodes that give other bits on slices, and by how much."""
     copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
     for node in way.lowered.model.graph:
-        found = _NAME.match(str(node.name))
-        if CHUNK in node.metadata_props and found is not None:
-            copies.setdefault(found[1], []).append((node, int(found[2]), int(found[3])))
+        chunk = chunk_of(node)
+        if chunk is not None:
+            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
     found_different = {} if way.outer is None else _different(way.outer, check)
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
         if str(node.name) not in copies or not isinstance(how, Slicing):
@@ -428,21 +424,26 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
-    sizes = {str(v.name): (static_shape(v) or ())[axis : axis + 1] for v in job.lowered.model.graph.inputs}
-    most = max((size for (size,) in filter(None, sizes.values())), default=1)
-    if most < 2:
+    seeds = _seeds(job.lowered.model, axis, None)
+    if not seeds:
         raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
-    return _along(job, {name: axis for name, size in sizes.items() if size == (most,)}, refused)
+    return _along(job, seeds, refused)
 
 
 def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
     """Axes to try: of every input that has it the batch, and the axis behind it."""
+    for axis, size in enumerate((batch, None)):
+        seeds = _seeds(model, axis, size)
+        if seeds:
+            yield seeds
+
+
+def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
+    """The inputs with so many elements along an axis, or with most of all; none where that is one."""
     shapes = {str(v.name): static_shape(v) or () for v in model.graph.inputs}
-    for axis in (0, 1):
-        sizes = {name: shape[axis] for name, shape in shapes.items() if len(shape) > axis}
-        size = batch if axis == 0 and batch is not None else max(sizes.values(), default=1)
-        if size > 1:
-            yield {name: axis for name, own in sizes.items() if own == size}
+    sizes = {name: shape[axis] for name, shape in shapes.items() if len(shape) > axis}
+    size = max(sizes.values(), default=1) if size is None else size
+    return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
 def ways_of(job: _Job, axis: _Axis, most: float) -> list[tuple[Band, ...]]:
@@ -508,19 +509,15 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     return Chunking(bands, made, asked, solution, base - job.request.base, extra, axis)
 
 
-_NAME = re.compile(r"^(.*)\.chunk(\d+)_(\d+)(?:#\d+)?$", re.DOTALL)
-
-
 def _rewritten(lowered: Lowered, model: ir.Model, size: int) -> Lowered:
     """The model in chunks, with each copy's share of what was measured of its node."""
     measured = lowered.calibration
     assert measured is not None
     seconds, workspace = dict[str, float](), dict[str, int]()
     for node in model.graph:
-        name, share = str(node.name), 1.0
-        found = _NAME.match(name)
-        if CHUNK in node.metadata_props and found is not None:
-            name, share = found[1], (int(found[3]) - int(found[2])) / size
+        name, share, chunk = str(node.name), 1.0, chunk_of(node)
+        if chunk is not None:
+            name, share = before_chunks(node), (chunk.end - chunk.begin) / size
         seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
         if workspace_bytes := (measured.workspace or {}).get(name, 0):
             workspace[str(node.name)] = math.ceil(workspace_bytes * share)
@@ -530,8 +527,8 @@ def _rewritten(lowered: Lowered, model: ir.Model, size: int) -> Lowered:
 def _extra_seconds(before: Lowered, after: Lowered) -> float:
     """What more nodes, more runs, and waiting for weights in each slice take, by constants."""
     more = after.model.graph.num_nodes() - before.model.graph.num_nodes()
-    marks = [node.metadata_props.get(CHUNK, "") for node in after.model.graph if WINDOW not in node.metadata_props]
-    runs = sum(one != other for one, other in itertools.pairwise(["", *marks]))
+    chunks = (chunk_of(node) for node in after.model.graph if WINDOW not in node.metadata_props)
+    runs = sum(1 for _ in itertools.groupby((None, *chunks))) - 1
     return more * LAUNCH_SECONDS + runs * RUN_SECONDS + _waits(after) - _waits(before)
 
 

@@ -10,7 +10,8 @@ import onnx_ir as ir
 from memonger.devices import CPU
 from memonger.errors import SessionError
 from memonger.model.cutting import Slicing
-from memonger.model.extract import extract
+from memonger.model.extract import extract, is_fed
+from memonger.model.parts import elements
 from memonger.model.values import static_shape
 from memonger.runtime import ort
 
@@ -54,7 +55,7 @@ class SliceCheck:
         self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model, tried: Sequence[tuple[ir.Node, int, int]],
         size: int,
     ) -> float:  # fmt: skip
-        feeds = {index: _random(v) for index, v in enumerate(whole[1].inputs) if v is not None and _is_fed(v)}
+        feeds = {index: _random(v) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
         try:
             results, most = self._run(*whole, feeds), 0.0
             for copy, begin, end in tried:
@@ -69,23 +70,18 @@ class SliceCheck:
 
     def _run(self, model: ir.Model, node: ir.Node, feeds: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """The outputs of a node alone, by number."""
-        inputs = dict.fromkeys(v for v in node.inputs if v is not None and _is_fed(v))
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
-        session = ort.make_session(extract(model, [node], inputs, outputs.values()), CPU, self._options)
-        given = {str(v.name): feeds[i] for i, v in enumerate(node.inputs) if v is not None and v in inputs}
+        session = ort.make_session(extract(model, [node], outputs.values()), CPU, self._options)
+        given = {str(v.name): feeds[i] for i, v in enumerate(node.inputs) if v is not None and is_fed(v)}
         try:
             return dict(zip(outputs, session.run(None, given), strict=True))
         except Exception as error:  # pybind exceptions share no base class
             raise SessionError(str(error)) from error
 
 
-def _is_fed(value: ir.Value) -> bool:
-    return value.producer() is not None or value.is_graph_input()
-
-
 def _key(node: ir.Node) -> Any:
     attributes = (ir.to_proto(a).SerializeToString(deterministic=True) for _, a in sorted(node.attributes.items()))
-    values = ((v.dtype, static_shape(v), _is_fed(v)) if v is not None else None for v in (*node.inputs, *node.outputs))
+    values = ((v.dtype, static_shape(v), is_fed(v)) if v is not None else None for v in (*node.inputs, *node.outputs))
     return node.op_identifier(), node.version, tuple(attributes), tuple(values)
 
 
@@ -109,7 +105,7 @@ def _cut(array: np.ndarray, axis: int | None, begin: int, end: int, size: int) -
     if axis is None:
         return array
     unit = array.shape[axis] // size
-    return np.ascontiguousarray(array[(*(slice(None),) * axis, slice(begin * unit, end * unit))])
+    return np.ascontiguousarray(array[elements(axis, begin * unit, end * unit)])
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:

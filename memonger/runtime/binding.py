@@ -304,9 +304,18 @@ class Binding:
         return feeding.to_python(ort.wrap(bound[self._position[name]]), self.program.kinds.get(name))
 
     def _read(self, tensor: ArenaTensor, copy: bool) -> np.ndarray:
-        if tensor.dtype.bitwidth < 8:
-            raise SessionError(f"output '{tensor.name}' of type {tensor.dtype.name} can't be read as an array.")
-        return self.arena.read(tensor.offset, tensor.dtype.numpy(), tensor.shape, copy=copy)
+        return read_output(self.arena, tensor, copy)
+
+
+def read_output(arena: Arena, tensor: ArenaTensor, copy: bool) -> np.ndarray:
+    """An output that lies in an arena, as an array.
+
+    Raises:
+        SessionError: its elements are of less than a byte.
+    """
+    if tensor.dtype.bitwidth < 8:
+        raise SessionError(f"output '{tensor.name}' of type {tensor.dtype.name} can't be read as an array.")
+    return arena.read(tensor.offset, tensor.dtype.numpy(), tensor.shape, copy=copy)
 
 
 def overwritten(arena: Arena, inputs: feeding.Feeds, targets: Mapping[str, Any]) -> set[str]:

@@ -6,8 +6,6 @@ structure run in one session, which is bound once for each of them. What cuts va
 copied by numpy; a part that lies inside its whole isn't copied at all.
 """
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -17,16 +15,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memonger.errors import SessionError
+from memonger.graph.aliasing import windows
 from memonger.model.extract import extract
-from memonger.model.marks import CHUNK
-from memonger.model.parts import Part, parts_of
+from memonger.model.marks import CHUNK, without_slice
+from memonger.model.parts import Part, elements, parts_of
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor
-from memonger.runtime.binding import Binding, overwritten
+from memonger.runtime.binding import Binding, overwritten, read_output
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, program_of
 
@@ -82,10 +80,6 @@ class Chunks:
     program: Program
     steps: tuple[Stretch | Copied, ...]
     groups: tuple[Group, ...]
-
-    def nodes_of(self, engine: int) -> Iterator[tuple[str, ...]]:
-        """Of each stretch that runs in a session the names of its nodes in the plan."""
-        return (s.program.order for s in self.steps if isinstance(s, Stretch) and s.engine == engine)
 
 
 def is_chunked(plan: Plan) -> bool:
@@ -152,17 +146,12 @@ class _Cutter:
 
     def copied(self, node: ir.Node) -> Iterator[Copied]:
         """What has to be copied: not the parts that lie inside their whole."""
+        inside = {part: byte for part, _, byte in windows(node)}
         for one in parts_of(node):
             whole, part = self._tensors.get(str(one.whole.name), str(one.whole.name)), self._tensors[str(one.part.name)]
-            shape, own = static_shape(one.whole), static_shape(one.part)
-            assert shape is not None
-            assert own is not None
-            index = (*(slice(None),) * one.axis, slice(one.begin, one.begin + own[one.axis]))
-            if isinstance(whole, ArenaTensor) and math.prod(shape[: one.axis]) == 1:
-                before = math.prod(shape[one.axis + 1 :]) * one.begin
-                if replace(whole, shape=(before,)).nbytes == part.offset - whole.offset:
-                    continue
-            yield Copied(whole, part, index, one.is_cut)
+            if isinstance(whole, ArenaTensor) and part.offset - whole.offset == inside.get(one.part):
+                continue
+            yield Copied(whole, part, elements(one.axis, one.begin, one.begin + part.shape[one.axis]), one.is_cut)
 
     def stretch(self, nodes: Sequence[ir.Node]) -> Stretch:
         """The stretch of these nodes."""
@@ -219,7 +208,8 @@ class _Cutter:
         """A model of these nodes alone."""
         exposed = (v for v in values.inner if v.name in self._tensors or v in values.kept)
         program = self._program(nodes, values, {v: str(v.name) for v in (*values.outer, *values.inner)})
-        return Group(extract(self._model, nodes, values.outer, exposed), (0,), (program,))
+        fed = {v for v in values.outer if v.const_value is not None}
+        return Group(extract(self._model, nodes, exposed, fed), (0,), (program,))
 
     def _program(self, nodes: Sequence[ir.Node], values: _Values, name_of: Mapping[ir.Value, str]) -> Program:
         """What of the plan's program is theirs, under a session's names."""
@@ -251,12 +241,11 @@ _ELEMENTWISE = frozenset({"Add", "And", "Div", "Equal", "Expand", "Max", "Min", 
 
 def _is_slice_of_constant(value: ir.Value) -> bool:
     """Whether it is a constant that was cut for its chunk, and may be fed: so that chunks can share a session."""
-    if value.const_value is None or not _SLICE.search(str(value.name)) or value.const_value.dtype not in _PLAIN:
+    name = str(value.name)
+    if value.const_value is None or without_slice(name) == name or value.const_value.dtype not in _PLAIN:
         return False
     return all(not user.domain and user.op_type in _ELEMENTWISE for user, _ in value.uses())
 
-
-_SLICE = re.compile(r"\.chunk\d+_\d+(#\d+)?$")
 
 _PLAIN = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL})
 
@@ -330,10 +319,7 @@ class ChunkedBinding:
     def _result(self, name: str, copy: bool) -> Any:
         if name not in self._planned:
             return feeding.to_python(ort.wrap(self._held[name]), self.program.kinds.get(name))
-        tensor = self._planned[name]
-        if tensor.dtype.bitwidth < 8:
-            raise SessionError(f"output '{name}' of type {tensor.dtype.name} can't be read as an array.")
-        return self.arena.read(tensor.offset, tensor.dtype.numpy(), tensor.shape, copy=copy)
+        return read_output(self.arena, self._planned[name], copy)
 
 
 def _on_host(feed: feeding.Feed) -> np.ndarray:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import memonger
+from memonger.model.marks import CHUNK
 from memonger.report.summary import plan_record
 from tests.support.stock import parse
 
@@ -23,3 +24,13 @@ def test_it_grows_with_the_nodes_and_is_no_part_of_the_total() -> None:
 
 def test_nothing_is_said_of_a_device_that_is_not_the_host() -> None:
     assert dataclasses.replace(_plan(3), device="cuda:0").session_bytes is None
+
+
+def test_marks_that_chunks_are_not_written_with_say_nothing() -> None:
+    """A file's marks are a stranger's: those that aren't four numbers count as none."""
+    plan = _plan(3)
+    expected = plan.session_bytes
+    for mark in ("", "x", "1.2", "0.0.a.b", "0.0.-1.2", "0.0.1.2.3"):
+        for node in plan.model.graph:
+            node.metadata_props[CHUNK] = mark
+        assert plan.session_bytes == expected
