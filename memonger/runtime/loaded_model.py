@@ -1,6 +1,8 @@
 """A model loaded into onnxruntime: the sessions of its plans, without the memory that they run in."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is
 from memonger.runtime.engine import Engine
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
+from memonger.runtime.weights import Lending
 from memonger.words import option
 
 Bound = Binding | ChunkedBinding
@@ -52,6 +55,8 @@ class LoadedModel:
         check_order: Compare the order of each session's first run with the plan.
         cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
         pad: Fill up smaller batches.
+        lending: Which weights sessions read where they lie; None: each has copies of all.
+        at_once: How many runs there may be at once: workspace is taken for as many.
 
     Attributes:
         programs: What of each plan is kept.
@@ -64,20 +69,31 @@ class LoadedModel:
     """
 
     def __init__(
-        self, plans: Sequence[Plan], device: Device, *, threads: int, check_order: bool, cuda_graph: str, pad: bool
+        self,
+        plans: Sequence[Plan],
+        device: Device,
+        *,
+        threads: int,
+        check_order: bool = True,
+        cuda_graph: str = "off",
+        pad: bool = False,
+        lending: Lending | None = None,
+        at_once: int = 1,
     ) -> None:
-        self.device = device
+        self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
         def make_engine(group: Group, is_segment: bool) -> Engine:
             graphs = "off" if is_segment else cuda_graph
-            return Engine(group, device, threads, check_order, settings, graphs, is_segment)
+            return Engine(group, device, threads, check_order, settings, graphs, is_segment, lending=lending)
 
         self._runners = _runners(plans, device, make_engine)
         self.programs = tuple(runner.program for runner in self._runners)
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
         self._padding = _padding(plans, self.programs) if pad else None
+        if at_once > 1:
+            self.reserve()
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -87,7 +103,7 @@ class LoadedModel:
     def reserve(self) -> None:
         """Take memory of the host for workspace: again after it was given back."""
         if self.device.is_host:
-            max(self.engines, key=lambda engine: engine.workspace_bytes).reserve()
+            max(self.engines, key=lambda engine: engine.workspace_bytes).reserve(self._at_once)
 
     def bind(self, arena: Arena) -> list[Bound]:
         """Each plan bound into one arena: what one run at a time needs."""
@@ -109,9 +125,10 @@ class LoadedModel:
             engine.check_usable()
         return Call(index, smaller, inputs, targets, given)
 
-    def is_unchecked(self, call: Call) -> bool:
-        """Whether this run is one whose order is compared with the plan: no other may run beside it."""
-        return any(engine.unchecked for engine in self._runners[call.plan].engines)
+    def alone(self, call: Call) -> AbstractContextManager[object]:
+        """What no other run may enter meanwhile, where the order of this one is compared with the plan."""
+        unchecked = any(engine.unchecked for engine in self._runners[call.plan].engines)
+        return self._first_run if unchecked else nullcontext()
 
     def run(self, call: Call, bound: Sequence[Bound], copy: bool) -> dict[str, Any]:
         """Run what was checked; see `memonger.Session.run`.

@@ -51,8 +51,9 @@ class Options:
         arena: Whether onnxruntime's own CPU arena is on.
         pattern: Whether onnxruntime's own memory pattern is on.
         dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
-        lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
-            session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
+        lending: Which weights are read from memory that then lives as long as the session; None: none. `LEND_ALL` is
+            right for a session that is soon gone: one that stays would keep them beside the copies that its kernels
+            have packed.
         cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
         is_segment: The session is one of several that run one after the other: no thread of one spins while the next
             one runs.
@@ -68,7 +69,7 @@ class Options:
     arena: bool = True
     pattern: bool = True
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
-    lend_weights: bool = False
+    lending: weights.Lending | None = None
     cuda: Cuda | None = field(default_factory=Cuda)
     is_segment: bool = False
     shares_workspace: bool = False
@@ -105,7 +106,10 @@ def make_session(
     providers = backend(device).providers(options.cuda, pool, captures)
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
-    message, lent = _message(model, options, settings)
+    message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
+    if message.lent:
+        lent = [held.value for held in message.lent.values()]
+        settings.add_external_initializers(list(message.lent), lent)
     if message.folder is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", message.folder)
     try:
@@ -114,17 +118,9 @@ def make_session(
         if pool is not None and pool.refused is not None:
             raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
         raise
-    session.memonger_lent = lent  # onnxruntime points into this memory without holding it
+    session.memonger_lent = message.lent  # onnxruntime points into this memory without holding it
     session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
     return session
-
-
-def _message(model: ir.Model | weights.Message, options: Options, settings: Any) -> tuple[weights.Message, list[Any]]:
-    """What onnxruntime is given, and what it points into without holding it."""
-    if isinstance(model, weights.Message):
-        return model, []
-    message = None if options.lend_weights else weights.owned_message(model)
-    return (message, []) if message is not None else weights.lent_message(model, settings)
 
 
 def _create(model: str | bytes, settings: Any, device: Device, providers: list[Any]) -> Any:

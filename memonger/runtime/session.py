@@ -4,7 +4,6 @@ import reprlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -78,7 +77,7 @@ class Session:
     ) -> None:
         _check_threads(threads)
         check_graphs(cuda_graph)
-        plans = _plans(plan, check_weights)
+        plans = plans_of(plan, check_weights)
         self.device = device_of(plans[0], device)
         self._name, self._batches = plans[0].name, _batches(plans)
         for one in plans:
@@ -92,7 +91,6 @@ class Session:
         )  # fmt: skip
         self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
         self._shared = self._new_place() if threads == "lock" else None
-        self._first_run = threading.Lock()
         self._idle = IdleRelease(self, idle_release) if idle_release is not None else None
 
     def __repr__(self) -> str:
@@ -149,13 +147,10 @@ class Session:
             SessionError: a wrong name or type; a shape no plan was made for; the runtime failed; or it didn't follow
                 the planned order.
         """
-        call = self._model.checked(inputs, outputs)
         if self._idle is not None:
             self._idle.touch()
         try:
-            alone = self._first_run if self._model.is_unchecked(call) else nullcontext()
-            with alone, self._place().held(self._model) as bound:
-                return self._model.run(call, bound, copy)
+            return self._place().run(self._model, inputs, outputs, copy)
         finally:
             if self._idle is not None:
                 self._idle.touch()
@@ -212,7 +207,7 @@ def _check_threads(threads: object) -> None:
         )
 
 
-def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
+def plans_of(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
     """The plans of a session, each verified, all of one model."""
     given = [plan] if isinstance(plan, Plan | str | Path) else plan
     if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
