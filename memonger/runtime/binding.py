@@ -142,13 +142,17 @@ class Binding:
             self._begin_feeding(set(inputs))
         self._feed(inputs, lost)
         self._take(handed)
-        for name in self._unplanned:
-            self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
+        self.forget_results()  # the last run's belong to the caller
         if targets or self._redirected:
             self._redirect(targets)
         self.engine.run(self.binding, self._number)
         if len(targets) > len(self._redirected):
             self._copy_out(targets)
+
+    def forget_results(self) -> None:
+        """Let go what the last run left that onnxruntime allocated."""
+        for name in self._unplanned:
+            self.binding.bind_output(name)
 
     @property
     def changes_anything(self) -> bool:

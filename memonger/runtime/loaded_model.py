@@ -202,9 +202,8 @@ def _runners(
         chunks = cut_up(plans[index])
         engines = tuple(make_engine(group, True) for group in chunks.groups)
         engines[-1].reserve()
-        found[index] = _Runner(
-            chunks.program, engines, partial(_bound_in_chunks, chunks.program, chunks.steps, engines)
-        )
+        bind = partial(_bound_in_chunks, chunks.program, chunks.steps, engines, chunks.constants)
+        found[index] = _Runner(chunks.program, engines, bind)
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -213,9 +212,14 @@ def _runners(
 
 
 def _bound_in_chunks(
-    program: Program, steps: Sequence[Stretch | Copied], engines: Sequence[Engine], arena: Arena, _: Arena | None
+    program: Program,
+    steps: Sequence[Stretch | Copied],
+    engines: Sequence[Engine],
+    constants: Mapping[str, np.ndarray],
+    arena: Arena,
+    _: Arena | None,
 ) -> ChunkedBinding:
-    return ChunkedBinding(program, steps, engines, arena)
+    return ChunkedBinding(program, steps, engines, arena, constants)
 
 
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:

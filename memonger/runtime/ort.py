@@ -133,7 +133,9 @@ def _create(model: str | bytes, settings: Any, device: Device, providers: list[A
     return session
 
 
-_SHARING, _OF_SEGMENTS = {"session.use_env_allocators": "1"}, {"session.force_spinning_stop": "1"}
+_OF_SEGMENTS = {"session.force_spinning_stop": "1"}
+_SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
+"""Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""
 
 
 @cache
@@ -158,7 +160,8 @@ class _Shrinker:
         source = ir.Value(name="x", type=kind, shape=shape)
         node = ir.Node("", "Identity", [source], outputs=[ir.Value(name="y", type=kind, shape=shape)])
         model = ir.Model(ir.Graph([source], node.outputs, nodes=[node], opset_imports={"": 17}), ir_version=9)
-        self._session = make_session(model, CPU, Options(threads=1, shares_workspace=True))
+        _share_host_allocator()
+        self._session = make_session(model, CPU, Options(threads=1, entries=_SHARING))
         self._binding, address = self._session.io_binding(), self._ends.ctypes.data
         bind_input(self._binding, "x", ir.DataType.FLOAT, (1,), address)
         bind_output(self._binding, "y", ir.DataType.FLOAT, (1,), address + 4)  # the allocator must have nothing of it

@@ -64,6 +64,9 @@ class Place:
         """Give the arena's memory back to the system, once no run is under way; the next run takes it again."""
         with self._lock:
             if not self._is_released:
+                for bound in self._bound.values():
+                    for one in bound:
+                        one.forget_results()
                 self.arena.discard()
                 self._is_released = True
                 if not self.arena.device.is_host:
