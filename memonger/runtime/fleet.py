@@ -490,6 +490,10 @@ def _checked(source: Source, check_weights: bool) -> list[Plan]:
     """The plans of a model, checked for this machine."""
     plans = plans_of(source, check_weights)
     for plan in plans:
+        if plan.state:
+            raise SessionError(
+                f"{plan.name} keeps a state: a fleet's models don't, as anybody may run them. Make a Session."
+            )
         device = device_of(plan, None)
         if not device.is_host:
             raise SessionError(f"{plan.name} is planned for {device}: a fleet runs on the CPU.")

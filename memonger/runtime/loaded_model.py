@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,13 @@ from memonger.runtime.arena import Arena
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is_chunked
 from memonger.runtime.engine import Engine
+from memonger.runtime.kept_state import KeptState, StatefulBinding
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
 from memonger.runtime.weights import Lending
 from memonger.words import option
 
-Bound = Binding | ChunkedBinding
+Bound = Binding | ChunkedBinding | StatefulBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,11 @@ class LoadedModel:
         pad: Fill up smaller batches.
         lending: Which weights sessions read where they lie; None: each has copies of all.
         at_once: How many runs there may be at once: workspace is taken for as many.
+        state: Of the only plan, input → the output that is its content in the next run.
 
     Attributes:
-        programs: What of each plan is kept.
+        programs: What of each plan is kept, without inputs that are state.
+        kept: The state; None where there is none.
         arena_bytes: What an arena needs, for any of the plans.
         workspace_bytes: Most workspace that a node takes beside it.
 
@@ -79,6 +82,7 @@ class LoadedModel:
         pad: bool = False,
         lending: Lending | None = None,
         at_once: int = 1,
+        state: Mapping[str, str] | None = None,
     ) -> None:
         self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
@@ -88,7 +92,8 @@ class LoadedModel:
             return Engine(group, device, threads, check_order, settings, graphs, is_segment, lending=lending)
 
         self._runners = _runners(plans, device, make_engine)
-        self.programs = tuple(runner.program for runner in self._runners)
+        self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
+        self.kept = KeptState(self._runners[0].program, state, device) if state else None
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
         self._padding = _padding(plans, self.programs) if pad else None
@@ -108,6 +113,9 @@ class LoadedModel:
     def bind(self, arena: Arena) -> list[Bound]:
         """Each plan bound into one arena: what one run at a time needs."""
         memory = input_memory(self.programs, self.device)
+        if self.kept is not None:
+            (runner,) = self._runners
+            return [self.kept.bind(runner.program, runner.engines[0], arena, memory)]
         return [runner.bind(arena, memory) for runner in self._runners]
 
     def checked(self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None) -> Call:
@@ -209,6 +217,11 @@ def _runners(
         for member, program in zip(group.members, group.programs, strict=True):
             found[plain[member]] = _Runner(program, (engine,), partial(_bound, program, engine))
     return tuple(found[index] for index in range(len(plans)))
+
+
+def _without(program: Program, state: Mapping[str, str]) -> Program:
+    """A program whose caller gives no state."""
+    return replace(program, inputs=tuple(value for value in program.inputs if value.name not in state))
 
 
 def _bound_in_chunks(

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from memonger.devices import CPU, GRAPHS, Device, parse_device
-from memonger.errors import PlanFileError, SessionError, VerificationError
+from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
+from memonger.model.kept_state import check_state
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
@@ -54,6 +57,10 @@ class Session:
             show are rows that meet only for other inputs than those of this run, and rows of a model that draws random
             numbers, where no two runs agree.
         idle_release: Seconds after the last run at which `release` is called; None: never.
+        state: Inputs that the session keeps, and which output each becomes for the next run: ``{"h": "h_next"}``. They
+            are zero at first, needn't be given (one that is given replaces what was kept), and their outputs aren't
+            returned: see `state_dict`. None: what the plan was made for (``search_plan(state=...)``), whose kernels
+            write it in place where they may; else two buffers swap.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
@@ -74,6 +81,7 @@ class Session:
         check_weights: bool = True,
         pad: bool = False,
         idle_release: float | None = None,
+        state: Mapping[str, str] | None = None,
     ) -> None:
         _check_threads(threads)
         check_graphs(cuda_graph)
@@ -87,7 +95,7 @@ class Session:
         check_room(plans, self.device)
         self._model = LoadedModel(
             plans, self.device, threads=intra_op_threads or plans[0].threads, check_order=check_order,
-            cuda_graph=cuda_graph, pad=pad,
+            cuda_graph=cuda_graph, pad=pad, state=_state(plans, state, threads, pad),
         )  # fmt: skip
         self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
         self._shared = self._new_place() if threads == "lock" else None
@@ -150,10 +158,41 @@ class Session:
         if self._idle is not None:
             self._idle.touch()
         try:
-            return self._place().run(self._model, inputs, outputs, copy)
+            return self._place().run(self._model, self._without_state(inputs), outputs, copy)
         finally:
             if self._idle is not None:
                 self._idle.touch()
+
+    def _without_state(self, inputs: feeding.Feeds) -> feeding.Feeds:
+        """The other inputs, once those of the state are taken over."""
+        kept = self._model.kept
+        if kept is None or kept.state.keys().isdisjoint(inputs):
+            return inputs
+        kept.take({name: feed for name, feed in inputs.items() if name in kept.state})
+        return {name: feed for name, feed in inputs.items() if name not in kept.state}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of what is kept between runs, by the inputs' names; empty without a state.
+
+        Raises:
+            SessionError: it was lost in a run that failed.
+        """
+        return {} if self._model.kept is None else self._model.kept.arrays()
+
+    def load_state_dict(self, tensors: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave, or some of it; all of it is taken or nothing.
+
+        Raises:
+            SessionError: it names what is no state, or of another type or shape.
+        """
+        if self._model.kept is None:
+            raise SessionError(f"this session keeps no state: make one with {option('state', {'h': 'h_next'})}.")
+        self._model.kept.take(tensors)
+
+    def reset_state(self) -> None:
+        """Begin anew: all that is kept is zero."""
+        if self._model.kept is not None:
+            self._model.kept.reset()
 
     def release(self) -> None:
         """Give the arena and the workspace back to the system; the next run takes them again.
@@ -216,6 +255,26 @@ def plans_of(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weight
     plans = [verified(one, check_weights) for one in given]
     check_family(plans)
     return plans
+
+
+def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Threads, pad: bool) -> Mapping[str, str]:
+    """The state that is kept; a plan made for one has no other."""
+    planned = plans[0].state
+    if state is None or dict(state) == planned:
+        state = planned
+    elif planned:
+        raise SessionError(f"the plan was made for the state {planned}, and keeps no other: leave state out.")
+    else:
+        try:
+            check_state(plans[0].model, state, plans[0].name)
+        except PlanError as error:
+            raise SessionError(str(error)) from error
+    if not state:
+        return {}
+    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks:
+        reason = "one plan without chunks, threads='lock' and no pad"
+        raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
+    return state
 
 
 def _batches(plans: Sequence[Plan]) -> str:
