@@ -40,10 +40,10 @@ def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str) -> None:
 
 
 def _same_from_any_arena(model: onnx.ModelProto, device: str) -> None:
-    plan = memonger.search_plan(model, device=device, mode="inference")
+    plan = memonger.search_plan(model, device=device, mode="inference", threads=1)
     plan.verify()
     assert plan.arena_bytes == plan.lower_bound_bytes
-    session, stock = memonger.Session(plan), networks.stock(model, LEVELS[device])
+    session, stock = memonger.Session(plan), networks.stock(model, LEVELS[device], threads=1)
     results = []
     for seed, byte in ((1, 0), (2, 0xFF)):  # a float of 0xFF bytes is a NaN
         feeds = _inputs(plan, seed)

@@ -30,10 +30,10 @@ CASES = [
 @pytest.mark.parametrize(("name", "device"), CASES)
 def test_planned_at_the_lower_bound_with_the_same_bits(name: str, device: str) -> None:
     model = small(name)
-    plan = memonger.search_plan(model, device=device, mode="inference")
+    plan = memonger.search_plan(model, device=device, mode="inference", threads=1)
     assert plan.arena_bytes == plan.lower_bound_bytes
     session = memonger.Session(plan)
-    stock = networks.stock(model, "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")
+    stock = networks.stock(model, "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL", threads=1)
     results = []
     for seed in (1, 2):
         feeds = _feeds(stock, seed)

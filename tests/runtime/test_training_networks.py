@@ -55,7 +55,7 @@ def _close(found: dict[str, np.ndarray], single: dict[str, np.ndarray], truth: d
 @pytest.mark.parametrize("name", reference.NETWORKS)
 def test_loss_and_every_gradient_agree_with_autograd(name: str) -> None:
     training = _training(name)
-    trainer = memonger.TrainingSession(memonger.search_plan(training))
+    trainer = memonger.TrainingSession(memonger.search_plan(training, threads=1))
     loss = trainer.step(_feeds(name, trainer, 0))
     truth, single = reference.reference_step(name, dtype=torch.float64), reference.reference_step(name)
     assert loss == pytest.approx(truth.loss, rel=1e-5)
@@ -68,7 +68,7 @@ def test_loss_and_every_gradient_agree_with_autograd(name: str) -> None:
     ("name", "optimizer"), [*((name, "nesterov") for name in reference.NETWORKS), ("lstm", "adamw"), ("gpt", "adamw")]
 )
 def test_five_optimizer_steps_stay_together(name: str, optimizer: str) -> None:
-    trainer = memonger.TrainingSession(memonger.search_plan(_training(name, _optimizer(optimizer))))
+    trainer = memonger.TrainingSession(memonger.search_plan(_training(name, _optimizer(optimizer)), threads=1))
     losses = [trainer.step(_feeds(name, trainer, seed)) for seed in range(5)]
     truth = reference.reference_training(name, optimizer, dtype=torch.float64)
     single = reference.reference_training(name, optimizer)
@@ -92,7 +92,7 @@ def test_the_training_model_is_standard_and_passes_the_full_check(name: str) -> 
 
 def test_recomputation_changes_no_bit() -> None:
     training = _training(name := "vit", _optimizer("nesterov"))
-    plans = [memonger.search_plan(training, strategy=strategy) for strategy in ("none", "cheap")]
+    plans = [memonger.search_plan(training, strategy=strategy, threads=1) for strategy in ("none", "cheap")]
     assert plans[1].recomputed
     trainers = [memonger.TrainingSession(plan) for plan in plans]
     for seed in range(5):
