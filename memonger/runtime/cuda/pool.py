@@ -18,6 +18,7 @@ import numpy as np
 from memonger.devices import Device
 from memonger.errors import MemongerError
 from memonger.runtime.cuda import driver
+from memonger.runtime.onnxruntime import onnxruntime
 from memonger.units import format_size
 from memonger.words import option
 
@@ -81,9 +82,7 @@ def _allocator_of_tensors(index: int) -> None:
     It is one for the process, made with the first such tensor, and takes the functions of the session made last:
     tensors of the caller's would lie in a pool's region, and outlive it.
     """
-    from onnxruntime import OrtValue
-
-    OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda", index)
+    onnxruntime().OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda", index)
 
 
 class Pool:
