@@ -117,6 +117,11 @@ class Session:
         return self._model.programs[0].outputs
 
     @property
+    def state(self) -> Mapping[str, str]:
+        """Inputs that the session keeps, and the output that each becomes for the next run."""
+        return {} if self._model.kept is None else dict(self._model.kept.state)
+
+    @property
     def arena(self) -> Arena:
         """The arena this thread runs in."""
         return self._place().arena
