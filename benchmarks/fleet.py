@@ -1,0 +1,424 @@
+"""Many models in one process: ``python -m benchmarks.fleet`` writes fleet.txt.
+
+Eight sessions of one model, and eight different models: stock onnxruntime with its default options, without its arena
+and with its arena shrunk after each run, a `memonger.Session` each, and a `memonger.Fleet` with one arena and with two.
+Each contestant has a process of its own and is called at random from two threads; they take turns. Memory is what the
+process has grown by since onnxruntime was imported: when all is loaded, after the first calls, and after the last.
+
+Then streams: an LSTM by one step a run, and a decoder with a static cache, whose state stock onnxruntime is fed, or
+writes through an IOBinding, and memonger keeps.
+"""
+
+import hashlib
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import memonger
+import models
+from benchmarks.machine import HERE, MIB, Table, keep, stamp
+from memonger.cli.worker import Worker, say, serve
+from memonger.runtime import process_memory
+from memonger.runtime.feeds import inputs_of, random_feeds
+
+BATCH, COPIES = 4, 8
+DIFFERENT = ("mobilenet_v2", "resnet18", "resnet50", "googlenet", "densenet121", "unet", "gpt", "vit")
+CONTESTANTS = ("stock", "stock, no arena", "stock, shrinking", "sessions", "fleet", "fleet, 2 arenas")
+TURNS, CALLS = 5, 40  # turns that each contestant takes, and calls in each
+TABLE = Table(
+    "models<10", "contestant<20", "loaded>10.1f", "first>9.1f", "last>9.1f", "÷>8.3f", "predicted>11.1f",
+    "released>10.1f", "ms a call>11.2f", "÷>8.3f", "bits<7",
+)  # fmt: skip
+STREAMS = Table("stream<10", "contestant<26", "memory>9.2f", "predicted>11.2f", "steps/s>10.0f", "÷>8.3f", "bits<7")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a contestant is to load: files by name, the model's and the plan's, and inputs."""
+
+    contestant: str
+    models: Mapping[str, str]
+    plans: Mapping[str, str]
+    inputs: Mapping[str, str]
+
+
+Run = Callable[[str, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+
+def _stock(job: Job) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = job.contestant != "stock, no arena"
+    options.intra_op_num_threads = 1
+    asked = onnxruntime.RunOptions()
+    if job.contestant == "stock, shrinking":
+        asked.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    providers = ["CPUExecutionProvider"]
+    made = {n: onnxruntime.InferenceSession(path, options, providers=providers) for n, path in job.models.items()}
+    names = {name: [value.name for value in one.get_outputs()] for name, one in made.items()}
+    return lambda name, feeds: dict(zip(names[name], made[name].run(names[name], dict(feeds), asked), strict=True))
+
+
+def _planned(job: Job) -> tuple[Run, Callable[[], object], int]:
+    """Runs by name, what releases, and the prediction in bytes."""
+    if job.contestant == "sessions":
+        plans = [memonger.Plan.load(path, check_weights=False) for path in job.plans.values()]
+        predicted = sum(p.parameter_bytes + (p.session_bytes or 0) + p.arena_bytes for p in plans)
+        predicted += max(plan.workspace_bytes or 0 for plan in plans)
+        del plans
+        made = {name: memonger.Session(path) for name, path in job.plans.items()}
+        return lambda n, f: made[n].run(f), lambda: [one.release() for one in made.values()], predicted
+    fleet = memonger.Fleet(job.plans, arenas=2 if "2" in job.contestant else 1)
+    return lambda n, f: fleet[n].run(f), fleet.release, fleet.memory().total
+
+
+def _calls(run: Run, feeds: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> list[float]:
+    """Seconds of each of some calls at random, from two threads at once."""
+    order, seconds = random.Random(seed).choices(list(feeds), k=CALLS), list[float]()
+
+    def call(names: Sequence[str]) -> None:
+        for name in names:
+            begin = time.perf_counter()
+            run(name, feeds[name])
+            seconds.append(time.perf_counter() - begin)
+
+    threads = [threading.Thread(target=call, args=(order[half::2],)) for half in (0, 1)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [(time.perf_counter() - begin) / CALLS]
+
+
+def work(job: Job) -> None:
+    """Be a contestant."""
+    import onnxruntime  # noqa: F401
+
+    import memonger.runtime.fleet  # noqa: F401
+
+    feeds = {}
+    for name, path in job.inputs.items():
+        with np.load(path) as archive:
+            feeds[name] = dict(archive)
+    process_memory.settle()
+    before, predicted, release = process_memory.resident().now, None, None
+    if job.contestant.startswith("stock"):
+        run = _stock(job)
+    else:
+        run, release, predicted = _planned(job)
+    loaded = process_memory.settle() - before
+    digests = {name: _digest(run(name, given)) for name, given in feeds.items()}
+    say({"loaded": loaded, "first": process_memory.settle() - before, "predicted": predicted, "digests": digests})
+
+    def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "turn" in request:
+            return {"seconds": _calls(run, feeds, request["turn"])}
+        last = process_memory.settle() - before
+        if release is not None:
+            release()
+        return {"last": last, "released": process_memory.settle() - before if release is not None else None}
+
+    serve(answer)
+
+
+def _digest(outputs: Mapping[str, np.ndarray]) -> str:
+    return hashlib.sha256(
+        b"".join(np.ascontiguousarray(outputs[name]).tobytes() for name in sorted(outputs))
+    ).hexdigest()
+
+
+def _files(names: Mapping[str, str], folder: Path) -> Job:
+    """Models and plans of networks, by the names they have in the fleet."""
+    jobs: dict[str, dict[str, str]] = {"models": {}, "plans": {}, "inputs": {}}
+    for name, network in names.items():
+        paths = {kind: folder / f"{network}.{kind}" for kind in ("onnx", "planned.onnx", "npz")}
+        if not paths["npz"].is_file():
+            onnx.save(models.build(network, batch=BATCH), paths["onnx"])
+            plan = memonger.search_plan(paths["onnx"], mode="inference", device="cpu", threads=1)
+            plan.save(paths["planned.onnx"])
+            np.savez(paths["npz"], **random_feeds(inputs_of(plan.model.graph)))
+        for kind, key in (("onnx", "models"), ("planned.onnx", "plans"), ("npz", "inputs")):
+            jobs[key][name] = str(paths[kind])
+    return Job("", **jobs)
+
+
+def rows(title: str, names: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """A table's rows: all contestants with these models."""
+    job = _files(names, folder)
+    with ExitStack() as stack:
+        workers, first = {}, {}
+        for number, contestant in enumerate(CONTESTANTS):
+            path = folder / f"job{number}.json"
+            path.write_text(json.dumps({**asdict(job), "contestant": contestant}))
+            workers[contestant] = stack.enter_context(
+                Worker("benchmarks.fleet", ["--worker", str(path)], folder / f"{number}.err")
+            )
+            first[contestant] = workers[contestant].read()
+        seconds: dict[str, list[float]] = {contestant: [] for contestant in CONTESTANTS}
+        for turn in range(TURNS):
+            for contestant, worker in workers.items():
+                seconds[contestant] += worker.ask({"turn": turn})["seconds"]
+        last = {contestant: worker.ask({}) for contestant, worker in workers.items()}
+    for contestant in CONTESTANTS:
+        found = first[contestant]
+        released, predicted = last[contestant]["released"], found["predicted"]
+        yield TABLE.row(
+            title, contestant, found["loaded"] / MIB, found["first"] / MIB, last[contestant]["last"] / MIB,
+            last[contestant]["last"] / last["stock"]["last"], predicted / MIB if predicted else None,
+            released / MIB if released is not None else None, 1e3 * statistics.median(seconds[contestant]),
+            statistics.median(seconds[contestant]) / statistics.median(seconds["stock"]),
+            "same" if found["digests"] == first["stock"]["digests"] else "differ",
+        )  # fmt: skip
+
+
+def lstm_step(width: int = 512, layers: int = 2) -> tuple[onnx.ModelProto, dict[str, str], list[dict[str, np.ndarray]]]:
+    """One time step of an LSTM, its state as inputs and outputs; and what the caller gives."""
+    rng, nodes, weights, state, x = np.random.default_rng(0), list[onnx.NodeProto](), list[Any](), {}, "x"
+    inputs, outputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, width])], []
+    for layer in range(layers):
+        for name, shape in (("W", (1, 4 * width, width)), ("R", (1, 4 * width, width)), ("B", (1, 8 * width))):
+            array = (rng.standard_normal(shape) / width**0.5).astype(np.float32)
+            weights.append(numpy_helper.from_array(array, f"{name}{layer}"))
+        h, c = f"h{layer}", f"c{layer}"
+        given = [x, f"W{layer}", f"R{layer}", f"B{layer}", "", h, c]
+        made = [f"y{layer}", f"{h}_next", f"{c}_next"]
+        nodes.append(helper.make_node("LSTM", given, made, name=f"lstm{layer}", hidden_size=width))
+        nodes.append(helper.make_node("Squeeze", [f"y{layer}", "one"], [f"x{layer}"], name=f"squeeze{layer}"))
+        x = f"x{layer}"
+        for name in (h, c):
+            state[name] = f"{name}_next"
+            inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, width]))
+            outputs.append(helper.make_tensor_value_info(f"{name}_next", TensorProto.FLOAT, [1, 1, width]))
+    weights.append(numpy_helper.from_array(np.array([1]), "one"))
+    outputs.append(helper.make_tensor_value_info(x, TensorProto.FLOAT, [1, 1, width]))
+    graph = helper.make_graph(nodes, "lstm_step", inputs, outputs, weights)
+    steps = [{"x": rng.standard_normal((1, 1, width)).astype(np.float32)} for _ in range(32)]
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), state, steps
+
+
+def decoder_step(
+    width: int = 512, layers: int = 6, heads: int = 8, length: int = 512
+) -> tuple[onnx.ModelProto, dict[str, str], list[dict[str, np.ndarray]]]:
+    """One token of a GPT-2-like decoder: keys and values of all tokens before lie in caches of a fixed length."""
+    rng, nodes, weights = np.random.default_rng(0), list[onnx.NodeProto](), list[Any]()
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, width]),
+        helper.make_tensor_value_info("at", TensorProto.INT64, [1, heads, 1, 3]),
+        helper.make_tensor_value_info("mask", TensorProto.FLOAT, [1, 1, 1, length]),
+    ]
+    outputs, state, x, per = [], {}, "x", width // heads
+
+    def weight(name: str, *shape: int) -> str:
+        array = (rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
+        weights.append(numpy_helper.from_array(array, name))
+        return name
+
+    def node(op: str, given: list[str], name: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, given, [name], name=f"{op}_{name}", **attributes))
+        return name
+
+    weights.append(numpy_helper.from_array(np.array([1, 1, heads, per]), "split"))
+    weights.append(numpy_helper.from_array(np.array([1, 1, width]), "join"))
+    weights.append(numpy_helper.from_array(np.ones(width, np.float32), "scale"))
+    for i in range(layers):
+        n = node("LayerNormalization", [x, "scale"], f"n{i}", axis=-1)
+        rows = {}
+        for kind in "qkv":
+            flat = node("MatMul", [n, weight(f"w{kind}{i}", width, width)], f"{kind}{i}")
+            heads_of = node("Reshape", [flat, "split"], f"{kind}h{i}")
+            rows[kind] = node("Transpose", [heads_of], f"{kind}t{i}", perm=[0, 2, 1, 3])
+        for kind in "kv":
+            cache = f"{kind}cache{i}"
+            state[cache] = f"{cache}_next"
+            node("ScatterND", [cache, "at", rows[kind]], state[cache])
+            inputs.append(helper.make_tensor_value_info(cache, TensorProto.FLOAT, [1, heads, length, per]))
+            outputs.append(helper.make_tensor_value_info(state[cache], TensorProto.FLOAT, [1, heads, length, per]))
+        keys = node("Transpose", [f"kcache{i}_next"], f"kk{i}", perm=[0, 1, 3, 2])
+        scores = node("Add", [node("MatMul", [rows["q"], keys], f"s{i}"), "mask"], f"m{i}")
+        mixed = node("MatMul", [node("Softmax", [scores], f"p{i}"), f"vcache{i}_next"], f"o{i}")
+        turned = node("Transpose", [mixed], f"ot{i}", perm=[0, 2, 1, 3])
+        joined = node("Reshape", [turned, "join"], f"oj{i}")
+        x = node("Add", [x, node("MatMul", [joined, weight(f"wo{i}", width, width)], f"a{i}")], f"x{i}")
+        wide = node("Gelu", [node("MatMul", [x, weight(f"up{i}", width, 4 * width)], f"u{i}")], f"g{i}")
+        x = node("Add", [x, node("MatMul", [wide, weight(f"down{i}", 4 * width, width)], f"d{i}")], f"z{i}")
+    outputs.append(helper.make_tensor_value_info(x, TensorProto.FLOAT, [1, 1, width]))
+    graph = helper.make_graph(nodes, "decoder_step", inputs, outputs, weights)
+    steps = []
+    for token in range(32):
+        at = np.array([[[0, head, token]] for head in range(heads)]).reshape(1, heads, 1, 3)
+        mask = np.where(np.arange(length) <= token, 0, -1e9).astype(np.float32).reshape(1, 1, 1, length)
+        steps.append({"x": rng.standard_normal((1, 1, width)).astype(np.float32), "at": at, "mask": mask})
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), state, steps
+
+
+STREAM = {"lstm": lstm_step, "decoder": decoder_step}
+STREAMING = ("stock, fed", "stock, IOBinding", "memonger")
+
+
+def _fed(path: Path, state: Mapping[str, str]) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+    import onnxruntime
+
+    made = onnxruntime.InferenceSession(str(path), _one_thread(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in made.get_outputs()]
+    kept = {one.name: np.zeros(one.shape, np.float32) for one in made.get_inputs() if one.name in state}
+
+    def step(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+        results = dict(zip(names, made.run(names, {**feeds, **kept}), strict=True))
+        kept.update((old, results[new]) for old, new in state.items())
+        return results[names[-1]]
+
+    return step
+
+
+def _bound(path: Path, state: Mapping[str, str]) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+    """As its documentation says: states as OrtValues, which outputs are bound to, and which then change places."""
+    import onnxruntime
+
+    made = onnxruntime.InferenceSession(str(path), _one_thread(), providers=["CPUExecutionProvider"])
+    last = made.get_outputs()[-1].name
+    shapes = {one.name: one.shape for one in made.get_inputs()}
+    now, after = (
+        {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shapes[name], np.float32)) for name in state}
+        for _ in range(2)
+    )
+    binding = made.io_binding()
+
+    def step(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+        nonlocal now, after
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for old, new in state.items():
+            binding.bind_ortvalue_input(old, now[old])
+            binding.bind_ortvalue_output(new, after[old])
+        binding.bind_output(last)
+        made.run_with_iobinding(binding)
+        now, after = after, now
+        found: np.ndarray = binding.get_outputs()[-1].numpy()
+        return found
+
+    return step
+
+
+def _one_thread() -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return options
+
+
+def stream(name: str, contestant: str, folder: Path) -> None:
+    """Be a contestant of a stream."""
+    import onnxruntime  # noqa: F401
+
+    import memonger.runtime.session
+
+    _, state, steps = STREAM[name]()
+    path, predicted = folder / f"{name}.onnx", None
+    process_memory.settle()
+    before = process_memory.resident().now
+    if contestant == "memonger":
+        plan = memonger.Plan.load(folder / f"{name}.planned.onnx", check_weights=False)
+        predicted = plan.total_bytes - plan.input_bytes + (plan.session_bytes or 0)
+        session = memonger.runtime.session.Session(plan)
+        del plan
+
+        def run(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+            found: np.ndarray = next(iter(session.run(feeds).values()))
+            return found
+
+    else:
+        run = (_fed if contestant == "stock, fed" else _bound)(path, state)
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(run(feeds)).tobytes() for feeds in steps)).hexdigest()
+    say({"memory": process_memory.settle() - before, "predicted": predicted, "digest": digest})
+
+    def answer(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() - begin < 0.5:
+            for feeds in steps:
+                run(feeds)
+            count += len(steps)
+        return {"rate": count / (time.perf_counter() - begin)}
+
+    serve(answer)
+
+
+def stream_rows(name: str, folder: Path) -> Iterator[str]:
+    """A table's rows for a stream."""
+    model, state, _ = STREAM[name]()
+    onnx.save(model, folder / f"{name}.onnx")
+    plan = memonger.search_plan(folder / f"{name}.onnx", device="cpu", threads=1, state=state)
+    plan.save(folder / f"{name}.planned.onnx")
+    with ExitStack() as stack:
+        workers, first = {}, {}
+        for number, contestant in enumerate(STREAMING):
+            arguments = ["--stream", name, "--contestant", contestant, "--folder", str(folder)]
+            workers[contestant] = stack.enter_context(Worker("benchmarks.fleet", arguments, folder / f"{number}.err"))
+            first[contestant] = workers[contestant].read()
+        rates: dict[str, list[float]] = {contestant: [] for contestant in STREAMING}
+        for _ in range(TURNS):
+            for contestant, worker in workers.items():
+                rates[contestant].append(worker.ask({})["rate"])
+    base = statistics.median(rates["stock, fed"])
+    for contestant in STREAMING:
+        predicted, rate = first[contestant]["predicted"], statistics.median(rates[contestant])
+        yield STREAMS.row(
+            name, contestant, first[contestant]["memory"] / MIB, predicted / MIB if predicted else None, rate,
+            rate / base, "same" if first[contestant]["digest"] == first["stock, fed"]["digest"] else "differ",
+        )  # fmt: skip
+
+
+def lines(kinds: Sequence[str]) -> Iterator[str]:
+    """The tables as they grow."""
+    yield "Many models in one process, and streams that keep a state, beside stock onnxruntime"
+    yield from stamp("fleet", ("onnxruntime", "onnx", "numpy"))
+    yield f"batch {BATCH}, a thread within a node, two threads that call at random; {TURNS} turns of {CALLS} calls"
+    yield "MiB, by which the process has grown: loaded, after a call of each model, after all calls; released: after"
+    yield "release(); ÷: over stock's; bits: of all outputs, against stock's; steps/s: of one stream, a thread"
+    with tempfile.TemporaryDirectory() as scratch:
+        if "models" in kinds:
+            yield from ("", TABLE.heading)
+            yield from rows(f"{COPIES} alike", {f"m{i}": "mobilenet_v2" for i in range(COPIES)}, Path(scratch))
+            yield ""
+            yield from rows(f"{len(DIFFERENT)} others", {name: name for name in DIFFERENT}, Path(scratch))
+        if "streams" in kinds:
+            yield from ("", STREAMS.heading)
+            for name in STREAM:
+                yield from stream_rows(name, Path(scratch))
+
+
+@click.command()
+@click.option("--kinds", default="models,streams", show_default=True)
+@click.option("--worker", type=Path, hidden=True)
+@click.option("--stream", "name", hidden=True)
+@click.option("--contestant", hidden=True)
+@click.option("--folder", type=Path, hidden=True)
+def main(kinds: str, worker: Path | None, name: str | None, contestant: str, folder: Path) -> None:
+    """Measure, or be a contestant."""
+    if worker is not None:
+        work(Job(**json.loads(worker.read_text())))
+    elif name is not None:
+        stream(name, contestant, folder)
+    else:
+        asked = kinds.split(",")
+        keep(lines(asked), HERE / "fleet.txt" if len(asked) == 2 else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
