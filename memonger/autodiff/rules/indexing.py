@@ -41,7 +41,8 @@ def add_rows(op: Emitter, rows: ir.Value, indices: ir.Value, size: int) -> ir.Va
     if n and size <= FEW_ROWS:
         return _one_hot_product(op, rows, indices, size)
     small = op.cast(op.reshape(indices, (1, n, 1)), ir.DataType.INT32 if size < 2**31 else None)
-    return _scatter_add(op, (a, size, b), op.expand(small, (a, n, b)), rows, 1)
+    added = _scatter_add(op, (a, size, b), op.expand(small, (a, n, b)), rows, 1)
+    return op.composite("AddedRows", added) if b > 1 else added
 
 
 def _scatter_add(op: Emitter, dims: Sequence[int], indices: ir.Value, updates: ir.Value, axis: int) -> ir.Value:

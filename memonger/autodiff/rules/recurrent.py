@@ -1,4 +1,4 @@
-"""GRU and RNN, unrolled over their sequences into products and functions of each element; what an LSTM shares with them."""
+"""GRU and RNN, unrolled over their sequences into products and functions of elements; what LSTM shares with them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ KNOWN_FUNCTIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 
 
 @gradient("GRU", "RNN")
-def _refuse(op: Emitter, node: ir.Node, *_: object) -> Gradient:
+def _unrolled(op: Emitter, node: ir.Node, *_: object) -> Gradient:
     refuse(op, node)
+    raise AssertionError("it is unrolled before it is differentiated")
 
 
 def refuse(op: Emitter, node: ir.Node) -> None:
@@ -53,9 +54,7 @@ def _unroll(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
     if _obstacle(op, node) is not None:
         return None
     runs = directions(op, node)
-    inputs = [
-        [None if k in (0, 4) else by_direction(op, _input(node, k), d) for k in range(6)] for d in range(len(runs))
-    ]
+    inputs = [[by_direction(op, node, k, d) for k in range(6)] for d in range(len(runs))]
     layers = [_layer(op, node, inputs[d], d) for d in range(len(runs))]
     steps, batch, _ = op.dims(node.inputs[0])
     hidden = op.dims(node.inputs[2])[2]
@@ -69,9 +68,9 @@ def _unroll(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
         lasts.append(h)
     results: list[ir.Value | None] = [None, None]
     if is_used(node, 0):
-        results[0] = concat(op, [op.reshape(concat(op, h, 0), (steps, 1, batch, hidden)) for h in hs], 1)
+        results[0] = op.concat([op.reshape(op.concat(h, 0), (steps, 1, batch, hidden)) for h in hs], 1)
     if is_used(node, 1):
-        results[1] = concat(op, [op.reshape(h, (1, batch, hidden)) for h in lasts], 0)
+        results[1] = op.concat([op.reshape(h, (1, batch, hidden)) for h in lasts], 0)
     return tuple(results[: len(node.outputs)])
 
 
@@ -98,27 +97,27 @@ class _Layer:
 
 def _layer(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], d: int) -> _Layer:
     """``inputs`` are the node's, those of this direction alone; None where it shares them or has none."""
-    kind, x, w, r = node.op_type, op.given(node, 0), inputs[1], inputs[2]
+    kind, x, (w, r) = node.op_type, op.given(node, 0), weights(op, node, d)
     steps, batch, width = op.dims(x)
     (_, hidden), gates = op.dims(r), GATES[kind]
     reset_after = bool(op.attribute(node, "linear_before_reset", 0))
     parts = [2 * hidden, hidden] if kind == "GRU" else [gates * hidden]
-    bias: list[ir.Value] | None = None
+    bias: Sequence[ir.Value] | None = None
     rest: ir.Value | None = None
     if inputs[3] is not None:
-        of_x, of_h = split(op, inputs[3], [gates * hidden] * 2, 0)
+        of_x, of_h = op.split(inputs[3], [gates * hidden] * 2, 0)
         if kind == "GRU" and reset_after:
-            (zr, n), (h_zr, rest) = split(op, of_x, parts, 0), split(op, of_h, parts, 0)
+            (zr, n), (h_zr, rest) = op.split(of_x, parts, 0), op.split(of_h, parts, 0)
             bias = [op.Add(zr, h_zr), n]
         else:
-            bias = split(op, op.Add(of_x, of_h), parts, 0)
+            bias = op.split(op.Add(of_x, of_h), parts, 0)
     rows = op.reshape(x, (steps * batch, width))
     products = [
-        op.Gemm(rows, weight, *([bias[k]] if bias else []), transB=1) for k, weight in enumerate(split(op, w, parts, 0))
+        op.Gemm(rows, weight, *([bias[k]] if bias else []), transB=1) for k, weight in enumerate(op.split(w, parts, 0))
     ]
     return _Layer(
-        inputs=tuple(split(op, product, [batch] * steps, 0) for product in products),
-        recurrent=tuple(split(op, r, parts, 0)),
+        inputs=tuple(op.split(product, [batch] * steps, 0) for product in products),
+        recurrent=tuple(op.split(r, parts, 0)),
         bias=rest,
         functions=functions(op, node, d),
         initial=inputs[5] if inputs[5] is not None else op.constant([[0.0] * hidden] * batch, x.dtype),
@@ -155,9 +154,9 @@ def _reset_after_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Val
     return _mixed(op, layer, z, op.Add(layer.inputs[1][t], op.Mul(r, product)), h)
 
 
-def _gru_gates(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> list[ir.Value]:
+def _gru_gates(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> tuple[ir.Value, ...]:
     gates = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
-    return split(op, op.emit(layer.functions[0], gates), [op.dims(h)[1]] * 2, 1)
+    return op.split(op.emit(layer.functions[0], gates), [op.dims(h)[1]] * 2, 1)
 
 
 def _mixed(op: Emitter, layer: _Layer, z: ir.Value, n: ir.Value, h: ir.Value) -> ir.Value:
@@ -179,21 +178,18 @@ def is_used(node: ir.Node, index: int) -> bool:
     return index < len(node.outputs) and (bool(node.outputs[index].uses()) or node.outputs[index].is_graph_output())
 
 
-def by_direction(op: Emitter, x: ir.Value | None, d: int) -> ir.Value | None:
-    """``x[d]``; a view where there is one direction."""
-    if x is None:
+def by_direction(op: Emitter, node: ir.Node, index: int, d: int) -> ir.Value | None:
+    """What direction ``d`` has of an input with its directions along the first axis; a view where there is one."""
+    x = _input(node, index)
+    if x is None or index in (0, 4):
         return None
     count, *rest = op.dims(x)
     return op.reshape(x if count == 1 else op.slice(x, 0, d, d + 1), rest)
 
 
-def split(op: Emitter, x: ir.Value | None, sizes: Sequence[int], axis: int) -> list[ir.Value]:
-    """``x`` cut along an axis."""
-    if x is None:
-        raise PlanError("a recurrent layer lacks a weight: it can't be run.")
-    return [x] if len(sizes) == 1 else list(op.several("Split", len(sizes), x, op.ints(*sizes), axis=axis))
-
-
-def concat(op: Emitter, parts: Sequence[ir.Value | None], axis: int) -> ir.Value:
-    """Values joined along an axis; one alone as it is."""
-    return op.Concat(*parts, axis=axis) if parts[0] is None or len(parts) > 1 else parts[0]
+def weights(op: Emitter, node: ir.Node, d: int) -> tuple[ir.Value, ir.Value]:
+    """W and R of direction ``d``."""
+    w, r = by_direction(op, node, 1, d), by_direction(op, node, 2, d)
+    if w is None or r is None:
+        raise PlanError(f"node '{node.name}' ({node.op_type}) lacks a weight: it can't be run.")
+    return w, r
