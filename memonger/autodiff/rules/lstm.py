@@ -1,9 +1,9 @@
 """LSTM, forward and backward unrolled over its sequence.
 
 States and gates are ``[width, N]``, not ``[N, width]``: a product of few samples then has the weight on its left, where
-onnxruntime's CPU reads it as it stands. On its right the weight is packed anew at every step, which takes half
-as long as the product of 16 samples. A step of the backward pass has six nodes: what it multiplies gradients by is computed for `BLOCK` steps at
-once, and the gradients of weights and input are products of all steps.
+onnxruntime's CPU reads it as it stands. On its right the weight is packed anew at every step, which takes half as long
+as the product of 16 samples. A step of the backward pass has six nodes: what it multiplies gradients by is computed for
+`BLOCK` steps at once, and the gradients of weights and input are products of all steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
