@@ -245,7 +245,7 @@ class Emitter:
     def reshape(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
         """``x`` with another shape; ``x`` itself where it has it. What one rule asks for twice is written once."""
         node = x.producer()
-        if node is not None and node.op_type == "Reshape" and not node.domain:
+        if node is not None and node.op_type in ("Reshape", "Squeeze", "Unsqueeze") and not node.domain:
             x = self.given(node, 0)  # one view, not a view of a view
         if self.dims(x) == tuple(dims):
             return x
@@ -273,11 +273,25 @@ class Emitter:
         return self._moved[key]
 
     def concat(self, parts: Sequence[ir.Value | None], axis: int) -> ir.Value:
-        """Values joined along an axis; what was joined before isn't joined again."""
+        """Values joined along an axis; what was joined before isn't joined again, nor what was cut so."""
+        if len(parts) == 1 and parts[0] is not None:
+            return parts[0]
+        node = None if parts[0] is None else parts[0].producer()
+        if node is not None and _runs_along(node, "Split", axis) and tuple(parts) == node.outputs:
+            return self.given(node, 0)
         key = (axis, *parts)
         if key not in self._joined:
             self._joined[key] = self.Concat(*parts, axis=axis)
         return self._joined[key]
+
+    def split(self, x: ir.Value, sizes: Sequence[int], axis: int) -> tuple[ir.Value, ...]:
+        """``x`` cut along an axis; what it was joined from, where those are the parts."""
+        node = x.producer()
+        if node is not None and _runs_along(node, "Concat", axis):
+            parts = tuple(v for v in node.inputs if v is not None)
+            if [self.dims(v)[axis] for v in parts] == list(sizes):
+                return parts
+        return (x,) if len(sizes) == 1 else self.several("Split", len(sizes), x, self.ints(*sizes), axis=axis)
 
     def cast(self, x: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """``x`` as another type; ``x`` itself where it is of that type."""
@@ -363,6 +377,14 @@ class Emitter:
             opset_imports=self._opsets,
             ir_version=10,
         )
+
+
+def _runs_along(node: ir.Node, op_type: str, axis: int) -> bool:
+    """Whether a node is of that type and works along that axis."""
+    if node.op_type != op_type or node.domain:
+        return False
+    rank = len(static_shape(node.outputs[0]) or ())
+    return rank > 0 and node.attributes.get_int("axis", 0) % rank == axis
 
 
 def _signature(node: ir.Node) -> tuple[object, ...]:

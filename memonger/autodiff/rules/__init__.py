@@ -5,6 +5,7 @@ from memonger.autodiff.rules import convolution as convolution
 from memonger.autodiff.rules import crossentropy as crossentropy
 from memonger.autodiff.rules import elementwise as elementwise
 from memonger.autodiff.rules import indexing as indexing
+from memonger.autodiff.rules import lstm as lstm
 from memonger.autodiff.rules import matrix as matrix
 from memonger.autodiff.rules import movement as movement
 from memonger.autodiff.rules import normalization as normalization

@@ -21,7 +21,10 @@ from memonger.model.windows import Windows, windows_of
 SMALL_BATCH = (
     2  # a pointwise image gradient is transposed, not the weight, at this many outputs for each of its columns
 )
-LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image
+LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image,
+SMALL_WEIGHT = (
+    5  # as where an image and its gradient are so many times as large as the weight: less is written than moved
+)
 MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
 WINDOWS = 2  # for each output: windows of all images up to which a weight's gradient is one product with them
 WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
@@ -173,9 +176,9 @@ def _pointwise_weight(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows) -> ir
         starts, stops = op.ints(*[0] * at.rank), op.ints(*at.image)
         x = op.Slice(x, starts, stops, axes, op.ints(*at.strides))
     (batch, channels), outputs, size = op.dims(x)[:2], op.dims(dy)[1], math.prod(at.count)
-    x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
-    if size < LARGE_IMAGE:
+    if size < LARGE_IMAGE and SMALL_WEIGHT * outputs * channels > size * (outputs + channels):
         return op.Gemm(_columns(op, dy), _columns(op, x), transB=1)
+    x, dy = op.reshape(x, (batch, channels, size)), op.reshape(dy, (batch, outputs, size))
     if outputs >= channels:
         return _sum_batch(op, products_by_rows(op, dy, x))
     return op.transpose(_sum_batch(op, products_by_rows(op, x, dy)), (1, 0))

@@ -3,7 +3,8 @@
 Several indices may name one element, whose gradient is then a sum. There onnxruntime's ScatterND with
 ``reduction="add"`` loses some of it: its threads write over each other (measured on 1.31.1: five runs, five wrong
 results). So sums go through ScatterElements, which is right and the same in each run, or where there are few rows
-through a product with the one-hot of the indices, which is up to 40 times as fast.
+through a product with the one-hot of the indices, which is up to 40 times as fast. The CPU form writes ``AddedRows``
+as ScatterNDs that no threads share (`memonger.lowering.cpu`).
 """
 
 import math
@@ -41,7 +42,8 @@ def add_rows(op: Emitter, rows: ir.Value, indices: ir.Value, size: int) -> ir.Va
     if n and size <= FEW_ROWS:
         return _one_hot_product(op, rows, indices, size)
     small = op.cast(op.reshape(indices, (1, n, 1)), ir.DataType.INT32 if size < 2**31 else None)
-    return _scatter_add(op, (a, size, b), op.expand(small, (a, n, b)), rows, 1)
+    added = _scatter_add(op, (a, size, b), op.expand(small, (a, n, b)), rows, 1)
+    return op.composite("AddedRows", added) if b > 1 else added
 
 
 def _scatter_add(op: Emitter, dims: Sequence[int], indices: ir.Value, updates: ir.Value, axis: int) -> ir.Value:

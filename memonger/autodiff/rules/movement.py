@@ -85,10 +85,8 @@ def _tile(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 def _concat(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     axis = op.attribute(node, "axis", 0) % len(op.dims(dy))
     sizes = [op.dims(x)[axis] for x in node.inputs]
-    if len(sizes) == 1:
-        return (dy,)
     if all(op.wants(k) for k in range(len(sizes))):
-        return op.several("Split", len(sizes), dy, op.ints(*sizes), axis=axis)
+        return op.split(dy, sizes, axis)
     starts = np.cumsum([0, *sizes]).tolist()
     return tuple(
         op.slice(dy, axis, starts[k], starts[k + 1]) if op.wants(k) else None for k in range(len(sizes))
@@ -116,28 +114,28 @@ def _slice(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     dims = op.dims(node.inputs[0])
     if op.size(dy) == 0:
         return zeros(op, dims, dy.dtype)
-    ranges = _ranges(op, node, dims)
-    back = [a for a, r in enumerate(ranges) if r.step < 0]
+    spans = ranges(op, node, dims)
+    back = [a for a, r in enumerate(spans) if r.step < 0]
     if back:
         many = [op.ints(*[n] * len(back)) for n in (-1, TO_THE_START, -1)]
         dy = op.Slice(dy, many[0], many[1], op.ints(*back), many[2])
-        ranges = [r[::-1] if r.step < 0 else r for r in ranges]
-    before = [r.start for r in ranges]
-    if any(r.step > 1 for r in ranges):
-        dy, before = _spaced(op, dy, ranges, dims)
+        spans = [r[::-1] if r.step < 0 else r for r in spans]
+    before = [r.start for r in spans]
+    if any(r.step > 1 for r in spans):
+        dy, before = _spaced(op, dy, spans, dims)
     after = [size - start - now for size, start, now in zip(dims, before, op.dims(dy), strict=True)]
     return pad(op, dy, before, after)
 
 
-def _ranges(op: Emitter, node: ir.Node, dims: Sequence[int]) -> list[range]:
+def ranges(op: Emitter, node: ir.Node, dims: Sequence[int]) -> list[range]:
     """The positions a Slice takes, an axis each."""
     starts, stops = constants(op, node, 1, "starts") or (), constants(op, node, 2, "ends") or ()
     axes = constants(op, node, 3, "axes") or tuple(range(len(starts)))
     steps = constants(op, node, 4, "steps") or (1,) * len(starts)
-    ranges = [range(size) for size in dims]
+    found = [range(size) for size in dims]
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
-        ranges[axis] = range(dims[axis])[start:stop:step]
-    return ranges
+        found[axis] = range(dims[axis])[start:stop:step]
+    return found
 
 
 def _spaced(

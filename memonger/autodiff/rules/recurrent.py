@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN, unrolled over their sequences into products and functions of each element."""
+"""GRU and RNN, unrolled over their sequences into products and functions of elements; what LSTM shares with them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,26 @@ from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+GATES = {"GRU": 3, "RNN": 1}
 FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 KNOWN_FUNCTIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 
-States = tuple[ir.Value, ...]
-"""What a step hands to the next: h, and for an LSTM c."""
+
+@gradient("GRU", "RNN")
+def _unrolled(op: Emitter, node: ir.Node, *_: object) -> Gradient:
+    refuse(op, node)
+    raise AssertionError("it is unrolled before it is differentiated")
 
 
-@gradient("LSTM", "GRU", "RNN")
-def _refuse(op: Emitter, node: ir.Node, *_: object) -> Gradient:
-    raise PlanError(f"node '{node.name}' ({node.op_type}): {_obstacle(op, node)} has no gradient rule.")
+def refuse(op: Emitter, node: ir.Node) -> None:
+    """Refuse a recurrent layer that can't be unrolled.
+
+    Raises:
+        PlanError: what of it can't be.
+    """
+    obstacle = _obstacle(op, node)
+    if obstacle is not None:
+        raise PlanError(f"node '{node.name}' ({node.op_type}): {obstacle} has no gradient rule.")
 
 
 def _obstacle(op: Emitter, node: ir.Node) -> str | None:
@@ -41,32 +49,28 @@ def _obstacle(op: Emitter, node: ir.Node) -> str | None:
     return None
 
 
-@expansion("LSTM", "GRU", "RNN")
+@expansion("GRU", "RNN")
 def _unroll(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
     if _obstacle(op, node) is not None:
         return None
-    direction = op.attribute(node, "direction", "forward")
-    ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
-    inputs = [None if i in (0, 4, 7) else _by_direction(op, value) for i, value in enumerate(node.inputs)]
-    inputs += [None] * (7 - len(inputs))
-    layers = [_layer(op, node, [i[d] if i else None for i in inputs], d) for d in range(len(ways))]
+    runs = directions(op, node)
+    inputs = [[by_direction(op, node, k, d) for k in range(6)] for d in range(len(runs))]
+    layers = [_layer(op, node, inputs[d], d) for d in range(len(runs))]
     steps, batch, _ = op.dims(node.inputs[0])
     hidden = op.dims(node.inputs[2])[2]
     hs, lasts = [], []
-    for layer, backwards in zip(layers, ways, strict=True):
-        states, outputs = layer.initial, []
+    for layer, backwards in zip(layers, runs, strict=True):
+        h, outputs = layer.initial, []
         for t in reversed(range(steps)) if backwards else range(steps):
-            states = layer.step(op, layer, t, states)
-            outputs.append(states[0])
+            h = layer.step(op, layer, t, h)
+            outputs.append(h)
         hs.append(outputs[::-1] if backwards else outputs)
-        lasts.append(states)
-    results: list[ir.Value | None] = [None]
-    if _is_used(node, 0):
-        sequences = [op.reshape(_concat(op, h, 0), (steps, 1, batch, hidden)) for h in hs]
-        results = [_concat(op, sequences, 1)]
-    for k in range(STATES[node.op_type]):
-        last = [op.reshape(states[k], (1, batch, hidden)) for states in lasts]
-        results.append(_concat(op, last, 0) if _is_used(node, k + 1) else None)
+        lasts.append(h)
+    results: list[ir.Value | None] = [None, None]
+    if is_used(node, 0):
+        results[0] = op.concat([op.reshape(op.concat(h, 0), (steps, 1, batch, hidden)) for h in hs], 1)
+    if is_used(node, 1):
+        results[1] = op.concat([op.reshape(h, (1, batch, hidden)) for h in lasts], 0)
     return tuple(results[: len(node.outputs)])
 
 
@@ -79,50 +83,56 @@ class _Layer:
         recurrent: The weight of the state for each part: ``[width, H]``.
         bias: What is added to the state's product in the last part, if not added to the inputs already.
         functions: Names of the activations.
-        initial: The states before the first step: ``[N, H]``.
-        step: From the states before a step to those after it.
+        initial: The state before the first step: ``[N, H]``.
+        step: From the state before a step to that after it.
     """
 
     inputs: tuple[Sequence[ir.Value], ...]
     recurrent: tuple[ir.Value, ...]
     bias: ir.Value | None
     functions: tuple[str, ...]
-    initial: States
-    step: Callable[[Emitter, "_Layer", int, States], States]
+    initial: ir.Value
+    step: Callable[[Emitter, "_Layer", int, ir.Value], ir.Value]
 
 
 def _layer(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], d: int) -> _Layer:
     """``inputs`` are the node's, those of this direction alone; None where it shares them or has none."""
-    kind, x, w, r = node.op_type, op.given(node, 0), inputs[1], inputs[2]
+    kind, x, (w, r) = node.op_type, op.given(node, 0), weights(op, node, d)
     steps, batch, width = op.dims(x)
     (_, hidden), gates = op.dims(r), GATES[kind]
     reset_after = bool(op.attribute(node, "linear_before_reset", 0))
     parts = [2 * hidden, hidden] if kind == "GRU" else [gates * hidden]
-    bias: list[ir.Value] | None = None
+    bias: Sequence[ir.Value] | None = None
     rest: ir.Value | None = None
     if inputs[3] is not None:
-        of_x, of_h = _split(op, inputs[3], [gates * hidden] * 2, 0)
+        of_x, of_h = op.split(inputs[3], [gates * hidden] * 2, 0)
         if kind == "GRU" and reset_after:
-            (zr, n), (h_zr, rest) = _split(op, of_x, parts, 0), _split(op, of_h, parts, 0)
+            (zr, n), (h_zr, rest) = op.split(of_x, parts, 0), op.split(of_h, parts, 0)
             bias = [op.Add(zr, h_zr), n]
         else:
-            bias = _split(op, op.Add(of_x, of_h), parts, 0)
+            bias = op.split(op.Add(of_x, of_h), parts, 0)
     rows = op.reshape(x, (steps * batch, width))
     products = [
-        op.Gemm(rows, weight, *([bias[k]] if bias else []), transB=1)
-        for k, weight in enumerate(_split(op, w, parts, 0))
+        op.Gemm(rows, weight, *([bias[k]] if bias else []), transB=1) for k, weight in enumerate(op.split(w, parts, 0))
     ]
     return _Layer(
-        inputs=tuple(_split(op, product, [batch] * steps, 0) for product in products),
-        recurrent=tuple(_split(op, r, parts, 0)),
+        inputs=tuple(op.split(product, [batch] * steps, 0) for product in products),
+        recurrent=tuple(op.split(r, parts, 0)),
         bias=rest,
-        functions=_functions(op, node, d),
-        initial=_initial(op, inputs[5 : 5 + STATES[kind]], x, batch, hidden),
-        step={"LSTM": _lstm_step, "GRU": _reset_after_step if reset_after else _gru_step, "RNN": _rnn_step}[kind],
+        functions=functions(op, node, d),
+        initial=inputs[5] if inputs[5] is not None else op.constant([[0.0] * hidden] * batch, x.dtype),
+        step={"GRU": _reset_after_step if reset_after else _gru_step, "RNN": _rnn_step}[kind],
     )
 
 
-def _functions(op: Emitter, node: ir.Node, d: int) -> tuple[str, ...]:
+def directions(op: Emitter, node: ir.Node) -> list[bool]:
+    """For each direction of the layer whether it goes backwards through time."""
+    direction = op.attribute(node, "direction", "forward")
+    return {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+
+
+def functions(op: Emitter, node: ir.Node, d: int) -> tuple[str, ...]:
+    """The names of direction ``d``'s activations."""
     default = FUNCTIONS[node.op_type]
     given: list[str] = op.attribute(node, "activations", [])
     if not given:
@@ -130,43 +140,23 @@ def _functions(op: Emitter, node: ir.Node, d: int) -> tuple[str, ...]:
     return tuple(KNOWN_FUNCTIONS[name.lower()] for name in given[d * len(default) : (d + 1) * len(default)])
 
 
-def _initial(op: Emitter, given: Sequence[ir.Value | None], x: ir.Value, batch: int, hidden: int) -> States:
-    """What is given, else zeros."""
-    dtype = x.dtype or ir.DataType.FLOAT
-    return tuple(op.constant([[0.0] * hidden] * batch, dtype) if value is None else value for value in given)
-
-
-def _lstm_step(op: Emitter, layer: _Layer, t: int, states: States) -> States:
-    """Gates in the order i, o, f, c."""
-    h, c = states
-    hidden = op.dims(h)[1]
-    f, g, k = layer.functions
-    gates = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
-    gating, candidate = _split(op, gates, [3 * hidden, hidden], 1)
-    i, o, forget = _split(op, op.emit(f, gating), [hidden] * 3, 1)
-    c = op.Add(op.Mul(forget, c), op.Mul(i, op.emit(g, candidate)))
-    return op.Mul(o, op.emit(k, c)), c
-
-
-def _gru_step(op: Emitter, layer: _Layer, t: int, states: States) -> States:
+def _gru_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Value:
     """Gates in the order z, r, h; the reset gate before the product with the state."""
-    (h,) = states
     z, r = _gru_gates(op, layer, t, h)
     n = op.Gemm(op.Mul(r, h), layer.recurrent[1], layer.inputs[1][t], transB=1)
-    return (_mixed(op, layer, z, n, h),)
+    return _mixed(op, layer, z, n, h)
 
 
-def _reset_after_step(op: Emitter, layer: _Layer, t: int, states: States) -> States:
+def _reset_after_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Value:
     """The reset gate after the product, as PyTorch has it."""
-    (h,) = states
     z, r = _gru_gates(op, layer, t, h)
     product = op.Gemm(h, layer.recurrent[1], *([layer.bias] if layer.bias is not None else []), transB=1)
-    return (_mixed(op, layer, z, op.Add(layer.inputs[1][t], op.Mul(r, product)), h),)
+    return _mixed(op, layer, z, op.Add(layer.inputs[1][t], op.Mul(r, product)), h)
 
 
-def _gru_gates(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> list[ir.Value]:
+def _gru_gates(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> tuple[ir.Value, ...]:
     gates = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
-    return _split(op, op.emit(layer.functions[0], gates), [op.dims(h)[1]] * 2, 1)
+    return op.split(op.emit(layer.functions[0], gates), [op.dims(h)[1]] * 2, 1)
 
 
 def _mixed(op: Emitter, layer: _Layer, z: ir.Value, n: ir.Value, h: ir.Value) -> ir.Value:
@@ -174,32 +164,32 @@ def _mixed(op: Emitter, layer: _Layer, z: ir.Value, n: ir.Value, h: ir.Value) ->
     return op.Add(candidate, op.Mul(z, op.Sub(h, candidate)))
 
 
-def _rnn_step(op: Emitter, layer: _Layer, t: int, states: States) -> States:
-    product = op.Gemm(states[0], layer.recurrent[0], layer.inputs[0][t], transB=1)
-    return (op.emit(layer.functions[0], product),)
+def _rnn_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Value:
+    product = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
+    return op.emit(layer.functions[0], product)
 
 
 def _input(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def _is_used(node: ir.Node, index: int) -> bool:
+def is_used(node: ir.Node, index: int) -> bool:
+    """Whether anything reads an output of the node."""
     return index < len(node.outputs) and (bool(node.outputs[index].uses()) or node.outputs[index].is_graph_output())
 
 
-def _by_direction(op: Emitter, x: ir.Value | None) -> list[ir.Value] | None:
-    """``x[0], x[1]``; a view where there is one direction."""
-    if x is None:
+def by_direction(op: Emitter, node: ir.Node, index: int, d: int) -> ir.Value | None:
+    """What direction ``d`` has of an input with its directions along the first axis; a view where there is one."""
+    x = _input(node, index)
+    if x is None or index in (0, 4):
         return None
-    directions, *rest = op.dims(x)
-    return [op.reshape(part, rest) for part in _split(op, x, [1] * directions, 0)]
+    count, *rest = op.dims(x)
+    return op.reshape(x if count == 1 else op.slice(x, 0, d, d + 1), rest)
 
 
-def _split(op: Emitter, x: ir.Value | None, sizes: Sequence[int], axis: int) -> list[ir.Value]:
-    if x is None:
-        raise PlanError("a recurrent layer lacks a weight: it can't be run.")
-    return [x] if len(sizes) == 1 else list(op.several("Split", len(sizes), x, op.ints(*sizes), axis=axis))
-
-
-def _concat(op: Emitter, parts: Sequence[ir.Value], axis: int) -> ir.Value:
-    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
+def weights(op: Emitter, node: ir.Node, d: int) -> tuple[ir.Value, ir.Value]:
+    """W and R of direction ``d``."""
+    w, r = by_direction(op, node, 1, d), by_direction(op, node, 2, d)
+    if w is None or r is None:
+        raise PlanError(f"node '{node.name}' ({node.op_type}) lacks a weight: it can't be run.")
+    return w, r

@@ -27,7 +27,7 @@ def winograd(op: Emitter, dy: ir.Value, w: ir.Value) -> ir.Value:
     taps = op.Transpose(op.reshape(w, (outputs * inner, 9)), perm=[1, 0])
     flipped = op.MatMul(op.constant(np.kron(KERNEL, KERNEL)[:, ::-1].tolist(), dtype), taps)
     weights = op.Transpose(op.reshape(flipped, (16, outputs, inner)), perm=[0, 2, 1])
-    rows = op.Pad(op.Transpose(dy, perm=[1, 0, 2, 3]), op.ints(0, 0, 1, 0, 0, 0, pitch - height - 1, 0))
+    rows = op.Pad(op.transpose(dy, (1, 0, 2, 3)), op.ints(0, 0, 1, 0, 0, 0, pitch - height - 1, 0))
     stack = op.reshape(rows, (1, 1, outputs * batch * pitch, width))
     transform = op.constant(np.kron(INPUT, INPUT).reshape(16, 1, 4, 4).tolist(), dtype)
     seen = op.Conv(stack, transform, strides=[2, 2], pads=[0, 1, 2, 2 * tiles + 1 - width])

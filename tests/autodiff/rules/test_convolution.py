@@ -194,7 +194,7 @@ def test_conv_transpose_that_finds_its_padding(auto_pad: str, begin: int) -> Non
     _check("ConvTranspose", (2, 3, 3), (3, 2, 3), (2, 2, 6), 0, function, settings, None)
 
 
-@pytest.mark.parametrize(("x", "w"), [((2, 3, 14, 14), (4, 3, 1, 1)), ((1, 3, 14, 14), (2, 3, 1, 1))])
+@pytest.mark.parametrize(("x", "w"), [((2, 13, 4, 4), (12, 13, 1, 1)), ((1, 30, 4, 4), (7, 30, 1, 1))])
 def test_a_pointwise_weight_over_small_images_is_one_product(x: tuple[int, ...], w: tuple[int, ...]) -> None:
     made = conv(x, w)
     assert (kinds(made)["MatMul"], kinds(made)["Gemm"]) == (1, 1)
@@ -226,6 +226,13 @@ def test_a_pointwise_weight_over_large_images_is_a_product_an_image(n: int, c: i
     assert kinds(made)["Conv"] == 2
     large = n * min(c, k) * 28 * 28
     assert not [t for t in made.graph.node if t.op_type == "Transpose" and size_of(made, t.output[0]) >= large]
+
+
+@pytest.mark.parametrize(("channels", "products"), [(20, 1), (60, 0)])
+def test_a_pointwise_weight_that_is_small_beside_images_is_a_product_an_image(channels: int, products: int) -> None:
+    made = conv((2, channels, 8, 8), (channels, channels, 1, 1), wrt=["w"])
+    assert kinds(made)["Conv"] == 1 + products
+    assert kinds(made)["Transpose"] == (0 if products else 2)
 
 
 def size_of(model: onnx.ModelProto, name: str) -> int:

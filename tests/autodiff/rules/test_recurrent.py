@@ -177,3 +177,26 @@ def test_what_cannot_be_unrolled_is_refused_where_it_matters(attributes: str, le
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_recurrent_in_float16(kind: str) -> None:
     check_half(model(kind, reset(kind), "x w r b", "y"), wrt=["x", "w", "r", "b"], tolerance=2e-2)
+
+
+def test_weights_stay_as_pytorch_stores_them() -> None:
+    """Its exporter puts their gates into the standard's order: i, f, c, o as i, o, f, c."""
+    rows = [f"FLOAT[{4 * H},{D}] p", f"FLOAT[{4 * H},{H}] q"]
+    cuts = [
+        f"{n}{k} = Slice({n}, c{k}, c{k + 1}, c0) " for n in "pq" for k in range(4)
+    ]  # fmt: skip
+    joins = [f"{n}w = Concat <axis=0> ({n}0, {n}3, {n}1, {n}2) {n}u = Unsqueeze({n}w, c0) " for n in "pq"]
+    numbers = ", ".join(f"int64[1] c{k} = {{{k * H}}}" for k in range(5))
+    text = (
+        f"g (FLOAT[{T},{N},{D}] x, {', '.join(rows)}) => (FLOAT[{T},1,{N},{H}] y) <{numbers}> "
+        f"{{ {''.join(cuts + joins)} y = LSTM <hidden_size={H}> (x, pu, qu) }}"
+    )
+
+    def function(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        module, zeros = torch.nn.LSTM(D, H), torch.zeros(4 * H)
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        return torch.func.functional_call(module, dict(zip(names, (p, q, zeros, zeros), strict=True)), (x,))[0][:, None]
+
+    made = check(text, function)
+    written = {name: node for node in made.graph.node for name in node.output}
+    assert [written[f"{n}.grad"].op_type for n in "pq"] == ["Gemm", "Gemm"]
