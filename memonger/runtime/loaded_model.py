@@ -18,9 +18,10 @@ from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is
 from memonger.runtime.engine import Engine
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
+from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.words import option
 
-Bound = Binding | ChunkedBinding
+Bound = Binding | ChunkedBinding | RangedBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class LoadedModel:
             graphs = "off" if is_segment else cuda_graph
             return Engine(group, device, threads, check_order, settings, graphs, is_segment)
 
+        if any(plan.ranges for plan in plans):
+            _check_alone(plans, pad)
         self._runners = _runners(plans, device, make_engine)
         self.programs = tuple(runner.program for runner in self._runners)
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
@@ -104,7 +107,7 @@ class LoadedModel:
         targets = feeding.in_place(given, self.device)
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
-        _check_targets(self.programs[index], targets, smaller.rows if smaller is not None else None)
+        _check_targets(self._program(index, inputs), targets, smaller.rows if smaller is not None else None)
         for engine in self._runners[index].engines:
             engine.check_usable()
         return Call(index, smaller, inputs, targets, given)
@@ -159,6 +162,11 @@ class LoadedModel:
         planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self.programs]
         raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
 
+    def _program(self, index: int, inputs: feeding.Feeds) -> Program:
+        """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
+        ranged = self._runners[index].ranged
+        return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs))
+
     def close(self) -> None:
         """End the sessions: weights and all else that they hold go."""
         for engine in self.engines:
@@ -168,11 +176,25 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
-    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena."""
+    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena.
+
+    ``ranged`` has the programs of a plan for ranges of sizes, of which ``program`` is that of the largest.
+    """
 
     program: Program
     engines: tuple[Engine, ...]
-    bind: Callable[[Arena, Arena | None], Binding | ChunkedBinding]
+    bind: Callable[[Arena, Arena | None], Bound]
+    ranged: RangedProgram | None = None
+
+
+def _check_alone(plans: Sequence[Plan], pad: bool) -> None:
+    """Check what doesn't go together with a plan for ranges of sizes."""
+    if len(plans) > 1:
+        raise SessionError("a plan for ranges of sizes takes every shape in them: give it alone, without other plans.")
+    if pad:
+        raise SessionError(
+            f"a plan for ranges of sizes runs smaller batches as they are: leave {option('pad', True)} out."
+        )
 
 
 def _runners(
@@ -188,6 +210,10 @@ def _runners(
         found[index] = _Runner(
             chunks.program, engines, partial(_bound_in_chunks, chunks.program, chunks.steps, engines)
         )
+    if plans[0].ranges:
+        ranged = RangedProgram(plans[0])
+        engine = make_engine(ranged.group, False)
+        return (_Runner(ranged.base, (engine,), partial(_bound_in_ranges, ranged, engine), ranged),)
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -199,6 +225,10 @@ def _bound_in_chunks(
     program: Program, steps: Sequence[Stretch | Copied], engines: Sequence[Engine], arena: Arena, _: Arena | None
 ) -> ChunkedBinding:
     return ChunkedBinding(program, steps, engines, arena)
+
+
+def _bound_in_ranges(ranged: RangedProgram, engine: Engine, arena: Arena, _: Arena | None) -> RangedBinding:
+    return RangedBinding(ranged, engine, arena)
 
 
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:

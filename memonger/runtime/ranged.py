@@ -59,12 +59,11 @@ class RangedProgram:
 
     def __init__(self, plan: Plan) -> None:
         program = program_of(plan)
-        graph, self._graph, self._alignment = plan.model.graph, _integers(plan.graph), plan.alignment
+        self._graph, self._alignment = plan.graph, plan.alignment
         self._ranges, self._sizes = dict(plan.ranges), Sizes(plan.model)
         self._shapes = open_dims.largest(plan.model, plan.ranges)
-        places = [(name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places]
-        self._places = tuple(places)
-        varying = {where for _, where, _ in places}
+        self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
+        varying = {where for _, where, _ in self._places}
         self._inputs = program.inputs
         inputs = tuple(replace(one, shape=None) if one.name in varying else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
@@ -80,7 +79,6 @@ class RangedProgram:
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
-        assert graph is not None
 
     def key(self, inputs: feeding.Feeds) -> Key:
         """The sizes that inputs have, in the order of the ranges.
@@ -164,11 +162,6 @@ class RangedProgram:
         offsets = {value: layout.offsets[number] + byte for value, (number, byte) in pairs if number >= 0}
         verify(graph, offsets, self.base.arena_bytes, self._alignment)
         return {**dict.fromkeys(own, 0), **offsets}  # empty values lie anywhere
-
-
-def _integers(graph: Graph) -> Graph:
-    """The graph as it is: it holds no part of the model."""
-    return graph
 
 
 class RangedBinding:
