@@ -555,7 +555,8 @@ def graph_of(
         updates=updates,
         after=training.verdicts if training else (),
         results=results,
-        host=host,
         provider=device.provider,
     )
-    return over_ranges(model, ranges, make) if ranges else make()
+    if not ranges:
+        return make(host=host)
+    return over_ranges(model, ranges, lambda left_out: make(host={*host, *left_out}))

@@ -1,6 +1,7 @@
 """One graph for a range of sizes: every value as large as it gets, sharing only what shares at every size."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
@@ -11,20 +12,31 @@ from memonger.model.ranges import Range, points, shapes_at
 from memonger.model.sizes import Sizes
 from memonger.model.values import static_shape
 
+TINY = 64
+"""Values that sizes are computed from, and of so few elements, stay with the runtime: an address costs more than it saves."""
 
-def over_ranges(model: ir.Model, ranges: Mapping[str, Range], make: Callable[[], Graph]) -> Graph:
+
+def over_ranges(model: ir.Model, ranges: Mapping[str, Range], make: Callable[[Collection[str]], Graph]) -> Graph:
     """The graph of a model with ranges of sizes; see `merged`.
 
     Args:
         model: Lowered, with the shapes of the largest sizes, which it has again afterwards.
         ranges: With their places.
-        make: Makes the graph of the model as it is when it is called.
+        make: Makes the graph of the model as it is when it is called, given names of values that aren't planned.
+
+    Returns: the graph, in which small values that sizes are computed from aren't planned.
 
     Raises:
         SizesError: at some sizes the shapes contradict each other.
         PlanError: an operator has no shape rule.
     """
     sizes, shapes = Sizes(model), open_dims.largest(model, ranges)
+    every = [sizes.at(shapes_at(shapes, ranges, at)) for at in points(ranges)]
+    left_out = {
+        name
+        for name, *found in zip(sizes.names, *every, strict=True)
+        if name in sizes.computed and all(shape is not None and math.prod(shape) <= TINY for shape in found)
+    }
     turned = [node for node in model.graph if node.op_type == "Transpose"]
     seen: dict[str, set[object]] = {str(node.name): set() for node in turned}
     graphs = []
@@ -32,7 +44,7 @@ def over_ranges(model: ir.Model, ranges: Mapping[str, Range], make: Callable[[],
         open_dims.put(model, sizes, shapes_at(shapes, ranges, at))
         for node in turned:
             seen[str(node.name)].add(node.inputs[0] and static_shape(node.inputs[0]))
-        graphs.append(make())
+        graphs.append(make(left_out))
     return merged(graphs[::-1], [name for name, found in seen.items() if len(found) > 1])
 
 

@@ -48,6 +48,7 @@ class Sizes:
 
     Attributes:
         names: Of the values that nodes write, in file order.
+        computed: Names of those whose content is computed as well, as sizes depend on it.
 
     Raises:
         PlanError: an operator has no shape rule; it names the node.
@@ -69,6 +70,8 @@ class Sizes:
         wanted = _wanted(model)
         steps = (_step(node, model.opset_imports, numbers, wanted) for node in graph)
         self._steps = tuple(step for step in steps if step is not None)
+        by_content = {step.writes[0] for step in self._steps if step.evaluate is not None}
+        self.computed = frozenset(n for n, v in zip(self.names, self._written, strict=True) if v in by_content)
 
     def at(self, inputs: Mapping[str, Shape]) -> tuple[Shape | None, ...]:
         """The shape of each of `names`; None where what the inputs hold decides it, or it is no tensor.
