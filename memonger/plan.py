@@ -23,8 +23,8 @@ from memonger.layout import lower_bound
 from memonger.model import open_dims, training_roles
 from memonger.model.model import Model
 from memonger.model.ranges import Range, described
-from memonger.model.sizes import SizesError
 from memonger.model.save import as_proto, check_not_its_weights
+from memonger.model.sizes import SizesError
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, static_shape
 from memonger.plan_file import Header, PlanFileError, Record
@@ -265,7 +265,7 @@ class Plan(BasePlan, Header):
             PlanFileError: its weights are more than one message holds: `save` has no such limit.
         """
         self.verify()
-        return as_proto(plan_file.with_record(self._in_file, self._record()), self.name)
+        return as_proto(plan_file.with_record(self.open_model, self._record()), self.name)
 
     def __repr__(self) -> str:
         """As ``<Plan densenet121: inference on cpu, batch 1, 37.9 MiB>``."""
@@ -335,11 +335,11 @@ class Plan(BasePlan, Header):
         self.verify()
         if self.source is not None:
             check_not_its_weights(self.source.ir, Path(path))
-        plan_file.save(self._in_file, self._record(), Path(path))
+        plan_file.save(self.open_model, self._record(), Path(path))
 
     @property
-    def _in_file(self) -> ir.Model:
-        """The model as its file has it: with ranges of sizes its dimensions are symbolic."""
+    def open_model(self) -> ir.Model:
+        """The model as its file has it: in a plan for ranges of sizes those dimensions are symbolic."""
         return open_dims.opened(self.model, self.ranges) if self.ranges else self.model
 
     def _record(self) -> Record:
@@ -348,7 +348,7 @@ class Plan(BasePlan, Header):
             **self.header(),
             alignment=self.alignment,
             arena_bytes=self.arena_bytes,
-            graph_digest=plan_file.graph_digest(self._in_file),
+            graph_digest=plan_file.graph_digest(self.open_model),
             offsets=offsets,
         )
 

@@ -79,8 +79,8 @@ class Header:
         stock_bytes: What stock onnxruntime is expected to take for the model, weights and inputs included; None where
             that isn't known: without a device, on CUDA devices, and in files of earlier versions.
         chunks: What runs in chunks, in order.
-        ranges: Dimensions of the inputs with a range of sizes, all of which the layout holds for, by name. The model then
-            has the shapes of the largest sizes, in its file symbolic ones.
+        ranges: Dimensions of the inputs with a range of sizes, all of which the layout holds for, by name. The model
+            then has the shapes of the largest sizes, in its file symbolic ones.
     """
 
     mode: Annotated[str, OneOf(("training", "inference"))]

@@ -13,7 +13,7 @@ from memonger.model.sizes import Sizes
 from memonger.model.values import static_shape
 
 TINY = 64
-"""Values that sizes are computed from, and of so few elements, stay with the runtime: an address costs more than it saves."""
+"""Elements of values that sizes are computed from up to which they stay with the runtime: an address costs too much."""
 
 
 def over_ranges(model: ir.Model, ranges: Mapping[str, Range], make: Callable[[Collection[str]], Graph]) -> Graph:

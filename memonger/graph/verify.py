@@ -213,8 +213,8 @@ def sharing_pairs(graph: Graph, offsets: Mapping[int, int]) -> tuple[tuple[int, 
 def stays_within(graph: Graph, sharing: tuple[tuple[int, int], ...], sizes: Mapping[int, int]) -> bool:
     """Whether a layout that `verify` passed holds at other sizes, by a sufficient condition that takes microseconds.
 
-    No planned value is larger than it was, and those at one address (`sharing_pairs`) are as large as one another: every
-    value then owns a part of the bytes it owned, so that none collides that didn't. Where it doesn't hold, `verify` says.
+    No planned value is larger than it was, and those at one address (`sharing_pairs`) are as large as one another:
+    every value then owns a part of the bytes it owned, and none collides that didn't. If not, `verify` has to be asked.
     """
     return all(size <= graph.sizes[value] for value, size in sizes.items()) and all(
         sizes[a] == sizes[b] for a, b in sharing

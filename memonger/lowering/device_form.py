@@ -119,7 +119,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
             updates_last(lowered, model.training)
         if settings.ranges:
             open_dims.forget(lowered)
-            whole, runs = ranged.run(lowered, settings.ranges, folder, settings.threads, settings.inputs)
+            whole, runs = ranged.run(lowered, model.name, settings.ranges, folder, settings.threads, settings.inputs)
             if _as_written(lowered, whole):
                 sized = ranged.with_sizes(lowered, settings.ranges, runs)
                 return sized, Calibration(whole.seconds, whole.workspace)

@@ -1,11 +1,12 @@
 """A model with ranges of sizes → the model that will run at any of them, calibrated at several.
 
-Its dimensions stay symbolic while onnxruntime optimizes it, as they do in a stock session: the nodes are stock's own, and
-so are the bits. What computes shapes stays in the graph.
+Its dimensions stay symbolic while onnxruntime optimizes it, as they do in a stock session: the nodes are stock's own,
+and so are the bits. What computes shapes stays in the graph.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,17 @@ from memonger.model.shape_inference import infer_once
 from memonger.model.sizes import Sizes, SizesError
 from memonger.runtime import feeds as feeding
 from memonger.runtime import profile
-from memonger.words import option
+from memonger.words import Placeholder, either, option
 
 
 def run(
-    model: ir.Model, ranges: Mapping[str, Range], folder: Path, threads: int, inputs: feeding.Feeds | None
+    model: ir.Model, name: str, ranges: Mapping[str, Range], folder: Path, threads: int, inputs: feeding.Feeds | None
 ) -> tuple[calibrate.Run, tuple[calibrate.Run, ...]]:
     """Calibrate a lowered model at each of `memonger.model.ranges.points`.
 
     Args:
         model: Every node named. Its inputs' ranges are symbolic, and are so again afterwards.
+        name: What messages call it.
         ranges: The ranges.
         folder: For what the runtime writes.
         threads: Threads within a node.
@@ -54,10 +56,10 @@ def run(
             try:
                 runs.append(calibrate.run(model, CPU, folder, Cuda(), threads, given))
             except SessionError as error:
-                step = option("dims", {next(iter(ranges)): "64:512:32"})
+                step = option("dims", {next(iter(ranges)): Placeholder(either("(64, 512, 32)", "64:512:32"))})
                 raise PlanError(
-                    f"it doesn't run at {ranging.in_words(sizes)}, which is within the ranges: {error} A range with "
-                    f"a step leaves sizes out: {step}."
+                    f"{name}: it doesn't run at {ranging.in_words(sizes)}, which is within the ranges: {error} A range "
+                    f"with a step leaves sizes out: {step}."
                 ) from error
     finally:
         for value, shape in zip(model.graph.inputs, symbolic, strict=True):
@@ -113,10 +115,8 @@ def _infer_types(model: ir.Model, ranges: Mapping[str, Range]) -> None:
     shapes = open_dims.largest(model, ranges)
     open_dims.forget(model)
     open_dims.bind(model, shapes)
-    try:
+    with suppress(LoadError):
         infer_once(Model(model, "the lowered model", foreign=True))
-    except LoadError:
-        pass
     open_dims.forget(model)
 
 

@@ -114,7 +114,8 @@ def _slice(site: Site) -> Evaluate | None:
         return None
 
     def evaluate(arrays: Sequence[Any]) -> np.ndarray:
-        starts, ends, axes, steps = [None if a is None else a.tolist() for a in (*arrays[1:], None, None)[:4]]
+        starts, ends = (array.tolist() for array in arrays[1:3])
+        axes, steps = [None if array is None else array.tolist() for array in (*arrays[3:], None, None)[:2]]
         where = [slice(None)] * arrays[0].ndim
         for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
             axis, step = axes[number] if axes is not None else number, steps[number] if steps is not None else 1

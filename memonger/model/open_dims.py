@@ -37,8 +37,8 @@ def largest(model: ir.Model, ranges: Mapping[str, Range]) -> dict[str, Shape]:
 def bind(model: ir.Model, shapes: Mapping[str, Shape]) -> None:
     """Give the inputs these shapes, in place."""
     for value in model.graph.inputs:
-        if value.name in shapes:
-            value.shape = ir.Shape(list(shapes[value.name]))
+        if str(value.name) in shapes:
+            value.shape = ir.Shape(list(shapes[str(value.name)]))
 
 
 def forget(model: ir.Model) -> None:
@@ -66,10 +66,10 @@ def opened(model: ir.Model, ranges: Mapping[str, Range]) -> ir.Model:
     copy = model.clone()
     shapes, sizes = largest(model, ranges), Sizes(model)
     found = [sizes.at(shapes_at(shapes, ranges, at)) for at in points(ranges)]
-    common = {name: _common(each) for name, *each in zip(sizes.names, *found, strict=True)}
+    common: dict[str, ir.Shape | None] = {name: _common(each) for name, *each in zip(sizes.names, *found, strict=True)}
     for value in (value for node in copy.graph for value in node.outputs if value.name):
         value.shape = common[str(value.name)]
-    by_name = {str(value.name): value for value in copy.graph.inputs}
+    by_name: dict[str, ir.Value] = {str(value.name): value for value in copy.graph.inputs}
     for name, one in ranges.items():
         for text in one.places:
             where, axis = place_of(text)

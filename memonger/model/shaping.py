@@ -9,8 +9,8 @@ called with the node, reads its attributes, and returns a function of shapes and
         return lambda shapes, _: [tuple(shapes[0][axis] for axis in perm or reversed(range(len(shapes[0]))))]
 
 ``shapes`` has one entry for each input of the node, ``contents`` the arrays of those inputs that decide sizes
-(`memonger.model.operators.Operator.sized_by`); None stands for an input that isn't there. A rule may raise what indexing,
-conversion and division raise: the sizes then contradict each other.
+(`memonger.model.operators.Operator.sized_by`); None stands for an input that isn't there. A rule may raise what
+indexing, conversion and division raise: the sizes then contradict each other.
 """
 
 from collections.abc import Callable, Mapping, Sequence

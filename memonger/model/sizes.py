@@ -1,4 +1,4 @@
-"""The shape of every value of a lowered model at any sizes of its inputs: compiled once, computed in microseconds a node.
+"""The shape of every value of a lowered model at any sizes of its inputs, in microseconds a node.
 
 Rules of `memonger.model.shape_rules` give shapes, `memonger.model.contents` the few small contents that shapes are
 computed from. Nothing here runs a kernel, and no weight is read but small constants that decide sizes.

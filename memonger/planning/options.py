@@ -21,7 +21,7 @@ from memonger.model.ranges import Range
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS
-from memonger.words import did_you_mean, option
+from memonger.words import did_you_mean, either, option
 
 Progress = Callable[[str], None]
 
@@ -41,9 +41,9 @@ class Options:
             carries marks (``mirror_stage``, ``force_mirroring``), and where a loss, an optimizer, ``mirror`` or a
             strategy of training is given; inference for any other. A note on the plan says which, and why.
         batch: Size of the inputs' open first dimension; see `memonger.load`.
-        dims: Sizes of open dimensions by name; see `memonger.load`. ``(1, 16)`` is a range, ``(64, 512, 32)`` one with a
-            step: the layout then holds for every size in it, and a session runs them all. For inference on the CPU,
-            or for no device.
+        dims: Sizes of open dimensions by name; see `memonger.load`. ``(1, 16)`` is a range, ``(64, 512, 32)`` one with
+            a step: the layout then holds for every size in it, and a session runs them all. For inference on the CPU,
+            or for no device; without chunks.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
@@ -276,6 +276,22 @@ def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
         raise PlanError(f"budgets must be a list of at most {MOST_POINTS} sizes, as ['1GiB', '2GiB'], not "
                         f"{reprlib.repr(budgets)}.")  # fmt: skip
     return [in_bytes("budget", budget) for budget in budgets]
+
+
+def without_ranges(options: Options, what: str) -> Options:
+    """The options, after it was checked that every dimension has a single size.
+
+    Raises:
+        PlanError: one has a range; ``what`` is who takes none.
+    """
+    if options.ranges:
+        name, one = next(iter(options.ranges.items()))
+        raise PlanError(
+            f"{what} takes single sizes, and dimension {name!r} has a range ({one}): give one size ("
+            f"{option('dims', {name: one.most})}), or plan the range with "
+            f"{either('memonger.search_plan', 'memonger plan')}."
+        )
+    return options
 
 
 def combine(options: Options | None, keywords: Mapping[str, Any]) -> Options:

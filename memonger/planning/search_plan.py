@@ -38,6 +38,7 @@ from memonger.planning.options import (
     check_graph_options,
     combine,
     takes_options,
+    without_ranges,
 )
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
@@ -141,7 +142,7 @@ def pareto(
     Raises:
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
     """
-    chosen = combine(options, keywords)
+    chosen = without_ranges(combine(options, keywords), "pareto")
     if type(points) is not int or not 1 <= points <= MOST_POINTS:
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
     sizes = bytes_of_budgets(budgets)
@@ -186,7 +187,7 @@ def make_mirror_plan(
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`; the threshold is negative.
     """
-    job = prepare(source, combine(options, keywords))
+    job = prepare(source, without_ranges(combine(options, keywords), "make_mirror_plan"))
     dropped = mirror_plan(job.request, threshold)
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
@@ -203,7 +204,8 @@ def get_cost(source: Source | Model, *, options: Options | None = None, **keywor
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`.
     """
-    return search_plan(source, options=options, **keywords).peak_bytes
+    chosen = without_ranges(combine(options, keywords), "get_cost")
+    return search_plan(source, options=chosen).peak_bytes
 
 
 def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:

@@ -1,7 +1,7 @@
 """A plan for ranges of sizes, bound at whatever shape comes: smaller views at the same offsets.
 
-The shapes of a new size are computed and the layout is checked for them before anything is bound. Where it doesn't hold,
-the values get a layout of their own in the same arena: the same nodes in the same order, at other offsets.
+The shapes of a new size are computed, and the layout is checked for them, before anything is bound. Where it doesn't
+hold, the values get a layout of their own in the same arena: the same nodes in the same order, at other offsets.
 """
 
 import math
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from memonger.errors import SessionError, VerificationError
-from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
@@ -72,8 +71,7 @@ class RangedProgram:
         number = {name: value for value, name in enumerate(plan.graph.values)}
         place = {name: index for index, name in enumerate(self._sizes.names)}
         self._planned = tuple(
-            _Value(tensor, number[tensor.name], place[tensor.name], tensor.dtype.bitwidth)
-            for tensor in program.planned
+            _Value(tensor, number[tensor.name], place[tensor.name], tensor.dtype.bitwidth) for tensor in program.planned
         )
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
@@ -127,7 +125,8 @@ class RangedProgram:
             found = self._sizes.at(given)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        offsets, tensors, own = self._offsets, [], {}
+        offsets: Mapping[int, int] = self._offsets
+        tensors, own = [], dict[int, int]()
         for value in self._planned:
             shape = found[value.place]
             if shape is None:
@@ -165,7 +164,7 @@ class RangedProgram:
 
 
 class RangedBinding:
-    """A plan for ranges of sizes, ready to run at any of them; it takes the place of a `memonger.runtime.binding.Binding`.
+    """A plan for ranges of sizes, ready to run at any of them, as a `memonger.runtime.binding.Binding` is at one.
 
     Args:
         ranged: The plan's programs.

@@ -117,10 +117,10 @@ def _split(site: Site) -> Compute:
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         shape = shapes[0]
         at = axis % len(shape)
-        sizes = fixed
-        if sizes is None and len(contents) > 1 and contents[1] is not None:
+        sizes: Sequence[int] = fixed or ()
+        if fixed is None and len(contents) > 1 and contents[1] is not None:
             sizes = contents[1].tolist()
-        if sizes is None:
+        if not sizes:
             part = -(-shape[at] // count)
             sizes = [part] * (count - 1) + [shape[at] - part * (count - 1)]
         if sum(sizes) != shape[at] or min(sizes) < 0:
@@ -140,7 +140,7 @@ def _slice(site: Site) -> Compute:
             starts, ends, axes, steps = (*fixed, None)
         else:
             given = [None if each is None else each.ravel().tolist() for each in contents[1:5]]
-            starts, ends, axes, steps = given + [None] * (4 - len(given))  # type: ignore[assignment]
+            starts, ends, axes, steps = given + [None] * (4 - len(given))
         for number, (start, end) in enumerate(zip(starts or (), ends or (), strict=True)):
             axis = axes[number] % len(result) if axes is not None else number
             step = steps[number] if steps is not None else 1

@@ -8,26 +8,28 @@ from memonger.model.shaping import Compute, Shape, Site, shape_rule
 _MS = "com.microsoft::"
 
 _LIKE_FIRST = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitwiseNot Cast CastLike Ceil Celu Clip Cos Cosh CumProd CumSum "
-    "DequantizeLinear Dropout Elu Erf Exp Floor Gelu HardSigmoid HardSwish Hardmax Identity InstanceNormalization "
-    "GroupNormalization IsInf IsNaN LRN LeakyRelu Log LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not "
-    "PRelu QuantizeLinear RMSNormalization RandomNormalLike RandomUniformLike Reciprocal Relu ReverseSequence "
-    "RotaryEmbedding Round Scatter ScatterElements ScatterND Selu Shrink Sigmoid Sign SimplifiedLayerNormalization Sin "
-    "Sinh Softmax Softplus Softsign Sqrt Swish Tan Tanh TensorScatter ThresholdedRelu Trilu"
-).split()
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Bernoulli", "BitwiseNot", "Cast", "CastLike", "Ceil",
+    "Celu", "Clip", "Cos", "Cosh", "CumProd", "CumSum", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp", "Floor",
+    "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "InstanceNormalization",
+    "IsInf", "IsNaN", "LRN", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization",
+    "Mish", "Neg", "Not", "PRelu", "QuantizeLinear", "RMSNormalization", "RandomNormalLike", "RandomUniformLike",
+    "Reciprocal", "Relu", "ReverseSequence", "RotaryEmbedding", "Round", "Scatter", "ScatterElements", "ScatterND",
+    "Selu", "Shrink", "Sigmoid", "Sign", "SimplifiedLayerNormalization", "Sin", "Sinh", "Softmax", "Softplus",
+    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "TensorScatter", "ThresholdedRelu", "Trilu",
+)  # fmt: skip
 
 _LIKE_FIRST_OF_MICROSOFT = (
-    "BiasGelu BiasSoftmax BiasSplitGelu DequantizeLinear FastGelu Gelu GroupNorm QLinearLeakyRelu QLinearSigmoid "
-    "QLinearSoftmax QuantizeLinear QuickGelu RotaryEmbedding Trilu"
-).split()
+    "BiasGelu", "BiasSoftmax", "DequantizeLinear", "FastGelu", "Gelu", "GroupNorm", "QLinearLeakyRelu",
+    "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "Trilu",
+)  # fmt: skip
 
 _BROADCAST = (
-    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod "
-    "Mul Or Pow Sub Sum Where Xor"
-).split()
+    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
+    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
+)  # fmt: skip
 
 
-@shape_rule(*_LIKE_FIRST, *(_MS + name for name in _LIKE_FIRST_OF_MICROSOFT if name != "BiasSplitGelu"))
+@shape_rule(*_LIKE_FIRST, *(_MS + name for name in _LIKE_FIRST_OF_MICROSOFT))
 def _like_first(site: Site) -> Compute:
     if site.outputs == 1:
         return lambda shapes, _: shapes[:1]

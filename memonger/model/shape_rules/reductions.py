@@ -15,11 +15,12 @@ def _reduce(site: Site) -> Compute:
     does_nothing = site.integer("noop_with_empty_axes", 0)
 
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
-        shape, axes = shapes[0], fixed
-        if axes is None and len(contents) > 1 and contents[1] is not None:
+        shape = shapes[0]
+        axes: Sequence[int] = fixed or ()
+        if fixed is None and len(contents) > 1 and contents[1] is not None:
             axes = contents[1].ravel().tolist()
-        if not axes:
-            axes = () if does_nothing else range(len(shape))
+        if not axes and not does_nothing:
+            axes = range(len(shape))
         gone = {axis % len(shape) for axis in axes}
         if keep:
             return (tuple(1 if axis in gone else dim for axis, dim in enumerate(shape)),)
