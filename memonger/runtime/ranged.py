@@ -62,9 +62,11 @@ class RangedProgram:
         self._ranges, self._sizes = dict(plan.ranges), Sizes(plan.model)
         self._shapes = open_dims.largest(plan.model, plan.ranges)
         self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
-        varying = {where for _, where, _ in self._places}
+        self._open: dict[str, set[int]] = {}
+        for _, where, axis in self._places:
+            self._open.setdefault(where, set()).add(axis)
         self._inputs = program.inputs
-        inputs = tuple(replace(one, shape=None) if one.name in varying else one for one in program.inputs)
+        inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
         model = exposed(plan.model, program.planned, (), True)
         self.group = Group(model, (0,), (self.base,))
@@ -89,9 +91,7 @@ class RangedProgram:
             shape = feeding.shape_of(inputs.get(where))
             if shape is None:
                 continue  # left out: what is missing is said where feeds are checked
-            planned = self._shapes[where]
-            if len(shape) != len(planned):
-                raise SessionError(f"input '{where}' has shape {list(shape)}; it has {len(planned)} dimensions.")
+            self._check_others(where, shape)
             size = shape[axis]
             if sizes.setdefault(name, size) != size:
                 raise SessionError(f"'{name}' is {sizes[name]} in one input and {size} in '{where}': they must agree.")
@@ -101,6 +101,17 @@ class RangedProgram:
                     f"for {described(self._ranges)}. Plan the model for a larger range."
                 )
         return tuple(sizes.get(name, one.most) for name, one in self._ranges.items())
+
+    def _check_others(self, name: str, shape: tuple[int, ...]) -> None:
+        """Check the rank of an input, and its dimensions without a range."""
+        planned, varying = self._shapes[name], self._open[name]
+        same = (axis in varying or shape[axis] == dim for axis, dim in enumerate(planned))
+        if len(shape) == len(planned) and all(same):
+            return
+        raise SessionError(
+            f"input '{name}' has shape {list(shape)}; at the largest sizes of its ranges ({described(self._ranges)}) "
+            f"it is {list(planned)}, and of these only dimensions {sorted(varying)} change."
+        )
 
     def at(self, key: Key) -> Program:
         """The program at these sizes.

@@ -178,13 +178,21 @@ def _upsample(site: Site) -> Compute:
 @shape_rule("DepthToSpace")
 def _depth_to_space(site: Site) -> Compute:
     by = site.integer("blocksize", 1)
-    return lambda shapes, _: ((shapes[0][0], shapes[0][1] // (by * by), shapes[0][2] * by, shapes[0][3] * by),)
+    return lambda shapes, _: ((shapes[0][0], _divided(shapes[0][1], by * by), shapes[0][2] * by, shapes[0][3] * by),)
 
 
 @shape_rule("SpaceToDepth")
 def _space_to_depth(site: Site) -> Compute:
     by = site.integer("blocksize", 1)
-    return lambda shapes, _: ((shapes[0][0], shapes[0][1] * by * by, shapes[0][2] // by, shapes[0][3] // by),)
+    return lambda shapes, _: (
+        (shapes[0][0], shapes[0][1] * by * by, _divided(shapes[0][2], by), _divided(shapes[0][3], by)),
+    )
+
+
+def _divided(size: int, by: int) -> int:
+    if size % by:
+        raise ValueError(f"{size} can't be divided by {by}")
+    return size // by
 
 
 @shape_rule("GridSample")
