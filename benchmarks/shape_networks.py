@@ -27,12 +27,14 @@ class Network:
         inputs: Of each input, by name, its dimensions.
         sizes: Of each dimension the smallest size, the largest and the step.
         is_text: Whether inputs are numbers of words: they are ones and below `WORDS`.
+        is_traced: Whether PyTorch's older exporter writes it: the newer one writes an LSTM for one length.
     """
 
     make: Callable[[], nn.Module]
     inputs: Mapping[str, tuple[str | int, ...]]
     sizes: Mapping[str, Dim]
     is_text: bool = False
+    is_traced: bool = False
 
     def feeds(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
         """Inputs of these sizes."""
@@ -61,6 +63,12 @@ class Network:
         module = self.make().eval()
         example = {n: a + s * min(2, (b - a) // s) for n, (a, b, s) in self.sizes.items()}
         arrays = self.feeds(example, 0)
+        if self.is_traced:
+            open_axes = {
+                name: {a: d for a, d in enumerate(each) if isinstance(d, str)} for name, each in self.inputs.items()
+            }
+            _trace(module, tuple(map(torch.from_numpy, arrays.values())), path, open_axes)
+            return
         dims = {name: _dimension(name, most, step) for name, (_, most, step) in self.sizes.items()}
         dynamic = tuple(
             {axis: dims[dim] for axis, dim in enumerate(each) if isinstance(dim, str)} for each in self.inputs.values()
@@ -74,6 +82,17 @@ class Network:
         assert program is not None
         program.save(path)
         _name_dimensions(path, self.inputs)
+
+
+def _trace(
+    module: nn.Module, inputs: tuple[Tensor, ...], path: Path, open_axes: Mapping[str, Mapping[int, str]]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, inputs, str(path), input_names=list(open_axes), output_names=["y"], dynamic_axes=dict(open_axes),
+            opset_version=17, dynamo=False,
+        )  # fmt: skip
 
 
 def _dimension(name: str, most: int, step: int) -> Any:
@@ -162,7 +181,9 @@ NETWORKS: Mapping[str, Network] = {
     ),
     "bert": Network(partial(Hub, "bert"), {"ids": ("batch", "seq"), "mask": ("batch", "seq")}, _TEXT, is_text=True),
     "gpt2": Network(partial(Hub, "gpt2"), {"ids": ("batch", "seq")}, _TEXT, is_text=True),
-    "ocr": Network(Reader, {"x": ("batch", 1, 32, "width")}, {"batch": (1, 16, 1), "width": (64, 512, 32)}),
+    "ocr": Network(
+        Reader, {"x": ("batch", 1, 32, "width")}, {"batch": (1, 16, 1), "width": (64, 512, 32)}, is_traced=True
+    ),
     "vocoder": Network(Vocoder, {"x": ("batch", 80, "frames")}, {"batch": (1, 16, 1), "frames": (1, 512, 1)}),
 }
 """By name; the transformers have 4 layers of 256, the U-Net is a quarter as wide as the paper's."""

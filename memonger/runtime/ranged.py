@@ -69,7 +69,7 @@ class RangedProgram:
         inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
         model = exposed(plan.model, program.planned, (), True)
-        self.group = Group(model, (0,), (self.base,))
+        self.group = Group(model, (0,), (self.base,), takes_any_shape=True)
         number = {name: value for value, name in enumerate(plan.graph.values)}
         place = {name: index for index, name in enumerate(self._sizes.names)}
         self._planned = tuple(
@@ -200,6 +200,8 @@ class RangedBinding:
             if len(self._bound) >= KEPT:
                 self._bound.popitem(last=False)
             binding = Binding(self.ranged.at(key), self.engine, self.arena)
+        if self._last is not None and self._last is not binding:
+            self._last.let_go()
         self._bound[key] = self._last = binding
         binding.run(inputs, targets or {})
 
