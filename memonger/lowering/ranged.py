@@ -85,7 +85,7 @@ def portable_form(model: Model, ranges: Mapping[str, Range]) -> Lowered:
         PlanError: the type of a value is unknown, or its size at other sizes of the inputs.
     """
     copy = model.clone()
-    _infer_types(copy.ir, ranges)
+    _infer_types(copy, ranges)
     lowered = portable(copy)
     return dataclasses.replace(lowered, model=_sized(lowered.model, ranges, ()))
 
@@ -101,7 +101,7 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[cali
     Raises:
         PlanError: an operator without a shape rule; shapes that contradict each other, or what a run showed.
     """
-    _infer_types(model, ranges)
+    _infer_types(Model(model, "the optimized model"), ranges)
     for value in (value for node in model.graph for value in node.outputs):
         kind, dims = seen[0].tensors.get(str(value.name), (None, None))
         dtype = profile.DTYPES.get(kind) if value.dtype is None and kind is not None else value.dtype
@@ -110,14 +110,14 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[cali
     return _sized(model, ranges, seen)
 
 
-def _infer_types(model: ir.Model, ranges: Mapping[str, Range]) -> None:
+def _infer_types(model: Model, ranges: Mapping[str, Range]) -> None:
     """Types of values by ONNX's inference, as far as it knows their operators; no shapes."""
-    shapes = open_dims.largest(model, ranges)
-    open_dims.forget(model)
-    open_dims.bind(model, shapes)
+    shapes = open_dims.largest(model.ir, ranges)
+    open_dims.forget(model.ir)
+    open_dims.bind(model.ir, shapes)
     with suppress(LoadError):
-        infer_once(Model(model, "the lowered model", foreign=True))
-    open_dims.forget(model)
+        infer_once(model)
+    open_dims.forget(model.ir)
 
 
 def _sized(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[calibrate.Run]) -> ir.Model:

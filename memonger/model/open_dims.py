@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from memonger.model.ranges import Range, place_of, points, shapes_at
+from memonger.model.ranges import MOST_RANGES, Range, place_of, points, shapes_at
 from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
 from memonger.model.values import static_shape
@@ -103,6 +103,8 @@ def at_largest(model: ir.Model, ranges: Mapping[str, Range]) -> None:
     placed = {text: name for name, one in ranges.items() for text in one.places}
     if placed != open_places:
         raise ValueError(f"its ranges are at {placed}, the model's open dimensions are {open_places}")
+    if len(ranges) > MOST_RANGES:
+        raise ValueError(f"it has {len(ranges)} ranges, and at most {MOST_RANGES} can be")
     for name, one in ranges.items():
         if one.most not in one or not one.places:
             raise ValueError(f"range '{name}' is {one}, at {len(one.places)} places")

@@ -10,6 +10,9 @@ from memonger.units import MOST_BATCH
 Sizes = Mapping[str, int]
 """Of each dimension with a range, by its name."""
 
+MOST_RANGES = 8
+"""Dimensions of one model that may have a range: at each it is measured and checked at two more sizes."""
+
 Size = Annotated[int, AtLeast(1, MOST_BATCH)]
 
 

@@ -17,7 +17,7 @@ from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
-from memonger.model.ranges import Range
+from memonger.model.ranges import MOST_RANGES, Range
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS
@@ -136,6 +136,8 @@ class Options:
     def _check_ranges(self) -> None:
         if not self.ranges:
             return
+        if len(self.ranges) > MOST_RANGES:
+            raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(self.ranges)}.")
         whole = f"a range of sizes ({option('dims')})"
         if self.chosen_mode == "training":
             raise PlanError(f"{whole} is for inference: give one size for training.")

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
+from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
@@ -224,7 +225,9 @@ def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights:
 
 
 def _batches(plans: Sequence[Plan]) -> str:
-    """The batches planned for, in words."""
+    """The batches, or the ranges of sizes, planned for, in words."""
+    if plans[0].ranges:
+        return f"{described(plans[0].ranges)}, "
     batches = [str(one.batch) for one in plans if one.batch is not None]
     return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
 
