@@ -164,6 +164,10 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
                 f"{origin} is planned for ranges of sizes ({described(plan.ranges)}), and what is exported is for "
                 "single ones: plan the model for those."
             )
+        if plan.state:
+            raise PlanError(
+                f"{origin} keeps a state between runs, and a server runs anybody's requests: plan without it."
+            )
         loaded.append(plan)
     try:
         program.check_family(loaded)

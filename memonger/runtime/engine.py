@@ -14,6 +14,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import workspace_of
 from memonger.runtime.program import Group
+from memonger.runtime.weights import Lending
 from memonger.words import option
 
 _FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
@@ -32,6 +33,7 @@ class Engine:
         is_segment: Whether it is one of several that run one after the other: their threads sleep as soon as a run is
             over.
         pool: Of a segment that was made before, on a CUDA device: workspace comes from there; None for one of its own.
+        lending: Which weights it reads where they lie; None: it has copies of all.
 
     Attributes:
         session: The ``onnxruntime.InferenceSession``.
@@ -58,6 +60,7 @@ class Engine:
         graphs: str = "off",
         is_segment: bool = False,
         pool: Any = None,
+        lending: Lending | None = None,
     ) -> None:
         self.members, self.programs, self.device = group.members, group.programs, device
         self.refused: str | None = None
@@ -71,7 +74,7 @@ class Engine:
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(
             in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
-            shares_workspace=device.is_host, pattern=not group.takes_any_shape,
+            shares_workspace=device.is_host, lending=lending, pattern=not group.takes_any_shape,
         )  # fmt: skip
         self.captures, self.why_not = False, "" if device.facts.has_graphs else "CUDA graphs are for CUDA devices"
         if graphs == "off":
@@ -150,9 +153,9 @@ class Engine:
         """Most workspace that a node takes."""
         return max(program.workspace_bytes for program in self.programs)
 
-    def reserve(self) -> None:
-        """Take memory for workspace; of segments the last one does it, when the weights of all are loaded."""
-        need = self.workspace_bytes
+    def reserve(self, at_once: int = 1) -> None:
+        """Take memory for workspace of as many runs; of segments the last one does it, when all weights are loaded."""
+        need = at_once * self.workspace_bytes
         if self.pool is not None:
             self.pool.reserve(need)
         else:

@@ -1,7 +1,9 @@
 """A model loaded into onnxruntime: the sessions of its plans, without the memory that they run in."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +18,14 @@ from memonger.runtime.arena import Arena
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is_chunked
 from memonger.runtime.engine import Engine
+from memonger.runtime.kept_state import KeptState, StatefulBinding
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
 from memonger.runtime.ranged import RangedBinding, RangedProgram
+from memonger.runtime.weights import Lending
 from memonger.words import option
 
-Bound = Binding | ChunkedBinding | RangedBinding
+Bound = Binding | ChunkedBinding | RangedBinding | StatefulBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,13 @@ class LoadedModel:
         check_order: Compare the order of each session's first run with the plan.
         cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
         pad: Fill up smaller batches.
+        lending: Which weights sessions read where they lie; None: each has copies of all.
+        at_once: How many runs there may be at once: workspace is taken for as many.
+        state: Of the only plan, input → the output that is its content in the next run.
 
     Attributes:
-        programs: What of each plan is kept.
+        programs: What of each plan is kept, without inputs that are state.
+        kept: The state; None where there is none.
         arena_bytes: What an arena needs, for any of the plans.
         workspace_bytes: Most workspace that a node takes beside it.
 
@@ -65,22 +73,35 @@ class LoadedModel:
     """
 
     def __init__(
-        self, plans: Sequence[Plan], device: Device, *, threads: int, check_order: bool, cuda_graph: str, pad: bool
+        self,
+        plans: Sequence[Plan],
+        device: Device,
+        *,
+        threads: int,
+        check_order: bool = True,
+        cuda_graph: str = "off",
+        pad: bool = False,
+        lending: Lending | None = None,
+        at_once: int = 1,
+        state: Mapping[str, str] | None = None,
     ) -> None:
-        self.device = device
+        self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
         def make_engine(group: Group, is_segment: bool) -> Engine:
             graphs = "off" if is_segment else cuda_graph
-            return Engine(group, device, threads, check_order, settings, graphs, is_segment)
+            return Engine(group, device, threads, check_order, settings, graphs, is_segment, lending=lending)
 
         if any(plan.ranges for plan in plans):
             _check_alone(plans, pad)
         self._runners = _runners(plans, device, make_engine)
-        self.programs = tuple(runner.program for runner in self._runners)
+        self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
+        self.kept = KeptState(self._runners[0].program, state, device) if state else None
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
         self._padding = _padding(plans, self.programs) if pad else None
+        if at_once > 1:
+            self.reserve()
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -90,11 +111,14 @@ class LoadedModel:
     def reserve(self) -> None:
         """Take memory of the host for workspace: again after it was given back."""
         if self.device.is_host:
-            max(self.engines, key=lambda engine: engine.workspace_bytes).reserve()
+            max(self.engines, key=lambda engine: engine.workspace_bytes).reserve(self._at_once)
 
     def bind(self, arena: Arena) -> list[Bound]:
         """Each plan bound into one arena: what one run at a time needs."""
         memory = input_memory(self.programs, self.device)
+        if self.kept is not None:
+            (runner,) = self._runners
+            return [self.kept.bind(runner.program, runner.engines[0], arena, memory)]
         return [runner.bind(arena, memory) for runner in self._runners]
 
     def checked(self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None) -> Call:
@@ -112,9 +136,10 @@ class LoadedModel:
             engine.check_usable()
         return Call(index, smaller, inputs, targets, given)
 
-    def is_unchecked(self, call: Call) -> bool:
-        """Whether this run is one whose order is compared with the plan: no other may run beside it."""
-        return any(engine.unchecked for engine in self._runners[call.plan].engines)
+    def alone(self, call: Call) -> AbstractContextManager[object]:
+        """What no other run may enter meanwhile, where the order of this one is compared with the plan."""
+        unchecked = any(engine.unchecked for engine in self._runners[call.plan].engines)
+        return self._first_run if unchecked else nullcontext()
 
     def run(self, call: Call, bound: Sequence[Bound], copy: bool) -> dict[str, Any]:
         """Run what was checked; see `memonger.Session.run`.
@@ -207,9 +232,8 @@ def _runners(
         chunks = cut_up(plans[index])
         engines = tuple(make_engine(group, True) for group in chunks.groups)
         engines[-1].reserve()
-        found[index] = _Runner(
-            chunks.program, engines, partial(_bound_in_chunks, chunks.program, chunks.steps, engines)
-        )
+        bind = partial(_bound_in_chunks, chunks.program, chunks.steps, engines, chunks.constants)
+        found[index] = _Runner(chunks.program, engines, bind)
     if plans[0].ranges:
         ranged = RangedProgram(plans[0])
         engine = make_engine(ranged.group, False)
@@ -221,10 +245,20 @@ def _runners(
     return tuple(found[index] for index in range(len(plans)))
 
 
+def _without(program: Program, state: Mapping[str, str]) -> Program:
+    """A program whose caller gives no state."""
+    return replace(program, inputs=tuple(value for value in program.inputs if value.name not in state))
+
+
 def _bound_in_chunks(
-    program: Program, steps: Sequence[Stretch | Copied], engines: Sequence[Engine], arena: Arena, _: Arena | None
+    program: Program,
+    steps: Sequence[Stretch | Copied],
+    engines: Sequence[Engine],
+    constants: Mapping[str, np.ndarray],
+    arena: Arena,
+    _: Arena | None,
 ) -> ChunkedBinding:
-    return ChunkedBinding(program, steps, engines, arena)
+    return ChunkedBinding(program, steps, engines, arena, constants)
 
 
 def _bound_in_ranges(ranged: RangedProgram, engine: Engine, arena: Arena, _: Arena | None) -> RangedBinding:

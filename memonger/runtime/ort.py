@@ -51,8 +51,9 @@ class Options:
         arena: Whether onnxruntime's own CPU arena is on.
         pattern: Whether onnxruntime's own memory pattern is on.
         dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
-        lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
-            session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
+        lending: Which weights are read from memory that then lives as long as the session; None: none. `LEND_ALL` is
+            right for a session that is soon gone: one that stays would keep them beside the copies that its kernels
+            have packed.
         cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
         is_segment: The session is one of several that run one after the other: no thread of one spins while the next
             one runs.
@@ -68,7 +69,7 @@ class Options:
     arena: bool = True
     pattern: bool = True
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
-    lend_weights: bool = False
+    lending: weights.Lending | None = None
     cuda: Cuda | None = field(default_factory=Cuda)
     is_segment: bool = False
     shares_workspace: bool = False
@@ -105,7 +106,10 @@ def make_session(
     providers = backend(device).providers(options.cuda, pool, captures)
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
-    message, lent = _message(model, options, settings)
+    message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
+    if message.lent:
+        lent = [held.value for held in message.lent.values()]
+        settings.add_external_initializers(list(message.lent), lent)
     if message.folder is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", message.folder)
     try:
@@ -114,17 +118,9 @@ def make_session(
         if pool is not None and pool.refused is not None:
             raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
         raise
-    session.memonger_lent = lent  # onnxruntime points into this memory without holding it
+    session.memonger_lent = message.lent  # onnxruntime points into this memory without holding it
     session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
     return session
-
-
-def _message(model: ir.Model | weights.Message, options: Options, settings: Any) -> tuple[weights.Message, list[Any]]:
-    """What onnxruntime is given, and what it points into without holding it."""
-    if isinstance(model, weights.Message):
-        return model, []
-    message = None if options.lend_weights else weights.owned_message(model)
-    return (message, []) if message is not None else weights.lent_message(model, settings)
 
 
 def _create(model: str | bytes, settings: Any, device: Device, providers: list[Any]) -> Any:
@@ -137,7 +133,9 @@ def _create(model: str | bytes, settings: Any, device: Device, providers: list[A
     return session
 
 
-_SHARING, _OF_SEGMENTS = {"session.use_env_allocators": "1"}, {"session.force_spinning_stop": "1"}
+_OF_SEGMENTS = {"session.force_spinning_stop": "1"}
+_SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
+"""Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""
 
 
 @cache
@@ -162,7 +160,8 @@ class _Shrinker:
         source = ir.Value(name="x", type=kind, shape=shape)
         node = ir.Node("", "Identity", [source], outputs=[ir.Value(name="y", type=kind, shape=shape)])
         model = ir.Model(ir.Graph([source], node.outputs, nodes=[node], opset_imports={"": 17}), ir_version=9)
-        self._session = make_session(model, CPU, Options(threads=1, shares_workspace=True))
+        _share_host_allocator()
+        self._session = make_session(model, CPU, Options(threads=1, entries=_SHARING))
         self._binding, address = self._session.io_binding(), self._ends.ctypes.data
         bind_input(self._binding, "x", ir.DataType.FLOAT, (1,), address)
         bind_output(self._binding, "y", ir.DataType.FLOAT, (1,), address + 4)  # the allocator must have nothing of it

@@ -3,12 +3,12 @@
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from memonger.devices import Device
 from memonger.errors import SessionError
+from memonger.runtime import feeds as feeding
 from memonger.runtime.backend import backend
 from memonger.runtime.loaded_model import Bound, LoadedModel
 
@@ -30,16 +30,10 @@ class Place:
         self._lock = threading.Lock()
         self._is_released = False
 
-    @contextmanager
-    def held(self, model: LoadedModel) -> Iterator[list[Bound]]:
-        """The model's plans, bound in the arena, for as long as nobody else may run in it."""
-        with self._lock:
-            yield self._bindings(model)
-
     def _bindings(self, model: LoadedModel) -> list[Bound]:
         if self._is_released:
             self.arena.take_again()
-            model.reserve()
+            max([model, *self._bound], key=lambda one: one.workspace_bytes).reserve()
             self._is_released = False
         if model.arena_bytes > self.arena.size:
             self.arena = backend(self.arena.device).arena(model.arena_bytes)
@@ -48,10 +42,18 @@ class Place:
             self._bound[model] = model.bind(self.arena)
         return self._bound[model]
 
+    def run(
+        self, model: LoadedModel, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None = None, copy: bool = True
+    ) -> dict[str, Any]:
+        """Run a model here; see `memonger.Session.run`."""
+        call = model.checked(inputs, outputs)
+        with model.alone(call), self._lock:
+            return model.run(call, self._bindings(model), copy)
+
     def bind(self, model: LoadedModel) -> None:
         """Bind a model before its first run."""
-        with self.held(model):
-            pass
+        with self._lock:
+            self._bindings(model)
 
     def forget(self, model: LoadedModel) -> None:
         """Drop what was bound of a model."""
@@ -62,6 +64,9 @@ class Place:
         """Give the arena's memory back to the system, once no run is under way; the next run takes it again."""
         with self._lock:
             if not self._is_released:
+                for bound in self._bound.values():
+                    for one in bound:
+                        one.forget_results()
                 self.arena.discard()
                 self._is_released = True
                 if not self.arena.device.is_host:

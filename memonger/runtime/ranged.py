@@ -205,6 +205,11 @@ class RangedBinding:
         self._bound[key] = self._last = binding
         binding.run(inputs, targets or {})
 
+    def forget_results(self) -> None:
+        """Let go what the last run left that onnxruntime allocated."""
+        if self._last is not None:
+            self._last.let_go()
+
     def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         """The outputs of the last run, as `memonger.runtime.binding.Binding.results` gives them."""
         assert self._last is not None

@@ -4,13 +4,15 @@ import reprlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from memonger.devices import CPU, GRAPHS, Device, parse_device
-from memonger.errors import PlanFileError, SessionError, VerificationError
+from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
+from memonger.model.kept_state import check_state
 from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
@@ -56,6 +58,10 @@ class Session:
             show are rows that meet only for other inputs than those of this run, and rows of a model that draws random
             numbers, where no two runs agree.
         idle_release: Seconds after the last run at which `release` is called; None: never.
+        state: Inputs that the session keeps, and which output each becomes for the next run: ``{"h": "h_next"}``. They
+            are zero at first, needn't be given (one that is given replaces what was kept), and their outputs aren't
+            returned: see `state_dict`. None: what the plan was made for (``search_plan(state=...)``), whose kernels
+            write it in place where they may; else two buffers swap.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
@@ -76,10 +82,11 @@ class Session:
         check_weights: bool = True,
         pad: bool = False,
         idle_release: float | None = None,
+        state: Mapping[str, str] | None = None,
     ) -> None:
         _check_threads(threads)
         check_graphs(cuda_graph)
-        plans = _plans(plan, check_weights)
+        plans = plans_of(plan, check_weights)
         self.device = device_of(plans[0], device)
         self._name, self._batches = plans[0].name, _batches(plans)
         for one in plans:
@@ -89,11 +96,10 @@ class Session:
         check_room(plans, self.device)
         self._model = LoadedModel(
             plans, self.device, threads=intra_op_threads or plans[0].threads, check_order=check_order,
-            cuda_graph=cuda_graph, pad=pad,
+            cuda_graph=cuda_graph, pad=pad, state=_state(plans, state, threads, pad),
         )  # fmt: skip
         self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
         self._shared = self._new_place() if threads == "lock" else None
-        self._first_run = threading.Lock()
         self._idle = IdleRelease(self, idle_release) if idle_release is not None else None
 
     def __repr__(self) -> str:
@@ -110,6 +116,11 @@ class Session:
     def output_names(self) -> tuple[str, ...]:
         """Names of the model's outputs, each once."""
         return self._model.programs[0].outputs
+
+    @property
+    def state(self) -> Mapping[str, str]:
+        """Inputs that the session keeps, and the output that each becomes for the next run."""
+        return {} if self._model.kept is None else dict(self._model.kept.state)
 
     @property
     def arena(self) -> Arena:
@@ -150,16 +161,44 @@ class Session:
             SessionError: a wrong name or type; a shape no plan was made for; the runtime failed; or it didn't follow
                 the planned order.
         """
-        call = self._model.checked(inputs, outputs)
         if self._idle is not None:
             self._idle.touch()
         try:
-            alone = self._first_run if self._model.is_unchecked(call) else nullcontext()
-            with alone, self._place().held(self._model) as bound:
-                return self._model.run(call, bound, copy)
+            return self._place().run(self._model, self._without_state(inputs), outputs, copy)
         finally:
             if self._idle is not None:
                 self._idle.touch()
+
+    def _without_state(self, inputs: feeding.Feeds) -> feeding.Feeds:
+        """The other inputs, once those of the state are taken over."""
+        kept = self._model.kept
+        if kept is None or kept.state.keys().isdisjoint(inputs):
+            return inputs
+        kept.take({name: feed for name, feed in inputs.items() if name in kept.state})
+        return {name: feed for name, feed in inputs.items() if name not in kept.state}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of what is kept between runs, by the inputs' names; empty without a state.
+
+        Raises:
+            SessionError: it was lost in a run that failed.
+        """
+        return {} if self._model.kept is None else self._model.kept.arrays()
+
+    def load_state_dict(self, tensors: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave, or some of it; all of it is taken or nothing.
+
+        Raises:
+            SessionError: it names what is no state, or of another type or shape.
+        """
+        if self._model.kept is None:
+            raise SessionError(f"this session keeps no state: make one with {option('state', {'h': 'h_next'})}.")
+        self._model.kept.take(tensors)
+
+    def reset_state(self) -> None:
+        """Begin anew: all that is kept is zero."""
+        if self._model.kept is not None:
+            self._model.kept.reset()
 
     def release(self) -> None:
         """Give the arena and the workspace back to the system; the next run takes them again.
@@ -213,7 +252,7 @@ def _check_threads(threads: object) -> None:
         )
 
 
-def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
+def plans_of(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
     """The plans of a session, each verified, all of one model."""
     given = [plan] if isinstance(plan, Plan | str | Path) else plan
     if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
@@ -222,6 +261,26 @@ def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights:
     plans = [verified(one, check_weights) for one in given]
     check_family(plans)
     return plans
+
+
+def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Threads, pad: bool) -> Mapping[str, str]:
+    """The state that is kept; a plan made for one has no other."""
+    planned = plans[0].state
+    if state is None or dict(state) == planned:
+        state = planned
+    elif planned:
+        raise SessionError(f"the plan was made for the state {planned}, and keeps no other: leave state out.")
+    else:
+        try:
+            check_state(plans[0].model, state, plans[0].name)
+        except PlanError as error:
+            raise SessionError(str(error)) from error
+    if not state:
+        return {}
+    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks or plans[0].ranges:
+        reason = "one plan without chunks or ranges of sizes, threads='lock' and no pad"
+        raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
+    return state
 
 
 def _batches(plans: Sequence[Plan]) -> str:

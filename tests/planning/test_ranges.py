@@ -178,6 +178,17 @@ def test_few_shapes_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(bound._bound) == [(8,), (9,), (1,)]
 
 
+def test_a_fleet_runs_it_at_every_size(plan: memonger.Plan) -> None:
+    single = memonger.search_plan(_chain(), mode="inference", batch=3, device="none")
+    session = memonger.Session(plan)
+    with memonger.Fleet({"any": plan, "three": single}) as fleet:
+        for n in (10, 2, 6):
+            assert networks.same_bits(fleet["any"].run(_x(n)), session.run(_x(n)))
+            fleet["three"].run(_x(3))
+        with pytest.raises(memonger.SessionError, match="has no fixed shape: a pipeline can't keep it"):
+            fleet.pipeline({"any": {}, "three": {"x": "y"}})
+
+
 def test_outputs_are_written_to_arrays_of_the_shape_that_runs(plan: memonger.Plan) -> None:
     session, target = memonger.Session(plan), np.empty((6, 6), np.float32)
     assert session.run(_x(6), {"y": target})["y"] is target
