@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memonger
+from memonger.cli.commands import main
 from memonger.export import export
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
+from memonger.report.headline import headline
+from memonger.report.summary import plan_record
 from memonger.runtime import ranged
 from tests.support import networks
 
@@ -286,3 +290,19 @@ def test_what_stays_within_a_layout_passes_the_checker(plan: memonger.Plan, data
         own = dict.fromkeys(own, min(own.values()))
     if stays_within(graph, sharing_pairs(graph, plan.offsets), own):
         verify(at_sizes(graph, own), plan.offsets, plan.arena_bytes, plan.alignment)
+
+
+def test_the_headline_and_the_record_say_the_ranges(plan: memonger.Plan) -> None:
+    record = plan_record(plan, "chain.onnx", None)
+    assert record["ranges"] == {"n": [2, 10, 4]}
+    assert headline(record)[0].endswith("That holds for every size: n 2 to 10 by 4.")
+    assert record["unplanned_values"] == []
+
+
+def test_ranges_are_given_on_the_command_line(tmp_path: Path) -> None:
+    model, planned = tmp_path / "chain.onnx", tmp_path / "planned.onnx"
+    onnx.save(_chain(), model)
+    words = ["plan", str(model), "--dim", "n=2:11:4", "--device", "none", "--mode", "inference", "-o", str(planned)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert memonger.Plan.load(planned).ranges["n"].most == 10

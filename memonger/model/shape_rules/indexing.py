@@ -88,3 +88,15 @@ def _range(_: Site) -> Compute:
         return ((max(0, math.ceil((limit - start) / step)),),)
 
     return compute
+
+
+@shape_rule("com.microsoft::EmbedLayerNormalization")
+def _embed_layer_normalization(site: Site) -> Compute:
+    """Token numbers (batch, length) and embeddings (words, width) → states, a length for each of the batch, sums."""
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        batch, length = shapes[0]
+        states = (batch, length, shapes[2][1])
+        return (states, (batch,), states)[: site.outputs]
+
+    return compute
