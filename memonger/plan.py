@@ -4,8 +4,9 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -17,11 +18,14 @@ from memonger.errors import PlanError
 from memonger.graph import schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes
+from memonger.graph.ranged import over_ranges
 from memonger.layout import lower_bound
-from memonger.model import training_roles
+from memonger.model import open_dims, training_roles
 from memonger.model.kept_state import state_of
 from memonger.model.model import Model
+from memonger.model.ranges import Range, described
 from memonger.model.save import as_proto, check_not_its_weights
+from memonger.model.sizes import SizesError
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, static_shape
 from memonger.plan_file import Header, PlanFileError, Record
@@ -273,7 +277,7 @@ class Plan(BasePlan, Header):
             PlanFileError: its weights are more than one message holds: `save` has no such limit.
         """
         self.verify()
-        return as_proto(plan_file.with_record(self.model, self._record()), self.name)
+        return as_proto(plan_file.with_record(self.open_model, self._record()), self.name)
 
     def __repr__(self) -> str:
         """As ``<Plan densenet121: inference on cpu, batch 1, 37.9 MiB>``."""
@@ -282,7 +286,8 @@ class Plan(BasePlan, Header):
     def _title(self) -> str:
         where = f" on {self.device}" if self.device != "none" else ", portable"
         batch = "" if self.batch is None else f", batch {self.batch}"
-        return f"{self.name}: {self.mode}{where}{batch}"
+        sizes = f", {described(self.ranges)}" if self.ranges else ""
+        return f"{self.name}: {self.mode}{where}{batch}{sizes}"
 
     def _repr_html_(self) -> str:
         """A small table for notebooks."""
@@ -342,7 +347,12 @@ class Plan(BasePlan, Header):
         self.verify()
         if self.source is not None:
             check_not_its_weights(self.source.ir, Path(path))
-        plan_file.save(self.model, self._record(), Path(path))
+        plan_file.save(self.open_model, self._record(), Path(path))
+
+    @property
+    def open_model(self) -> ir.Model:
+        """The model as its file has it: in a plan for ranges of sizes those dimensions are symbolic."""
+        return open_dims.opened(self.model, self.ranges) if self.ranges else self.model
 
     def _record(self) -> Record:
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
@@ -350,7 +360,7 @@ class Plan(BasePlan, Header):
             **self.header(),
             alignment=self.alignment,
             arena_bytes=self.arena_bytes,
-            graph_digest=plan_file.graph_digest(self.model),
+            graph_digest=plan_file.graph_digest(self.open_model),
             offsets=offsets,
         )
 
@@ -411,6 +421,8 @@ class Plan(BasePlan, Header):
             VerificationError: its layout is wrong.
         """
         model, record = plan_file.load(Path(path))
+        if record.ranges:
+            _bind_ranges(model, record, path)
         roles = training_roles.read(model, str(model.graph.name))
         graph = _graph_in_file(model, roles, record, path)
         number = {name: value for value, name in enumerate(graph.values)}
@@ -484,10 +496,20 @@ class GraphPlan(BasePlan):
 def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:
     device = _device(record.device, path)
     try:
-        return graph_of(model, roles, None, record.workspace, record.host, device)
+        return graph_of(model, roles, None, record.workspace, record.host, device, record.ranges)
+    except SizesError as error:
+        raise PlanFileError(f"{path}: its shapes contradict each other: {error}.") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # No inference has seen this model: its attributes can be of any type and out of range.
         raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
+
+
+def _bind_ranges(model: ir.Model, record: Record, path: str | Path) -> None:
+    """Give the model of a file the shapes of its largest sizes."""
+    try:
+        open_dims.at_largest(model, record.ranges)
+    except (PlanError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise PlanFileError(f"{path}: its plan is malformed: {error}.") from error
 
 
 def _check_weights(saved: Mapping[str, str], found: Mapping[str, str], name: str) -> None:
@@ -537,11 +559,16 @@ def graph_of(
     workspace: Mapping[str, int] | None,
     host: Collection[str] = (),
     device: Device = CPU,
+    ranges: Mapping[str, Range] = MappingProxyType({}),
 ) -> Graph:
-    """The graph of a lowered model, with the roles a training model gives its inputs and outputs."""
+    """The graph of a lowered model, with the roles a training model gives its inputs and outputs.
+
+    With ``ranges`` it is that of every size in them, see `memonger.graph.ranged`.
+    """
     results = {*training.outputs, *([training.loss] if training.loss else [])} if training else None
     state = state_of(model, str(model.graph.name))
-    return from_model(
+    make = partial(
+        from_model,
         model,
         seconds=seconds,
         workspace=workspace,
@@ -549,6 +576,8 @@ def graph_of(
         apart=state.values(),
         after=training.verdicts if training else (),
         results=results,
-        host=host,
         provider=device.provider,
     )
+    if not ranges:
+        return make(host=host)
+    return over_ranges(model, ranges, lambda left_out: make(host={*host, *left_out}))

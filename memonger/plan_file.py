@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
 from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.model.load import load_as_is
+from memonger.model.ranges import Range
 from memonger.model.save import SMALLER, save_model
 from memonger.model.values import static_shape
 from memonger.units import MOST_BATCH, MOST_THREADS
@@ -78,6 +79,8 @@ class Header:
         stock_bytes: What stock onnxruntime is expected to take for the model, weights and inputs included; None where
             that isn't known: without a device, on CUDA devices, and in files of earlier versions.
         chunks: What runs in chunks, in order.
+        ranges: Dimensions of the inputs with a range of sizes, all of which the layout holds for, by name. The model
+            then has the shapes of the largest sizes, in its file symbolic ones.
     """
 
     mode: Annotated[str, OneOf(("training", "inference"))]
@@ -89,6 +92,7 @@ class Header:
     host: frozenset[str] = frozenset()
     stock_bytes: Size | None = None
     chunks: tuple[ChunkedBand, ...] = ()
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def header(self) -> dict[str, Any]:
         """These fields by name, to make another record that has them, too."""
@@ -112,7 +116,7 @@ class Record(Header):
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "stock_bytes", "chunks", "weight_digests",
+    "stamp", "host", "stock_bytes", "chunks", "ranges", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -202,7 +206,8 @@ def _to_json(record: Record) -> str:
     if not record.host:
         del content["host"]
     content["chunks"] = [dataclasses.asdict(band) for band in record.chunks]
-    for optional in ("stock_bytes", "chunks", "weight_digests"):
+    content["ranges"] = {name: dataclasses.asdict(one) for name, one in record.ranges.items()}
+    for optional in ("stock_bytes", "chunks", "ranges", "weight_digests"):
         if content[optional] in (None, {}, []):
             del content[optional]
     return json.dumps(content, separators=(",", ":"))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from memonger.files import write_whole
 from memonger.graph.schedule import is_copy, original
 from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
+from memonger.model.ranges import Range
 from memonger.model.save import save_model
 from memonger.model.values import dense
 from memonger.plan import Plan
@@ -133,7 +135,7 @@ def compare(
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
     level = level_of(plan, stock)
     jobs = _jobs(plan, {"planned": planned, "stock": stock}, str(device), settings, folder)
-    jobs["stock"] = replace(jobs["stock"], level=level, dims=symbolic_sizes(stock, given))
+    jobs["stock"] = replace(jobs["stock"], level=level, dims=symbolic_sizes(stock, given, plan.ranges))
     measured = measure_in_turns(jobs, folder, settings, tell)
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), rows)) for name in jobs}
     verdict = judge(Case(plan, stock, given, device, settings, level, before), sessions, tell)
@@ -222,20 +224,23 @@ def measure_in_turns(
         return {name: worker.result() for name, worker in workers.items()}
 
 
-def symbolic_sizes(model: Path, feeds: feeding.Feeds) -> dict[str, int]:
+def symbolic_sizes(
+    model: Path, feeds: feeding.Feeds, ranges: Mapping[str, Range] = MappingProxyType({})
+) -> dict[str, int]:
     """The sizes that inputs give to a model's named dimensions.
 
     Told them, onnxruntime's optimizer sees the shapes that were planned for, and may fuse more: only then are the last
-    bits of two runs to be compared.
+    bits of two runs to be compared. Dimensions with a range of sizes stay open in the plan, and so here.
     """
+    left_open = {place for one in ranges.values() for place in one.places}
     loaded = load_as_is(model).ir
     sizes = {}
     for value in loaded.graph.inputs:
         feed = feeds.get(str(value.name))
         if value.shape is None or not isinstance(feed, np.ndarray) or len(value.shape) != feed.ndim:
             continue
-        for dim, size in zip(value.shape, feed.shape, strict=True):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
+        for axis, (dim, size) in enumerate(zip(value.shape, feed.shape, strict=True)):
+            if isinstance(dim, ir.SymbolicDim) and dim.value and f"{value.name}[{axis}]" not in left_open:
                 sizes[dim.value] = size
     return sizes
 

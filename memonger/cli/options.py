@@ -17,13 +17,17 @@ Command = Callable[..., None]
 _SIZE = re.compile(r"[0-9]{1,10}")
 
 
-def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
-    sizes = {}
+def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
+    sizes: dict[str, Any] = {}
     for value in values:
         name, _, size = value.rpartition("=")
-        if not name or not _SIZE.fullmatch(size) or int(size) > MOST_BATCH:
-            raise click.BadParameter(f"{value!r} is not NAME=N, such as seq=128, with N at most {MOST_BATCH}.")
-        sizes[name] = int(size)
+        parts = size.split(":")
+        if not name or len(parts) > 3 or not all(_SIZE.fullmatch(part) and int(part) <= MOST_BATCH for part in parts):
+            raise click.BadParameter(
+                f"{value!r} is not NAME=N, such as seq=128, nor a range of sizes, such as seq=1:512 or side=64:512:32, "
+                f"with each at most {MOST_BATCH}."
+            )
+        sizes[name] = tuple(map(int, parts)) if len(parts) > 1 else int(size)
     return sizes
 
 
@@ -109,7 +113,8 @@ DIMS = (
     click.option("--batch", type=Whole(1, MOST_BATCH), metavar="N",
                  help="Size of the inputs' open first dimension; left out: 1."),
     click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
-                 help="Size of an open dimension, by name or by place: seq=128, x[1]=128. May be repeated."),
+                 help="Size of an open dimension, by name or by place: seq=128, x[1]=128; or for memonger plan a range "
+                 "of sizes: seq=1:512, side=64:512:32 with a step. May be repeated."),
 )  # fmt: skip
 DEVICE = click.option(
     "--device", metavar="DEVICE", shell_complete=completes("none", "cpu", "cuda", "cuda:0", "cuda:1"),

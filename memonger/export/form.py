@@ -11,7 +11,7 @@ from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.plan_file import KEY
-from memonger.planning.options import Options
+from memonger.planning.options import Options, without_ranges
 from memonger.planning.search_plan import search_plan
 from memonger.units import MOST_BATCH
 from memonger.words import option
@@ -49,12 +49,13 @@ def options_for(target: str, source: Source | Model, batches: Sequence[int], opt
         PlanError: batches are given twice, or wrong.
         LoadError: the model can't be read.
     """
+    without_ranges(options, "export")
     if batches and options.batch is not None:
         raise PlanError(f"{option('batch')} and {option('batches')} contradict each other: leave one out.")
     if len(batches) > MOST_BATCHES or any(type(one) is not int or not 1 <= one <= MOST_BATCH for one in batches):
         raise PlanError(f"{option('batches')} must be at most {MOST_BATCHES} whole numbers from 1 on, as 1, 4 and 16.")
     sizes: Sequence[int | None] = sorted(set(batches)) or [options.batch]
-    if sizes == [None] and options.inputs is None and _is_open(source, options.dims or {}):
+    if sizes == [None] and options.inputs is None and _is_open(source, options.sizes):
         sizes = BATCHES.get(target, (1,))
     device = "none" if options.device is None and target in PORTABLE else options.device
     return [replace(options, batch=size, device=device, mode="inference") for size in sizes]

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError, SessionError
 from memonger.export.order import stock_bytes
 from memonger.lowering import calibrate
+from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.units import MOST_INSTANCES, in_full
@@ -158,6 +159,11 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
         _check_mode(plan, origin)
+        if plan.ranges:
+            raise PlanError(
+                f"{origin} is planned for ranges of sizes ({described(plan.ranges)}), and what is exported is for "
+                "single ones: plan the model for those."
+            )
         if plan.state:
             raise PlanError(
                 f"{origin} keeps a state between runs, and a server runs anybody's requests: plan without it."

@@ -202,3 +202,20 @@ def _check_collisions(
                 f"bytes [{place[0]}, {place[1]}) over '{graph.values[other]}' at [{at[0]}, {at[1]}), which it "
                 f"{'also writes' if other in done else 'reads'} at that step."
             )
+
+
+def sharing_pairs(graph: Graph, offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """The (input, output) pairs that lie at one address in a layout, views and in place."""
+    pairs = chain.from_iterable(chain(graph.views, graph.inplace))
+    return tuple(dict.fromkeys((a, b) for a, b in pairs if offsets[a] == offsets[b]))
+
+
+def stays_within(graph: Graph, sharing: tuple[tuple[int, int], ...], sizes: Mapping[int, int]) -> bool:
+    """Whether a layout that `verify` passed holds at other sizes, by a sufficient condition that takes microseconds.
+
+    No planned value is larger than it was, and those at one address (`sharing_pairs`) are as large as one another:
+    every value then owns a part of the bytes it owned, and none collides that didn't. If not, `verify` has to be asked.
+    """
+    return all(size <= graph.sizes[value] for value, size in sizes.items()) and all(
+        sizes[a] == sizes[b] for a, b in sharing
+    )

@@ -17,13 +17,15 @@ from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
 from memonger.graph.graph import read_values
 from memonger.graph.schedule import topological_order, updates_last
-from memonger.lowering import calibrate, cpu, cpu_convolutions
+from memonger.lowering import calibrate, cpu, cpu_convolutions, ranged
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model import open_dims
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.modules import carry_modules
 from memonger.model.names import name_nodes
+from memonger.model.ranges import Range
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
 from memonger.model.values import static_shape
@@ -62,6 +64,7 @@ class Settings:
         cuda: How the CUDA provider is set up.
         source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
             which parts of a backward pass come far too early.
+        ranges: Dimensions that are symbolic in the model, and stay so; on the CPU alone.
     """
 
     level: str = "all"
@@ -69,6 +72,7 @@ class Settings:
     inputs: feeding.Feeds | None = None
     source_order: bool = False
     cuda: Cuda = field(default_factory=Cuda)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
 def device_form(model: Model, device: Device, settings: Settings | None = None) -> Lowered:
@@ -112,6 +116,14 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
         if settings.source_order:
             in_source_order(lowered, model.ir)
             updates_last(lowered, model.training)
+        if settings.ranges:
+            open_dims.forget(lowered)
+            whole, runs = ranged.run(lowered, model.name, settings.ranges, folder, settings.threads, settings.inputs)
+            if _as_written(lowered, whole):
+                sized = ranged.with_sizes(lowered, settings.ranges, runs)
+                return sized, Calibration(whole.seconds, whole.workspace)
+            source, level = lowered, "ORT_DISABLE_ALL"
+            continue
         try:
             run = calibrate.run(lowered, device, folder, settings.cuda, settings.threads, settings.inputs)
         except calibrate.NoRoomError:

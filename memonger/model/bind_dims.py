@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError
 from memonger.model.model import Model
+from memonger.model.ranges import Range
 from memonger.model.values import tensor_shape
 from memonger.words import FILE, SIZE, N, did_you_mean, option
 
@@ -47,6 +48,39 @@ def bind(
     for value, shape in zip(tensors, bound, strict=True):
         value.shape = shape
     return dataclasses.replace(model, batch=batch, notes=notes)
+
+
+def bind_open(
+    model: Model,
+    batch: int | None,
+    dims: Mapping[str, int],
+    ranges: Mapping[str, Range],
+    input_shapes: Mapping[str, Sequence[int]],
+) -> tuple[Model, dict[str, Range]]:
+    """Give every input a shape, in place, in which the dimensions with a range are symbolic, under the range's name.
+
+    Returns: the model with its batch, and the ranges with their places.
+
+    Raises:
+        LoadError: as `bind`; a dimension with a range is fixed.
+    """
+    tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
+    places: dict[str, list[str]] = {name: [] for name in ranges}
+    for value in tensors:
+        for axis, dim in enumerate(_dims(value)):
+            keys = [key for key in _keys(value, axis) if key in ranges]
+            if keys and not isinstance(dim, int) and not (_key(value, axis) in dims and keys[0] != _key(value, axis)):
+                places[keys[0]].append(_key(value, axis))
+    model = bind(model, batch, {**{name: one.most for name, one in ranges.items()}, **dims}, input_shapes)
+    fixed = next((name for name, where in places.items() if not where), None)
+    if fixed is not None:
+        raise LoadError(f"{model.name}: dimension {fixed!r} is fixed in the model, so it can't have a range of sizes.")
+    name_of = {place: name for name, where in places.items() for place in where}
+    for value in tensors:
+        names = [(name_of.get(_key(value, axis)), dim) for axis, dim in enumerate(_dims(value))]
+        value.shape = ir.Shape([dim if name is None else ir.SymbolicDim(name) for name, dim in names])
+    placed = {name: dataclasses.replace(one, places=tuple(places[name])) for name, one in ranges.items()}
+    return model, placed
 
 
 def _is_size(given: object) -> bool:

@@ -25,6 +25,7 @@ from memonger.model import bind_dims, checks, onnx_process
 from memonger.model.checks import root_cause
 from memonger.model.marks import inline
 from memonger.model.model import Model
+from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer
 from memonger.model.tensors import external_tensors
 from memonger.model.values import dense, static_shape, tensor_shape
@@ -90,16 +91,62 @@ def load(
 
 
 def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Model:
+    model = _inlined(source)
+    model = bind_dims.bind(model, batch, dims, shapes)
+    model = _prepared(model)
+    infer(model)
+    return model
+
+
+def load_open(
+    source: Source | Model,
+    ranges: Mapping[str, Range],
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Model, dict[str, Range]]:
+    """Read a model and leave some dimensions of its inputs symbolic; values in between are as the file declares them.
+
+    Args:
+        source: As for `load`.
+        ranges: By name or by place, as ``dims``: the dimensions that stay open.
+        batch: As for `load`.
+        dims: As for `load`, for the others.
+        input_shapes: As for `load`.
+
+    Returns: the model, and the ranges with the places they stand at.
+
+    Raises:
+        LoadError: as `load`; a range for a dimension that isn't open; an opset that would have to be raised.
+    """
+    if isinstance(source, Model):
+        foreign, source = source.foreign, source.ir
+        source.graph.meta[FOREIGN] = foreign
+    model = _inlined(source)
+    opset = model.ir.opset_imports.get("", MIN_OPSET)
+    if opset < MIN_OPSET:
+        raise LoadError(
+            f"{model.name} is in opset {opset}: a range of sizes needs {MIN_OPSET} or newer. Export it again, or plan "
+            "it for single sizes."
+        )
+    model, placed = bind_dims.bind_open(model, batch, dims or {}, ranges, input_shapes or {})
+    return _prepared(model), placed
+
+
+def _inlined(source: Source) -> Model:
     model = load_as_is(source)
     _inline(model)
     checks.check_versions(model)
     _drop_listed_initializers(model.ir)
-    model = bind_dims.bind(model, batch, dims, shapes)
+    return model
+
+
+def _prepared(model: Model) -> Model:
     checks.check_operators(model)
     model = _raise_versions(model)
     checks.sort(model)
     lift_constants(model)
-    infer(model)
     return model
 
 

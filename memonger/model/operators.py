@@ -179,6 +179,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Upsample": Operator(sized_by=(1,), settings=(1,)),
     "Xor": Operator(without_gradient=True),
     "com.microsoft::DequantizeLinear": Operator(settings=(1, 2)),
+    "com.microsoft::ExpandDims": Operator(sized_by=(1,)),
     "com.microsoft::GatherND": Operator(reads_part=True),
     "com.microsoft::Pad": Operator(sized_by=(1,), settings=(2,)),
     "com.microsoft::QuantizeLinear": Operator(settings=(1, 2)),

@@ -171,7 +171,7 @@ def recipe(options: Options, train_mode: bool) -> Recipe:
         device=str(options.device),
         train_mode=train_mode,
         batch=options.batch,
-        dims=dict(options.dims or {}),
+        dims=options.sizes,
         loss=options.loss,
         optimizer=None if options.optimizer is None else _optimizer_record(options.optimizer),
         level=options.level,

@@ -30,8 +30,8 @@ class Dimension:
     def at(self, size: int, options: Options) -> tuple[int | None, Mapping[str, int] | None]:
         """The options ``batch`` and ``dims`` with this size."""
         if self.name is None:
-            return size, options.dims
-        return options.batch, {**(options.dims or {}), self.name: size}
+            return size, options.sizes
+        return options.batch, {**options.sizes, self.name: size}
 
 
 def open_dimension(source: Source | Model, vary: str, options: Options) -> Dimension:

@@ -16,7 +16,7 @@ from memonger.plan import Plan
 from memonger.planning import certificate
 from memonger.planning.certificate import Beyond
 from memonger.planning.names import Strategy
-from memonger.planning.options import Keywords, Options, combine, in_bytes, takes_options
+from memonger.planning.options import Keywords, Options, combine, in_bytes, takes_options, without_ranges
 from memonger.planning.sizing import Attempt, Sizing
 from memonger.units import MOST_POINTS
 from memonger.words import option
@@ -150,7 +150,7 @@ def fit(
         RuntimeUnavailableError: the device isn't there.
         TypeError: a keyword is no option.
     """
-    chosen = combine(options, keywords)
+    chosen = without_ranges(combine(options, keywords), "fit")
     if chosen.budget is not None:
         raise PlanError("fit takes the memory as its budget: leave budget out.")
     if chosen.axis_and_chunks is not None:

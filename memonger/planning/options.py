@@ -17,12 +17,16 @@ from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
+from memonger.model.ranges import MOST_RANGES, Range
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS
-from memonger.words import did_you_mean, option
+from memonger.words import did_you_mean, either, option
 
 Progress = Callable[[str], None]
+
+Dim = int | tuple[int, int] | tuple[int, int, int]
+"""The size of a dimension, or the smallest and the largest, with a step where not all between them are meant."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +41,9 @@ class Options:
             carries marks (``mirror_stage``, ``force_mirroring``), and where a loss, an optimizer, ``mirror`` or a
             strategy of training is given; inference for any other. A note on the plan says which, and why.
         batch: Size of the inputs' open first dimension; see `memonger.load`.
-        dims: Sizes of open dimensions by name; see `memonger.load`.
+        dims: Sizes of open dimensions by name; see `memonger.load`. ``(1, 16)`` is a range, ``(64, 512, 32)`` one with
+            a step: the layout then holds for every size in it, and a session runs them all. For inference on the CPU,
+            or for no device; without chunks.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
@@ -80,7 +86,7 @@ class Options:
 
     mode: Mode | None = None
     batch: int | None = None
-    dims: Mapping[str, int] | None = None
+    dims: Mapping[str, Dim] | None = None
     loss: str | Loss | None = None
     optimizer: Optimizer | None = None
     device: str | Device | None = None
@@ -113,7 +119,8 @@ class Options:
             if getattr(self, key) is not None or key != "batch":
                 object.__setattr__(self, key, _whole(key, getattr(self, key), least, most))
         for name, size in (self.dims or {}).items():
-            _whole(f"the size of dimension {name!r}", size, 0, MOST_BATCH)
+            _check_size(name, size)
+        self._check_ranges()
         for key in ("mirror", "keep"):
             _check_patterns(key, getattr(self, key))
         if self.time_limit is not None and not (_is_number(self.time_limit) and 0 <= self.time_limit < math.inf):
@@ -129,6 +136,19 @@ class Options:
             say = option("mode", "training")
             raise PlanError(f"a loss or an optimizer is for training: leave {option('mode')} out, or say {say}.")
         self._check_strategy()
+
+    def _check_ranges(self) -> None:
+        if not self.ranges:
+            return
+        if len(self.ranges) > MOST_RANGES:
+            raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(self.ranges)}.")
+        whole = f"a range of sizes ({option('dims')})"
+        if self.chosen_mode == "training":
+            raise PlanError(f"{whole} is for inference: give one size for training.")
+        if self.axis_and_chunks is not None:
+            raise PlanError(f"{whole} goes without chunks: leave {option('chunks')} out, or give one size.")
+        if self.state:
+            raise PlanError(f"{whole} goes without a state: leave {option('state')} out, or give one size.")
 
     def _check_state(self) -> None:
         if not all(isinstance(name, str) for pair in (self.state or {}).items() for name in pair):
@@ -158,6 +178,16 @@ class Options:
         values = {name: getattr(self, name) for name in defaults}
         changed = {name: value for name, value in values.items() if value is not defaults[name]}
         return f"Options({', '.join(f'{k}={reprlib.repr(v)}' for k, v in changed.items() if v != defaults[k])})"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of open dimensions; of those with a range the largest."""
+        return {name: _range(size).most for name, size in (self.dims or {}).items()}
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The dimensions of which a range of sizes is asked for; their places aren't known yet."""
+        return {name: _range(size) for name, size in (self.dims or {}).items() if isinstance(size, Sequence)}
 
     @property
     def budget_bytes(self) -> int | None:
@@ -232,7 +262,7 @@ class FrontierOfModel(FrontierOfGraph, total=False):
 
     mode: Mode | None
     batch: int | None
-    dims: Mapping[str, int] | None
+    dims: Mapping[str, Dim] | None
     loss: str | Loss | None
     optimizer: Optimizer | None
     device: str | Device | None
@@ -263,6 +293,22 @@ def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
         raise PlanError(f"budgets must be a list of at most {MOST_POINTS} sizes, as ['1GiB', '2GiB'], not "
                         f"{reprlib.repr(budgets)}.")  # fmt: skip
     return [in_bytes("budget", budget) for budget in budgets]
+
+
+def without_ranges(options: Options, what: str) -> Options:
+    """The options, after it was checked that every dimension has a single size.
+
+    Raises:
+        PlanError: one has a range; ``what`` is who takes none.
+    """
+    if options.ranges:
+        name, one = next(iter(options.ranges.items()))
+        raise PlanError(
+            f"{what} takes single sizes, and dimension {name!r} has a range ({one}): give one size ("
+            f"{option('dims', {name: one.most})}), or plan the range with "
+            f"{either('memonger.search_plan', 'memonger plan')}."
+        )
+    return options
 
 
 def combine(options: Options | None, keywords: Mapping[str, Any]) -> Options:
@@ -336,7 +382,7 @@ def _documented(text: str, names: Sequence[str]) -> str:
 _CHUNKS = re.compile(r"auto|off|(([01]):)?([0-9]{1,10})")
 
 _KINDS: tuple[tuple[str, Any, str], ...] = (
-    ("dims", Mapping | None, "sizes by name, as {'seq': 128}"),
+    ("dims", Mapping | None, "sizes by name, as {'seq': 128} or {'seq': (1, 512)}"),
     ("loss", str | Loss | None, "a name or a loss of memonger's (memonger.SoftmaxCrossEntropy())"),
     ("optimizer", Optimizer | None, "an optimizer of memonger's (memonger.SGD())"),
     ("device", str | Device | None, "a text such as 'cpu' or 'cuda:0'"),
@@ -352,6 +398,28 @@ _BOUNDS = (
     ("batch", 1, MOST_BATCH), ("trials", 0, MOST_TRIALS), ("effort", 0, MOST_BUDGET), ("threads", 0, MOST_THREADS),
 )  # fmt: skip
 """Least and largest of the options that are whole numbers."""
+
+
+def _check_size(name: str, size: object) -> None:
+    """Check the size of a dimension, or the range of its sizes."""
+    which = f"the size of dimension {name!r}"
+    if not isinstance(size, Sequence):
+        _whole(which, size, 0, MOST_BATCH)
+        return
+    if isinstance(size, str) or len(size) not in (2, 3):
+        raise PlanError(f"{which} must be a number, or the smallest and the largest (with a step), not {size!r}.")
+    for one in size:
+        _whole(which, one, 1, MOST_BATCH)
+    if size[0] > size[1]:
+        raise PlanError(f"{which} has a range that ends before it begins: {size[0]} to {size[1]}.")
+
+
+def _range(size: "int | Sequence[int]") -> Range:
+    """The range that is asked for; of a single size that size alone."""
+    if not isinstance(size, Sequence):
+        return Range(int(size), int(size))
+    least, most, step = (*map(int, size), 1)[:3]
+    return Range(least, most - (most - least) % step, step)
 
 
 def _whole(option: str, value: object, least: int, most: int) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from memonger.autodiff.differentiate import differentiate
@@ -15,12 +15,13 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT
 from memonger.lowering.lowered import Lowered, portable
 from memonger.model import marks as marks
-from memonger.model import training_roles
+from memonger.model import open_dims, training_roles
 from memonger.model.emitter import collecting_later
 from memonger.model.kept_state import with_state
-from memonger.model.load import Source, load
+from memonger.model.load import Source, load, load_open
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
+from memonger.model.ranges import Range
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes, state_bytes
 from memonger.plan_file import ChunkedBand
@@ -38,6 +39,7 @@ from memonger.planning.options import (
     check_graph_options,
     combine,
     takes_options,
+    without_ranges,
 )
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import annotate, place
@@ -141,7 +143,7 @@ def pareto(
     Raises:
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
     """
-    chosen = combine(options, keywords)
+    chosen = without_ranges(combine(options, keywords), "pareto")
     if type(points) is not int or not 1 <= points <= MOST_POINTS:
         raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
     sizes = bytes_of_budgets(budgets)
@@ -188,7 +190,7 @@ def make_mirror_plan(
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`; the threshold is negative.
     """
-    job = prepare(source, combine(options, keywords))
+    job = prepare(source, without_ranges(combine(options, keywords), "make_mirror_plan"))
     dropped = mirror_plan(job.request, threshold)
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
@@ -205,7 +207,8 @@ def get_cost(source: Source | Model, *, options: Options | None = None, **keywor
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`.
     """
-    return search_plan(source, options=options, **keywords).peak_bytes
+    chosen = without_ranges(combine(options, keywords), "get_cost")
+    return search_plan(source, options=chosen).peak_bytes
 
 
 def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:
@@ -234,6 +237,7 @@ class Job:
         origins: See `memonger.model.marks.origins`.
         stock_bytes: See `memonger.plan_file.Header`.
         chunks: See there.
+        ranges: See there.
     """
 
     source: Model
@@ -247,6 +251,7 @@ class Job:
     origins: Mapping[str, str]
     stock_bytes: int | None
     chunks: tuple[ChunkedBand, ...] = ()
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -264,7 +269,8 @@ def prepare(source: Source | Model, options: Options) -> Job:
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
     tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
-    own = load(source, batch=options.batch, dims=options.dims, input_shapes=_shapes_of(options.inputs))
+    shapes = _shapes_of(options.inputs)
+    own = load(source, batch=options.batch, dims=options.sizes, input_shapes=shapes)
     if options.trains and own.is_differentiated:
         raise PlanError(
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
@@ -277,13 +283,17 @@ def prepare(source: Source | Model, options: Options) -> Job:
         model = _differentiate(model, asked)
         said += _without_loss(model)
     tell("lower")
-    lowered = _lower(model, device, options)
+    ranges: Mapping[str, Range] = {}
+    if options.ranges:
+        lowered, ranges = _lower_open(source, device, options, mode)
+    else:
+        lowered = _lower(model, device, options)
     tell("graph")
     roles = training_roles.read(lowered.model, model.name)
     if options.state:
         with_state(lowered.model, options.state, own.name)
         schedule.state_last(lowered.model, options.state)
-    graph = _graph_of(lowered, roles, device)
+    graph = _graph_of(lowered, roles, device, ranges)
     recorded = place(model.ir, lowered.model, model.name)
     base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles) + state_bytes(lowered.model, graph)
     request = dataclasses.replace(
@@ -293,20 +303,29 @@ def prepare(source: Source | Model, options: Options) -> Job:
         parts=recorded.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    notes = (*own.notes, *said)
+    notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
     return Job(
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
-        _stock_bytes(lowered, device, mode, base),
+        None if ranges else _stock_bytes(lowered, device, mode, base), ranges=ranges,
     )  # fmt: skip
 
 
-def _graph_of(lowered: Lowered, roles: Training | None, device: Device) -> Graph:
+def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: Mapping[str, Range]) -> Graph:
     measured = lowered.calibration
     if measured is None:
-        return graph_of(lowered.model, roles, None, None, (), device)
-    return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device)
+        return graph_of(lowered.model, roles, None, None, (), device, ranges)
+    return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
+
+
+def _held_at_run_time(lowered: Lowered, ranges: Mapping[str, Range]) -> tuple[str, ...]:
+    """A note on values whose size a range doesn't decide, so that no layout holds them."""
+    names = open_dims.unknown(lowered.model) if ranges else []
+    if not names:
+        return ()
+    return (f"'{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''} have a size that only a run can tell: "
+            "onnxruntime allocates them beside the arena.",)  # fmt: skip
 
 
 def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
@@ -326,7 +345,7 @@ def in_chunks(job: Job, begin: float) -> Job:
         plain, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
         return time_ratio(plain, other, job.options.inputs) - 1
 
-    if job.options.state:
+    if job.ranges or job.options.state:
         return job
     found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, slower)
     return job if found is None else _with_chunks(job, found)
@@ -434,6 +453,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         host=_on_host(calibration.host, solution) if calibration else frozenset(),
         stock_bytes=job.stock_bytes,
         chunks=job.chunks,
+        ranges=job.ranges,
     )
     plan.verify()
     return plan
@@ -504,6 +524,28 @@ def _without_loss(model: Model) -> tuple[str, ...]:
         f"no loss is given, so the gradients of the outputs became inputs ({names}): "
         f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model.",
     )
+
+
+def _lower_open(
+    source: Source | Model, device: Device, options: Options, mode: Mode
+) -> tuple[Lowered, Mapping[str, Range]]:
+    """The lowered model for ranges of sizes, and the ranges with their places."""
+    if mode == "training":
+        raise PlanError(f"a range of sizes ({option('dims')}) is for inference: {option('mode', 'inference')}.")
+    if not (device.is_host or device.facts.is_portable):
+        raise PlanError(f"a range of sizes ({option('dims')}) is for the CPU, and for no device, not for {device}.")
+    single = {name: size for name, size in options.sizes.items() if name not in options.ranges}
+    model, ranges = load_open(
+        source, options.ranges, batch=options.batch, dims=single, input_shapes=_shapes_of(options.inputs)
+    )
+    from memonger.lowering import ranged
+
+    if device.facts.is_portable:
+        return ranged.portable_form(model, ranges), ranges
+    from memonger.lowering.device_form import Settings, device_form
+
+    settings = Settings(options.level or "all", options.threads, options.inputs, ranges=ranges)
+    return device_form(model, device, settings), ranges
 
 
 def _lower(model: Model, device: Device, options: Options) -> Lowered:

@@ -47,7 +47,7 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
             return Model(forward, name, plan.batch, foreign=True)
         if plan.stamp is not None:
             raise PlanError(_not_in_it(plan.model, plan.stamp.runtime, name))
-    model = _without_plan(plan.model)
+    model = _without_plan(plan.open_model)
     if plan.files is not None:
         read_in(model)  # its tensors lie in files that go with the plan
     return Model(model, name, plan.batch, foreign=True)

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from memonger.devices import parse_device
+from memonger.model.ranges import Range, described
 from memonger.units import GiB, KiB, MiB, format_size
 
 STATE = "weights and training state"
@@ -14,7 +15,12 @@ STATE = "weights and training state"
 
 def headline(record: Mapping[str, Any]) -> tuple[str, str]:
     """The two sentences for a plan's figures, see `memonger.report.summary.plan_record`."""
-    return _total(record), _comparison(record)
+    total = _total(record) + (f" That holds for every size: {_ranges(record)}." if record.get("ranges") else "")
+    return total, _comparison(record)
+
+
+def _ranges(record: Mapping[str, Any]) -> str:
+    return described({name: Range(*sizes) for name, sizes in record["ranges"].items()})
 
 
 def _total(record: Mapping[str, Any]) -> str:
@@ -47,7 +53,7 @@ def _comparison(record: Mapping[str, Any]) -> str:
     total, stock = record["total_bytes"], record["stock_bytes"]
     unplanned = f"ithout any reuse of memory it would take {format_size(record['unplanned_bytes'])}."
     if stock is None:
-        return f"W{unplanned} {_why_unknown(record['device'])}"
+        return f"W{unplanned} {_why_unknown(record['device'], record.get('ranges'))}"
     return (
         f"Stock onnxruntime is expected to take about {format_size(stock)}: {_percentage(total, stock)}. W{unplanned}"
     )
@@ -60,7 +66,9 @@ def _percentage(total: int, stock: int) -> str:
     return f"this plan takes {abs(percent)} % {'less' if percent > 0 else 'more'}"
 
 
-def _why_unknown(device: str) -> str:
+def _why_unknown(device: str, ranges: object) -> str:
+    if ranges:
+        return "What stock onnxruntime takes depends on the shapes that it has run before."
     if device == "none":
         return "What stock onnxruntime takes is known with --device cpu."
     if not parse_device(device).is_host:

@@ -47,6 +47,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "segments": 1 if plan.outcome is None else plan.outcome.segments,
         "recomputed_nodes": len(plan.recomputed),
         "chunks": chunk_records(plan),
+        "ranges": {name: [one.least, one.most, one.step] for name, one in plan.ranges.items()},
         "unplanned_values": unplanned_values(plan),
         "notes": list(plan.notes),
         "planning_seconds": plan.planning_seconds,
@@ -55,8 +56,12 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
 
 
 def unplanned_values(plan: Plan) -> list[str]:
-    """Values that the runtime allocates itself: their size is unknown before the run, or their type has none."""
+    """Values that the runtime allocates itself: their size is unknown before the run, or their type has none.
+
+    The few elements that shapes are computed from in a plan for ranges of sizes are left out.
+    """
     graph = plan.graph
     updated = {new for pairs in graph.updates for _, new in pairs}
     unplanned = (value for writes in graph.writes for value in writes if not graph.planned[value])
-    return [graph.values[value] for value in unplanned if value not in updated]
+    of_shapes = {value for value, size in enumerate(graph.sizes) if plan.ranges and size > 0}
+    return [graph.values[value] for value in unplanned if value not in updated | of_shapes]

@@ -115,6 +115,12 @@ class Binding:
             ort.bind_output(self.binding, name, tensor.dtype, tensor.shape, store.address(key), self.device)
         self._copy_own()
 
+    def let_go(self) -> None:
+        """Hold nothing of the last run: neither its inputs nor outputs that onnxruntime allocated."""
+        self.binding.clear_binding_inputs()
+        self._fed = None
+        self.forget_results()
+
     def move(self, arena: Arena) -> None:
         """Run in another arena from now on."""
         self.arena = arena
@@ -234,7 +240,9 @@ class Binding:
     def _bind_on_host(self, name: str, feed: feeding.Feed) -> None:
         plain = isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 1 and feed.dtype.kind in "biuf"
         if plain and feed.flags.c_contiguous and name in self._required:  # this call knows no inputs with a default
-            self.binding.bind_cpu_input(name, feed)
+            kind, shape, address = self._kinds[name], feed.shape, feed.ctypes.data
+            assert isinstance(kind, ir.TensorType)  # by address: the binding would keep an array beyond the run
+            ort.bind_input(self.binding, name, kind.dtype, shape, address, self.device)
         else:
             self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
 

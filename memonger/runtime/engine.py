@@ -74,7 +74,7 @@ class Engine:
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(
             in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
-            shares_workspace=device.is_host, lending=lending,
+            shares_workspace=device.is_host, lending=lending, pattern=not group.takes_any_shape,
         )  # fmt: skip
         self.captures, self.why_not = False, "" if device.facts.has_graphs else "CUDA graphs are for CUDA devices"
         if graphs == "off":

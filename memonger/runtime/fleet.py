@@ -503,7 +503,7 @@ def _checked(source: Source, check_weights: bool) -> list[Plan]:
 
 def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
     given = [source] if isinstance(source, Plan | str | Path) else source
-    graph, is_fixed = plans[0].model.graph, len(plans) == 1 and not pad
+    graph, is_fixed = plans[0].model.graph, len(plans) == 1 and not pad and not plans[0].ranges
     return _Member(
         key=_key(plans, pad),
         source=None if any(isinstance(one, Plan) for one in given) else source,
@@ -528,7 +528,8 @@ def _key(plans: Sequence[Plan], pad: bool) -> str:
     for plan in plans:
         offsets = sorted((plan.graph.values[value], offset) for value, offset in plan.offsets.items())
         weights = sorted(weight_digests(plan.model).items())
-        digest.update(repr((graph_digest(plan.model), weights, offsets, plan.stamp, plan.threads)).encode())
+        made_for = (plan.stamp, plan.threads, dict(plan.ranges))
+        digest.update(repr((graph_digest(plan.model), weights, offsets, *made_for)).encode())
     return digest.hexdigest()
 
 

@@ -21,10 +21,11 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState, StatefulBinding
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
+from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.weights import Lending
 from memonger.words import option
 
-Bound = Binding | ChunkedBinding | StatefulBinding
+Bound = Binding | ChunkedBinding | RangedBinding | StatefulBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class LoadedModel:
             graphs = "off" if is_segment else cuda_graph
             return Engine(group, device, threads, check_order, settings, graphs, is_segment, lending=lending)
 
+        if any(plan.ranges for plan in plans):
+            _check_alone(plans, pad)
         self._runners = _runners(plans, device, make_engine)
         self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
         self.kept = KeptState(self._runners[0].program, state, device) if state else None
@@ -128,7 +131,7 @@ class LoadedModel:
         targets = feeding.in_place(given, self.device)
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
-        _check_targets(self.programs[index], targets, smaller.rows if smaller is not None else None)
+        _check_targets(self._program(index, inputs), targets, smaller.rows if smaller is not None else None)
         for engine in self._runners[index].engines:
             engine.check_usable()
         return Call(index, smaller, inputs, targets, given)
@@ -184,6 +187,11 @@ class LoadedModel:
         planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self.programs]
         raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
 
+    def _program(self, index: int, inputs: feeding.Feeds) -> Program:
+        """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
+        ranged = self._runners[index].ranged
+        return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs))
+
     def close(self) -> None:
         """End the sessions: weights and all else that they hold go."""
         for engine in self.engines:
@@ -193,11 +201,25 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
-    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena."""
+    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena.
+
+    ``ranged`` has the programs of a plan for ranges of sizes, of which ``program`` is that of the largest.
+    """
 
     program: Program
     engines: tuple[Engine, ...]
-    bind: Callable[[Arena, Arena | None], Binding | ChunkedBinding]
+    bind: Callable[[Arena, Arena | None], Bound]
+    ranged: RangedProgram | None = None
+
+
+def _check_alone(plans: Sequence[Plan], pad: bool) -> None:
+    """Check what doesn't go together with a plan for ranges of sizes."""
+    if len(plans) > 1:
+        raise SessionError("a plan for ranges of sizes takes every shape in them: give it alone, without other plans.")
+    if pad:
+        raise SessionError(
+            f"a plan for ranges of sizes runs smaller batches as they are: leave {option('pad', True)} out."
+        )
 
 
 def _runners(
@@ -212,6 +234,10 @@ def _runners(
         engines[-1].reserve()
         bind = partial(_bound_in_chunks, chunks.program, chunks.steps, engines, chunks.constants)
         found[index] = _Runner(chunks.program, engines, bind)
+    if plans[0].ranges:
+        ranged = RangedProgram(plans[0])
+        engine = make_engine(ranged.group, False)
+        return (_Runner(ranged.base, (engine,), partial(_bound_in_ranges, ranged, engine), ranged),)
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -233,6 +259,10 @@ def _bound_in_chunks(
     _: Arena | None,
 ) -> ChunkedBinding:
     return ChunkedBinding(program, steps, engines, arena, constants)
+
+
+def _bound_in_ranges(ranged: RangedProgram, engine: Engine, arena: Arena, _: Arena | None) -> RangedBinding:
+    return RangedBinding(ranged, engine, arena)
 
 
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:

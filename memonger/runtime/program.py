@@ -118,11 +118,15 @@ def _planned(plan: Plan) -> tuple[ArenaTensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Plans that run in one onnxruntime session: its model or message, and the plans' indices and programs."""
+    """Plans that run in one onnxruntime session: its model or message, and the plans' indices and programs.
+
+    ``takes_any_shape``: shapes will be many. onnxruntime would remember something of each.
+    """
 
     model: ir.Model | Message
     members: tuple[int, ...]
     programs: tuple[Program, ...]
+    takes_any_shape: bool = False
 
 
 def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:

@@ -13,6 +13,7 @@ from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
 from memonger.model.kept_state import check_state
+from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
@@ -276,14 +277,16 @@ def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Thre
             raise SessionError(str(error)) from error
     if not state:
         return {}
-    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks:
-        reason = "one plan without chunks, threads='lock' and no pad"
+    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks or plans[0].ranges:
+        reason = "one plan without chunks or ranges of sizes, threads='lock' and no pad"
         raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
     return state
 
 
 def _batches(plans: Sequence[Plan]) -> str:
-    """The batches planned for, in words."""
+    """The batches, or the ranges of sizes, planned for, in words."""
+    if plans[0].ranges:
+        return f"{described(plans[0].ranges)}, "
     batches = [str(one.batch) for one in plans if one.batch is not None]
     return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
 

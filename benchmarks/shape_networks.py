@@ -1,0 +1,189 @@
+"""Networks whose inputs change their shape from run to run, exported with symbolic dimensions, and the shapes."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.torch_models import MobileNetV2, UNet
+
+Dim = tuple[int, int, int]
+
+WORDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A module, its inputs as the names of their dimensions (or numbers), and the sizes these may have.
+
+    Attributes:
+        make: Builds the module.
+        inputs: Of each input, by name, its dimensions.
+        sizes: Of each dimension the smallest size, the largest and the step.
+        is_text: Whether inputs are numbers of words: they are ones and below `WORDS`.
+        is_traced: Whether PyTorch's older exporter writes it: the newer one writes an LSTM for one length.
+    """
+
+    make: Callable[[], nn.Module]
+    inputs: Mapping[str, tuple[str | int, ...]]
+    sizes: Mapping[str, Dim]
+    is_text: bool = False
+    is_traced: bool = False
+
+    def feeds(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
+        """Inputs of these sizes."""
+        rng, feeds = np.random.default_rng(seed), {}
+        for name, dims in self.inputs.items():
+            shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+            if self.is_text:
+                feeds[name] = np.ones(shape, np.int64) if name == "mask" else rng.integers(0, WORDS, shape)
+            else:
+                feeds[name] = rng.standard_normal(shape, np.float32)
+        return feeds
+
+    def shapes(self, count: int, seed: int = 0) -> list[dict[str, int]]:
+        """Sizes at random, the largest first: what a run needs at most is there from the beginning on."""
+        rng, steps = np.random.default_rng(seed), {n: (b - a) // s for n, (a, b, s) in self.sizes.items()}
+        found = [{name: most for name, (_, most, _) in self.sizes.items()}]
+        found += [
+            {name: a + s * int(rng.integers(0, steps[name] + 1)) for name, (a, _, s) in self.sizes.items()}
+            for _ in range(count - 1)
+        ]
+        return found
+
+    def export(self, path: Path) -> None:
+        """Write the module as a model with symbolic dimensions."""
+        torch.manual_seed(0)
+        module = self.make().eval()
+        example = {n: a + s * min(2, (b - a) // s) for n, (a, b, s) in self.sizes.items()}
+        arrays = self.feeds(example, 0)
+        if self.is_traced:
+            open_axes = {
+                name: {a: d for a, d in enumerate(each) if isinstance(d, str)} for name, each in self.inputs.items()
+            }
+            _trace(module, tuple(map(torch.from_numpy, arrays.values())), path, open_axes)
+            return
+        dims = {name: _dimension(name, most, step) for name, (_, most, step) in self.sizes.items()}
+        dynamic = tuple(
+            {axis: dims[dim] for axis, dim in enumerate(each) if isinstance(dim, str)} for each in self.inputs.values()
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module, tuple(torch.from_numpy(array) for array in arrays.values()), dynamic_shapes=dynamic,
+                input_names=list(self.inputs), output_names=["y"], dynamo=True, opset_version=20, verbose=False,
+            )  # fmt: skip
+        assert program is not None
+        program.save(path)
+        _name_dimensions(path, self.inputs)
+
+
+def _trace(
+    module: nn.Module, inputs: tuple[Tensor, ...], path: Path, open_axes: Mapping[str, Mapping[int, str]]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, inputs, str(path), input_names=list(open_axes), output_names=["y"], dynamic_axes=dict(open_axes),
+            opset_version=17, dynamo=False,
+        )  # fmt: skip
+
+
+def _dimension(name: str, most: int, step: int) -> Any:
+    return torch.export.Dim(name, max=most) if step == 1 else step * torch.export.Dim(f"{name}_0", max=most // step)
+
+
+def _name_dimensions(path: Path, inputs: Mapping[str, tuple[str | int, ...]]) -> None:
+    """Give the inputs' open dimensions their plain names: an exporter writes ``32*side_32``."""
+    import onnx
+
+    model = onnx.load(path)
+    for value in model.graph.input:
+        for dim, name in zip(value.type.tensor_type.shape.dim, inputs[value.name], strict=True):
+            if isinstance(name, str):
+                dim.dim_param = name
+    del model.graph.value_info[:]
+    onnx.save(model, path)
+
+
+class Hub(nn.Module):
+    """A transformer of Hugging Face's transformers, from token numbers to its last hidden state."""
+
+    def __init__(self, name: str) -> None:
+        import transformers
+
+        super().__init__()
+        width = {"vocab_size": WORDS, "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4}
+        if name == "bert":
+            config = transformers.BertConfig(**width, intermediate_size=1024)
+            self.network = transformers.BertModel(config, add_pooling_layer=False)
+        else:
+            small = {"n_layer": 4, "n_embd": 256, "n_head": 4}
+            self.network = transformers.GPT2Model(transformers.GPT2Config(vocab_size=WORDS, use_cache=False, **small))
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.network(input_ids=ids, attention_mask=mask).last_hidden_state
+
+
+class Reader(nn.Module):
+    """A text reader as in Shi et al. 2017 (CRNN): convolutions over a line of text, two bidirectional LSTM layers."""
+
+    def __init__(self, classes: int = 97, width: int = 32) -> None:
+        super().__init__()
+        sizes = [(1, width, 2, 2), (width, 2 * width, 2, 2), (2 * width, 4 * width, 2, 1), (4 * width, 8 * width, 2, 1)]
+        self.layers = nn.Sequential(*(
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d((high, wide)))
+            for a, b, high, wide in sizes
+        ), nn.AvgPool2d((2, 1)))  # fmt: skip
+        self.recurrent = nn.LSTM(8 * width, 128, 2, bidirectional=True)
+        self.head = nn.Linear(256, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self.layers(x).squeeze(2).permute(2, 0, 1)
+        return self.head(self.recurrent(columns)[0])
+
+
+class Vocoder(nn.Module):
+    """From spectra to sound as in Kong et al. 2020 (HiFi-GAN), small: transposed and dilated convolutions."""
+
+    def __init__(self, width: int = 128, rates: tuple[int, ...] = (8, 8, 2, 2)) -> None:
+        super().__init__()
+        self.first, self.raise_, self.blocks = nn.Conv1d(80, width, 7, padding=3), nn.ModuleList(), nn.ModuleList()
+        for rate in rates:
+            self.raise_.append(nn.ConvTranspose1d(width, width // 2, 2 * rate, rate, rate // 2))
+            width //= 2
+            self.blocks.append(nn.ModuleList(nn.Conv1d(width, width, 3, dilation=d, padding=d) for d in (1, 3, 5)))
+        self.last = nn.Conv1d(width, 1, 7, padding=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for up, block in zip(self.raise_, self.blocks, strict=True):
+            x = up(nn.functional.leaky_relu(x, 0.1))
+            for layer in block:
+                x = x + layer(nn.functional.leaky_relu(x, 0.1))
+        return torch.tanh(self.last(nn.functional.leaky_relu(x)))
+
+
+_TEXT: Mapping[str, Dim] = {"batch": (1, 16, 1), "seq": (1, 512, 1)}
+
+NETWORKS: Mapping[str, Network] = {
+    "mobilenet_v2": Network(
+        MobileNetV2, {"x": ("batch", 3, "side", "side")}, {"batch": (1, 16, 1), "side": (64, 512, 32)}
+    ),
+    "unet": Network(
+        partial(UNet, width=16), {"x": ("batch", 1, "side", "side")}, {"batch": (1, 16, 1), "side": (64, 512, 32)}
+    ),
+    "bert": Network(partial(Hub, "bert"), {"ids": ("batch", "seq"), "mask": ("batch", "seq")}, _TEXT, is_text=True),
+    "gpt2": Network(partial(Hub, "gpt2"), {"ids": ("batch", "seq")}, _TEXT, is_text=True),
+    "ocr": Network(
+        Reader, {"x": ("batch", 1, 32, "width")}, {"batch": (1, 16, 1), "width": (64, 512, 32)}, is_traced=True
+    ),
+    "vocoder": Network(Vocoder, {"x": ("batch", 80, "frames")}, {"batch": (1, 16, 1), "frames": (1, 512, 1)}),
+}
+"""By name; the transformers have 4 layers of 256, the U-Net is a quarter as wide as the paper's."""

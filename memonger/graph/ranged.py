@@ -1,0 +1,99 @@
+"""One graph for a range of sizes: every value as large as it gets, sharing only what shares at every size."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from memonger.graph.graph import Graph, Pair
+from memonger.model import open_dims
+from memonger.model.ranges import Range, points, shapes_at
+from memonger.model.sizes import Sizes
+from memonger.model.values import static_shape
+
+TINY = 64
+"""Elements of values that sizes are computed from up to which they stay with the runtime: an address costs too much."""
+
+
+def over_ranges(model: ir.Model, ranges: Mapping[str, Range], make: Callable[[Collection[str]], Graph]) -> Graph:
+    """The graph of a model with ranges of sizes; see `merged`.
+
+    Args:
+        model: Lowered, with the shapes of the largest sizes, which it has again afterwards.
+        ranges: With their places.
+        make: Makes the graph of the model as it is when it is called, given names of values that aren't planned.
+
+    Returns: the graph, in which small values that sizes are computed from aren't planned.
+
+    Raises:
+        SizesError: at some sizes the shapes contradict each other.
+        PlanError: an operator has no shape rule.
+    """
+    sizes, shapes = Sizes(model), open_dims.largest(model, ranges)
+    every = [sizes.at(shapes_at(shapes, ranges, at)) for at in points(ranges)]
+    left_out = {
+        name
+        for name, *found in zip(sizes.names, *every, strict=True)
+        if name in sizes.computed and all(shape is not None and math.prod(shape) <= TINY for shape in found)
+    }
+    turned = [node for node in model.graph if node.op_type == "Transpose"]
+    seen: dict[str, set[object]] = {str(node.name): set() for node in turned}
+    graphs = []
+    for at in reversed(points(ranges)):  # the largest sizes come last, and stay
+        open_dims.put(model, sizes, shapes_at(shapes, ranges, at))
+        for node in turned:
+            seen[str(node.name)].add(node.inputs[0] and static_shape(node.inputs[0]))
+        graphs.append(make(left_out))
+    return merged(graphs[::-1], [name for name, found in seen.items() if len(found) > 1])
+
+
+def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
+    """The graph of a model whose layout holds at several sizes, from its graphs at each of them.
+
+    Args:
+        graphs: Of one model, so that nodes and values have the same numbers. The first gives the costs.
+        doubtful: Names of nodes whose views hold at these sizes, but perhaps not at others: they are left out.
+
+    Returns: each value with its largest size; the pairs that share bytes wherever both values have any.
+    """
+    first = graphs[0]
+    sizes = tuple(map(max, zip(*(graph.sizes for graph in graphs), strict=True)))
+    planned = tuple(map(any, zip(*(graph.planned for graph in graphs), strict=True)))
+
+    def common(of_graphs: Sequence[tuple[tuple[Pair, ...], ...]]) -> tuple[tuple[Pair, ...], ...]:
+        result = []
+        for node, of_node in enumerate(zip(*of_graphs, strict=True)):
+            pairs = dict.fromkeys(pair for each in of_node for pair in each)
+            result.append(tuple(p for p in pairs if all(
+                p in each or not (graph.planned[p[0]] or graph.planned[p[1]])
+                for each, graph in zip(of_node, graphs, strict=True)
+            ) and first.nodes[node] not in doubtful))  # fmt: skip
+        return tuple(result)
+
+    ties = tuple(
+        tuple((a, b) for a, b in dict.fromkeys(p for each in of_node for p in each) if not planned[b])
+        for of_node in zip(*(graph.ties for graph in graphs), strict=True)
+    )
+    return dataclasses.replace(
+        first,
+        sizes=sizes,
+        planned=planned,
+        views=common([graph.views for graph in graphs]),
+        inplace=common([graph.inplace for graph in graphs]),
+        ties=ties,
+        workspace=tuple(map(max, zip(*(graph.workspace for graph in graphs), strict=True))),
+        windows=(),
+    )
+
+
+def at_sizes(graph: Graph, sizes: Mapping[int, int]) -> Graph:
+    """The graph at other sizes of some values, by number: pairs whose sizes then differ share no bytes."""
+    own = list(graph.sizes)
+    for value, size in sizes.items():
+        own[value] = size
+
+    def equal(of_nodes: Sequence[tuple[Pair, ...]]) -> tuple[tuple[Pair, ...], ...]:
+        return tuple(tuple((a, b) for a, b in pairs if own[a] == own[b]) if pairs else pairs for pairs in of_nodes)
+
+    return dataclasses.replace(graph, sizes=tuple(own), views=equal(graph.views), inplace=equal(graph.inplace))

@@ -1,0 +1,139 @@
+"""A model with ranges of sizes → the model that will run at any of them, calibrated at several.
+
+Its dimensions stay symbolic while onnxruntime optimizes it, as they do in a stock session: the nodes are stock's own,
+and so are the bits. What computes shapes stays in the graph.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.devices import CPU, Cuda
+from memonger.errors import LoadError, PlanError, SessionError
+from memonger.lowering import calibrate
+from memonger.lowering.lowered import Lowered, portable
+from memonger.model import open_dims
+from memonger.model import ranges as ranging
+from memonger.model.model import Model
+from memonger.model.ranges import Range
+from memonger.model.shape_inference import infer_once
+from memonger.model.sizes import Sizes, SizesError
+from memonger.runtime import feeds as feeding
+from memonger.runtime import profile
+from memonger.words import Placeholder, either, option
+
+
+def run(
+    model: ir.Model, name: str, ranges: Mapping[str, Range], folder: Path, threads: int, inputs: feeding.Feeds | None
+) -> tuple[calibrate.Run, tuple[calibrate.Run, ...]]:
+    """Calibrate a lowered model at each of `memonger.model.ranges.points`.
+
+    Args:
+        model: Every node named. Its inputs' ranges are symbolic, and are so again afterwards.
+        name: What messages call it.
+        ranges: The ranges.
+        folder: For what the runtime writes.
+        threads: Threads within a node.
+        inputs: What it is fed at the largest sizes: repeated or cut for the others. Random numbers if None.
+
+    Returns: one record with the types, shapes and times of the largest sizes, the most workspace of each node, and the
+        orders of all runs; and the record of each point.
+
+    Raises:
+        PlanError: the model doesn't run at one of these sizes, which the message names.
+    """
+    shapes, symbolic = open_dims.largest(model, ranges), [value.shape for value in model.graph.inputs]
+    runs = []
+    try:
+        for sizes in ranging.points(ranges):
+            own = ranging.shapes_at(shapes, ranges, sizes)
+            open_dims.bind(model, own)
+            given = None if inputs is None else {name: _of_shape(feed, own.get(name)) for name, feed in inputs.items()}
+            try:
+                runs.append(calibrate.run(model, CPU, folder, Cuda(), threads, given))
+            except SessionError as error:
+                step = option("dims", {next(iter(ranges)): Placeholder(either("(64, 512, 32)", "64:512:32"))})
+                raise PlanError(
+                    f"{name}: it doesn't run at {ranging.in_words(sizes)}, which is within the ranges: {error} A range "
+                    f"with a step leaves sizes out: {step}."
+                ) from error
+    finally:
+        for value, shape in zip(model.graph.inputs, symbolic, strict=True):
+            value.shape = shape
+    workspace: dict[str, int] = {}
+    for one in runs:
+        for name, size in one.workspace.items():
+            workspace[name] = max(size, workspace.get(name, 0))
+    orders = frozenset[tuple[str, ...]]().union(*(one.orders for one in runs))
+    foreign = frozenset[str]().union(*(one.foreign for one in runs))
+    return dataclasses.replace(runs[0], orders=orders, foreign=foreign, workspace=workspace), tuple(runs)
+
+
+def _of_shape(feed: feeding.Feed, shape: tuple[int, ...] | None) -> feeding.Feed:
+    """A feed repeated or cut to a shape: what it holds stays valid."""
+    return np.resize(feed, shape) if isinstance(feed, np.ndarray) and shape is not None else feed
+
+
+def portable_form(model: Model, ranges: Mapping[str, Range]) -> Lowered:
+    """The portable form of a model whose ranges are symbolic.
+
+    Raises:
+        PlanError: the type of a value is unknown, or its size at other sizes of the inputs.
+    """
+    copy = model.clone()
+    _infer_types(copy, ranges)
+    lowered = portable(copy)
+    return dataclasses.replace(lowered, model=_sized(lowered.model, ranges, ()))
+
+
+def with_sizes(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[calibrate.Run]) -> ir.Model:
+    """The model with types, and with every shape it has at the largest sizes; None stays for what only a run can tell.
+
+    Args:
+        model: Lowered, its ranges symbolic. It is changed.
+        ranges: The ranges.
+        seen: What runs showed at each of `memonger.model.ranges.points`.
+
+    Raises:
+        PlanError: an operator without a shape rule; shapes that contradict each other, or what a run showed.
+    """
+    _infer_types(Model(model, "the optimized model"), ranges)
+    for value in (value for node in model.graph for value in node.outputs):
+        kind, dims = seen[0].tensors.get(str(value.name), (None, None))
+        dtype = profile.DTYPES.get(kind) if value.dtype is None and kind is not None else value.dtype
+        if dtype is not None and dims is not None:
+            value.type, value.shape = ir.TensorType(dtype), ir.Shape(list(dims))  # rules may read fixed dimensions
+    return _sized(model, ranges, seen)
+
+
+def _infer_types(model: Model, ranges: Mapping[str, Range]) -> None:
+    """Types of values by ONNX's inference, as far as it knows their operators; no shapes."""
+    shapes = open_dims.largest(model.ir, ranges)
+    open_dims.forget(model.ir)
+    open_dims.bind(model.ir, shapes)
+    with suppress(LoadError):
+        infer_once(model)
+    open_dims.forget(model.ir)
+
+
+def _sized(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[calibrate.Run]) -> ir.Model:
+    """The model at its largest sizes, after the shapes at every point were compared with what runs showed."""
+    shapes, sizes = open_dims.largest(model, ranges), Sizes(model)
+    for number, at in enumerate(ranging.points(ranges)):
+        try:
+            own = sizes.at(ranging.shapes_at(shapes, ranges, at))
+        except SizesError as error:
+            raise PlanError(f"its shapes contradict each other at {ranging.in_words(at)}: {error}.") from error
+        for name, shape in zip(sizes.names, own, strict=True) if seen else ():
+            _, dims = seen[number].tensors.get(name, (None, None))
+            if shape is not None and dims is not None and shape != dims:
+                raise PlanError(
+                    f"value '{name}' has shape {list(shape)} at {ranging.in_words(at)} by its operator's rule, and "
+                    f"{list(dims)} in a run. Plan the model for single sizes."
+                )
+    open_dims.put(model, sizes, shapes)
+    return model

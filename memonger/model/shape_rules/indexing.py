@@ -1,0 +1,102 @@
+"""Shapes of what picks elements, and of what makes tensors from numbers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from memonger.model.shaping import Compute, Shape, Site, shape_rule
+
+
+@shape_rule("Gather")
+def _gather(site: Site) -> Compute:
+    axis = site.integer("axis", 0)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        data, indices = shapes
+        at = axis % len(data)
+        return ((*data[:at], *indices, *data[at + 1 :]),)
+
+    return compute
+
+
+@shape_rule("GatherElements")
+def _gather_elements(_: Site) -> Compute:
+    return lambda shapes, _: shapes[1:2]
+
+
+@shape_rule("GatherND")
+def _gather_nd(site: Site) -> Compute:
+    batch = site.integer("batch_dims", 0)
+    return lambda shapes, _: ((*shapes[1][:-1], *shapes[0][batch + shapes[1][-1] :]),)
+
+
+@shape_rule("OneHot")
+def _one_hot(site: Site) -> Compute:
+    axis = site.integer("axis", -1)
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        at = axis % (len(shapes[0]) + 1)
+        return ((*shapes[0][:at], int(contents[1].ravel()[0]), *shapes[0][at:]),)
+
+    return compute
+
+
+@shape_rule("TopK")
+def _top_k(site: Site) -> Compute:
+    axis, fixed = site.integer("axis", -1), site.integer("k", 0)
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        shape = list(shapes[0])
+        shape[axis] = int(contents[1].ravel()[0]) if len(contents) > 1 else fixed
+        return (tuple(shape),) * site.outputs
+
+    return compute
+
+
+@shape_rule("Shape")
+def _shape(site: Site) -> Compute:
+    start, end = site.integer("start", 0), site.integer("end", 1 << 30)
+    return lambda shapes, _: ((len(shapes[0][start:end]),),)
+
+
+@shape_rule("Size")
+def _size(_: Site) -> Compute:
+    return lambda shapes, _: ((),)
+
+
+@shape_rule("ConstantOfShape")
+def _constant_of_shape(_: Site) -> Compute:
+    return lambda shapes, contents: (tuple(contents[0].tolist()),)
+
+
+@shape_rule("EyeLike")
+def _eye_like(_: Site) -> Compute:
+    return lambda shapes, _: shapes[:1]
+
+
+@shape_rule("RandomNormal", "RandomUniform")
+def _random(site: Site) -> Compute:
+    shape = site.integers("shape") or ()
+    return lambda shapes, _: (shape,)
+
+
+@shape_rule("Range", "com.microsoft::Range")
+def _range(_: Site) -> Compute:
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        start, limit = contents[0].item(), contents[1].item()
+        step = contents[2].item() if len(contents) > 2 and contents[2] is not None else 1
+        return ((max(0, math.ceil((limit - start) / step)),),)
+
+    return compute
+
+
+@shape_rule("com.microsoft::EmbedLayerNormalization")
+def _embed_layer_normalization(site: Site) -> Compute:
+    """Token numbers (batch, length) and embeddings (words, width) → states, a length for each of the batch, sums."""
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        batch, length = shapes[0]
+        states = (batch, length, shapes[2][1])
+        return (states, (batch,), states)[: site.outputs]
+
+    return compute

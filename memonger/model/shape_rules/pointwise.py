@@ -1,0 +1,99 @@
+"""Shapes of what works element by element, normalizations included."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from memonger.model.shaping import Compute, Shape, Site, shape_rule
+
+_MS = "com.microsoft::"
+
+_LIKE_FIRST = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Bernoulli", "BitwiseNot", "Cast", "CastLike", "Ceil",
+    "Celu", "Clip", "Cos", "Cosh", "CumProd", "CumSum", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp", "Floor",
+    "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "InstanceNormalization",
+    "IsInf", "IsNaN", "LRN", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization",
+    "Mish", "Neg", "Not", "PRelu", "QuantizeLinear", "RMSNormalization", "RandomNormalLike", "RandomUniformLike",
+    "Reciprocal", "Relu", "ReverseSequence", "RotaryEmbedding", "Round", "Scatter", "ScatterElements", "ScatterND",
+    "Selu", "Shrink", "Sigmoid", "Sign", "SimplifiedLayerNormalization", "Sin", "Sinh", "Softmax", "Softplus",
+    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "TensorScatter", "ThresholdedRelu", "Trilu",
+)  # fmt: skip
+
+_LIKE_FIRST_OF_MICROSOFT = (
+    "BiasGelu", "BiasSoftmax", "DequantizeLinear", "FastGelu", "Gelu", "GroupNorm", "QLinearLeakyRelu",
+    "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "Trilu",
+)  # fmt: skip
+
+_BROADCAST = (
+    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
+    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
+)  # fmt: skip
+
+
+@shape_rule(*_LIKE_FIRST, *(_MS + name for name in _LIKE_FIRST_OF_MICROSOFT))
+def _like_first(site: Site) -> Compute:
+    if site.outputs == 1:
+        return lambda shapes, _: shapes[:1]
+    return lambda shapes, _: (shapes[0],) * site.outputs
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """What shapes are broadcast to, by numpy's rule.
+
+    Raises:
+        ValueError: they don't go together.
+    """
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    rank = max(map(len, shapes))
+    result = [1] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            if result[axis] == 1:
+                result[axis] = dim
+            elif dim not in (1, result[axis]):
+                raise ValueError(f"{list(shape)} isn't broadcast to {result}")
+    return tuple(result)
+
+
+@shape_rule(*_BROADCAST)
+def _broadcast(_: Site) -> Compute:
+    return lambda shapes, _: (broadcast(*shapes),)
+
+
+@shape_rule(_MS + "QLinearAdd", _MS + "QLinearMul")
+def _quantized(_: Site) -> Compute:
+    return lambda shapes, _: (broadcast(shapes[0], shapes[3]),)
+
+
+@shape_rule("LayerNormalization")
+def _layer_normalization(site: Site) -> Compute:
+    axis = site.integer("axis", -1)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        shape = shapes[0]
+        first = axis % len(shape)
+        statistics = shape[:first] + (1,) * (len(shape) - first)
+        return (shape, statistics, statistics)[: site.outputs]
+
+    return compute
+
+
+@shape_rule(_MS + "SkipLayerNormalization", _MS + "SkipSimplifiedLayerNormalization")
+def _skip_normalization(site: Site) -> Compute:
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        shape = shapes[0]
+        statistics = (*shape[:-1], 1)
+        return (shape, statistics, statistics, shape)[: site.outputs]
+
+    return compute
+
+
+@shape_rule("BatchNormalization")
+def _batch_normalization(site: Site) -> Compute:
+    return lambda shapes, _: (shapes[0], *[shapes[3]] * (site.outputs - 1))
+
+
+@shape_rule("DynamicQuantizeLinear")
+def _dynamic_quantize(_: Site) -> Compute:
+    return lambda shapes, _: (shapes[0], (), ())

@@ -1,0 +1,46 @@
+"""Shapes of reductions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from memonger.model.shaping import Compute, Shape, Site, shape_rule
+
+
+@shape_rule(
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSum", "ReduceSumSquare", "com.microsoft::ReduceSumInteger",
+)  # fmt: skip
+def _reduce(site: Site) -> Compute:
+    fixed, keep = site.integers("axes"), site.integer("keepdims", 1)
+    does_nothing = site.integer("noop_with_empty_axes", 0)
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        shape = shapes[0]
+        axes: Sequence[int] = fixed or ()
+        if fixed is None and len(contents) > 1 and contents[1] is not None:
+            axes = contents[1].ravel().tolist()
+        if not axes and not does_nothing:
+            axes = range(len(shape))
+        gone = {axis % len(shape) for axis in axes}
+        if keep:
+            return (tuple(1 if axis in gone else dim for axis, dim in enumerate(shape)),)
+        return (tuple(dim for axis, dim in enumerate(shape) if axis not in gone),)
+
+    return compute
+
+
+@shape_rule("ArgMax", "ArgMin")
+def _arg(site: Site) -> Compute:
+    axis, keep = site.integer("axis", 0), site.integer("keepdims", 1)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        shape = shapes[0]
+        at = axis % len(shape)
+        return ((*shape[:at], *([1] if keep else []), *shape[at + 1 :]),)
+
+    return compute
+
+
+@shape_rule("Det")
+def _det(_: Site) -> Compute:
+    return lambda shapes, _: (shapes[0][:-2],)

@@ -1,0 +1,221 @@
+"""A plan for ranges of sizes, bound at whatever shape comes: smaller views at the same offsets.
+
+The shapes of a new size are computed, and the layout is checked for them, before anything is bound. Where it doesn't
+hold, the values get a layout of their own in the same arena: the same nodes in the same order, at other offsets.
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from memonger.errors import SessionError, VerificationError
+from memonger.graph.liveness import assign_storage
+from memonger.graph.ranged import at_sizes
+from memonger.graph.verify import sharing_pairs, stays_within, verify
+from memonger.layout import allocate
+from memonger.model import open_dims
+from memonger.model.ranges import described, in_words, place_of
+from memonger.model.sizes import Sizes, SizesError
+from memonger.plan import Plan
+from memonger.runtime import feeds as feeding
+from memonger.runtime.arena import Arena, ArenaTensor
+from memonger.runtime.binding import Binding
+from memonger.runtime.engine import Engine
+from memonger.runtime.program import Group, Program, exposed, program_of
+from memonger.units import in_full
+
+KEPT = 16
+"""Shapes that stay bound, those that ran last: of a thousand nodes each is about half a MiB of onnxruntime's."""
+
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A planned value: its number in the graph, its place among the shapes computed, and its bits an element."""
+
+    tensor: ArenaTensor
+    number: int
+    place: int
+    bits: int
+
+
+class RangedProgram:
+    """The programs of a plan for ranges of sizes.
+
+    Args:
+        plan: With ranges. It isn't kept.
+
+    Attributes:
+        base: The program at the largest sizes, whose inputs have no shapes where those are ranges.
+        group: What its onnxruntime session is made of.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        program = program_of(plan)
+        self._graph, self._alignment = plan.graph, plan.alignment
+        self._ranges, self._sizes = dict(plan.ranges), Sizes(plan.model)
+        self._shapes = open_dims.largest(plan.model, plan.ranges)
+        self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
+        self._open: dict[str, set[int]] = {}
+        for _, where, axis in self._places:
+            self._open.setdefault(where, set()).add(axis)
+        self._inputs = program.inputs
+        inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
+        self.base = replace(program, inputs=inputs)
+        model = exposed(plan.model, program.planned, (), True)
+        self.group = Group(model, (0,), (self.base,), takes_any_shape=True)
+        number = {name: value for value, name in enumerate(plan.graph.values)}
+        place = {name: index for index, name in enumerate(self._sizes.names)}
+        self._planned = tuple(
+            _Value(tensor, number[tensor.name], place[tensor.name], tensor.dtype.bitwidth) for tensor in program.planned
+        )
+        self._offsets = dict(plan.offsets)
+        self._sharing = sharing_pairs(plan.graph, plan.offsets)
+        self._known: OrderedDict[Key, Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def key(self, inputs: feeding.Feeds) -> Key:
+        """The sizes that inputs have, in the order of the ranges.
+
+        Raises:
+            SessionError: one is outside its range; two inputs have different ones; an input has another rank.
+        """
+        sizes: dict[str, int] = {}
+        for name, where, axis in self._places:
+            shape = feeding.shape_of(inputs.get(where))
+            if shape is None:
+                continue  # left out: what is missing is said where feeds are checked
+            self._check_others(where, shape)
+            size = shape[axis]
+            if sizes.setdefault(name, size) != size:
+                raise SessionError(f"'{name}' is {sizes[name]} in one input and {size} in '{where}': they must agree.")
+            if size not in self._ranges[name]:
+                raise SessionError(
+                    f"input '{where}' has shape {list(shape)}: dimension {axis}, '{name}', is {size}, and the plan is "
+                    f"for {described(self._ranges)}. Plan the model for a larger range."
+                )
+        return tuple(sizes.get(name, one.most) for name, one in self._ranges.items())
+
+    def _check_others(self, name: str, shape: tuple[int, ...]) -> None:
+        """Check the rank of an input, and its dimensions without a range."""
+        planned, varying = self._shapes[name], self._open[name]
+        same = (axis in varying or shape[axis] == dim for axis, dim in enumerate(planned))
+        if len(shape) == len(planned) and all(same):
+            return
+        raise SessionError(
+            f"input '{name}' has shape {list(shape)}; at the largest sizes of its ranges ({described(self._ranges)}) "
+            f"it is {list(planned)}, and of these only dimensions {sorted(varying)} change."
+        )
+
+    def at(self, key: Key) -> Program:
+        """The program at these sizes.
+
+        Raises:
+            SessionError: the model's shapes contradict each other there, or its values need more than the arena.
+        """
+        with self._lock:
+            found = self._known.pop(key, None)
+            self._known[key] = found = found if found is not None else self._made(key)
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            return found
+
+    def _made(self, key: Key) -> Program:
+        sizes = dict(zip(self._ranges, key, strict=True))
+        shapes = {name: list(shape) for name, shape in self._shapes.items()}
+        for name, where, axis in self._places:
+            shapes[where][axis] = sizes[name]
+        given = {name: tuple(shape) for name, shape in shapes.items()}
+        try:
+            found = self._sizes.at(given)
+        except SizesError as error:
+            raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
+        offsets: Mapping[int, int] = self._offsets
+        tensors, own = [], dict[int, int]()
+        for value in self._planned:
+            shape = found[value.place]
+            if shape is None:
+                raise SessionError(f"at {in_words(sizes)} the size of '{value.tensor.name}' isn't known.")
+            own[value.number] = -(-value.bits * math.prod(shape) // 8)
+        if not stays_within(self._graph, self._sharing, own):
+            offsets = self._laid_out(sizes, own)
+        for value in self._planned:
+            name, dtype = value.tensor.name, value.tensor.dtype
+            tensors.append(ArenaTensor(name, dtype, found[value.place], offsets[value.number]))  # type: ignore[arg-type]
+        inputs = tuple(replace(one, shape=given.get(one.name, one.shape)) for one in self._inputs)
+        return replace(self.base, inputs=inputs, planned=tuple(tensors))
+
+    def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
+        """The plan's own offsets where the checker passes them at these sizes, else new ones in its arena."""
+        graph = at_sizes(self._graph, own)
+        try:
+            verify(graph, self._offsets, self.base.arena_bytes, self._alignment)
+            return self._offsets
+        except VerificationError:
+            pass
+        graph = replace(graph, planned=tuple(p and bool(s) for p, s in zip(graph.planned, graph.sizes, strict=True)))
+        storage = assign_storage(graph, alignment=self._alignment)
+        layout = allocate(storage.buffers)
+        if layout.size > self.base.arena_bytes:
+            raise SessionError(
+                f"at {in_words(sizes)} the values need an arena of {in_full(layout.size)}, and the plan's has "
+                f"{in_full(self.base.arena_bytes)}: a size between those it was measured at takes more than they do. "
+                "Plan the model for a smaller range that ends there, or for that shape alone."
+            )
+        pairs = enumerate(zip(storage.of_value, storage.within, strict=True))
+        offsets = {value: layout.offsets[number] + byte for value, (number, byte) in pairs if number >= 0}
+        verify(graph, offsets, self.base.arena_bytes, self._alignment)
+        return {**dict.fromkeys(own, 0), **offsets}  # empty values lie anywhere
+
+
+class RangedBinding:
+    """A plan for ranges of sizes, ready to run at any of them, as a `memonger.runtime.binding.Binding` is at one.
+
+    Args:
+        ranged: The plan's programs.
+        engine: What runs them.
+        arena: Where planned values lie.
+    """
+
+    def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena) -> None:
+        self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
+        self._bound: OrderedDict[Key, Binding] = OrderedDict()
+        self._last: Binding | None = None
+
+    def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] | None = None) -> None:
+        """Run once at the shape of the inputs; see `memonger.runtime.binding.Binding.run`.
+
+        Raises:
+            SessionError: the shape is outside the ranges, or the run failed.
+        """
+        key = self.ranged.key(inputs)
+        binding = self._bound.pop(key, None)
+        if binding is None:
+            if len(self._bound) >= KEPT:
+                self._bound.popitem(last=False)
+            binding = Binding(self.ranged.at(key), self.engine, self.arena)
+        if self._last is not None and self._last is not binding:
+            self._last.let_go()
+        self._bound[key] = self._last = binding
+        binding.run(inputs, targets or {})
+
+    def forget_results(self) -> None:
+        """Let go what the last run left that onnxruntime allocated."""
+        if self._last is not None:
+            self._last.let_go()
+
+    def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
+        """The outputs of the last run, as `memonger.runtime.binding.Binding.results` gives them."""
+        assert self._last is not None
+        return self._last.results(targets, copy)
+
+    def result(self, name: str) -> np.ndarray:
+        """An output of the last run, where it lies."""
+        assert self._last is not None
+        return self._last.result(name)

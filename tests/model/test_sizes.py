@@ -1,0 +1,131 @@
+"""The shapes that rules give, beside those that onnxruntime's kernels write, at several sizes of the inputs."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from memonger.errors import PlanError
+from memonger.model.names import name_nodes
+from memonger.model.sizes import Sizes, SizesError
+from tests.support import networks
+
+POINTWISE = """
+    a0 = Relu(t) a1 = Add(t, u) a2 = Where(cond, t, u) a3 = Cast<to=7>(t) a4 = Max(t, u, u)
+    a5 = LayerNormalization(t, w, w) a6 = Softmax(t) a7 = Mod<fmod=1>(t, u) a8, a9 = Dropout(t) a10 = Clip(t)
+"""
+PRODUCTS = """
+    p0 = MatMul(t, m) p1 = Gemm<transB=1>(g, n) p2 = Einsum<equation="bsd,de->bse">(t, m) p3 = MatMul(t, v)
+    p4 = com.microsoft.FusedMatMul<transA=1>(t, t) p5 = com.microsoft.FusedMatMul<transBatchA=1, transBatchB=1>(t, tt)
+    p6 = com.microsoft.FusedGemm<transA=1, activation="Relu">(g, g)
+"""
+IMAGES = """
+    i0 = Conv<pads=[1,1,1,1], strides=[2,2]>(x, k) i1 = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, k)
+    i2 = Conv<dilations=[2,2]>(x, k) i3 = MaxPool<kernel_shape=[3,3], strides=[2,2], ceil_mode=1>(x)
+    i4 = AveragePool<kernel_shape=[2,2], strides=[3,3], ceil_mode=1, pads=[1,1,1,1]>(x) i5 = GlobalAveragePool(x)
+    i6 = ConvTranspose<strides=[2,2], output_padding=[1,1]>(x, kt) i7 = Resize<mode="nearest">(x, , scales)
+    i8 = ConvTranspose<auto_pad="SAME_LOWER", strides=[2,2]>(x, kt) i9 = Resize<mode="nearest">(x, , , sizes)
+    i10 = DepthToSpace<blocksize=2>(i0) i11 = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1, pads=[0,0,1,1]>(x)
+"""
+MOVEMENT = """
+    b = Shape<start=0, end=1>(t) s = Shape<start=1, end=2>(t)
+    target = Concat<axis=0>(b, two, m1) r0 = Reshape(t, target) r1 = Flatten(t) r2 = Transpose<perm=[1,0,2]>(t)
+    r3 = Unsqueeze(t, one) r4 = Squeeze(r3, one) r5 = Concat<axis=1>(t, t, t) r6, r7 = Split<axis=2, num_outputs=2>(t)
+    long = Add(s, two) half = Div(s, two) r8 = Slice(t, half, s, one)
+    r9 = Slice(t, back, ten, one) r10 = Slice(t, ten, back, one, m1) grown = Concat<axis=0>(two, b, s, one)
+    r11 = Expand(m1, grown) r12 = Tile(t, reps) pads = Concat<axis=0>(zero, half, zero, zero, s, zero)
+    r13 = Pad(t, pads) none = Sub(ten, s) r14 = ConstantOfShape(none) end = Squeeze(s) r15 = Range(start, end, step)
+    r16 = Gather<axis=1>(t, rows) r17 = GatherND<batch_dims=1>(t, at) r18 = OneHot(rows, end, values)
+    r19, r20 = TopK<axis=1>(t, half) fs = Cast<to=1>(s) f2 = Mul(fs, scale) fl = Floor(f2) fi = Cast<to=7>(fl)
+    r21 = ConstantOfShape(fi) biggest = Max(s, two) both = Concat<axis=0>(biggest, half) r22 = ConstantOfShape(both)
+    r23 = Trilu(t) r24 = ScatterElements<axis=1>(t, at3, up) lot = ReduceProd<keepdims=1>(target) neg = Abs(lot)
+    r25 = ConstantOfShape(neg)
+"""
+REDUCTIONS = """
+    e0 = ReduceMean(t, m1) e1 = ReduceSum<keepdims=0>(t, one) e2 = ReduceMax(t) e3 = ArgMax<axis=1, keepdims=0>(t)
+    e4 = ReduceSum<noop_with_empty_axes=1>(t)
+"""
+SEQUENCES = """
+    l0, l1, l2 = LSTM<hidden_size=3, direction="bidirectional">(t, lw, lr) q0, q1 = GRU<hidden_size=3>(t, gw, gr)
+"""
+
+_HEAD = """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
+rules (float[b,s,4] t, float[b,1,4] u, float[4,s,b] tt, float[b,4] g, float[b,3,h,h] x, bool[b,1,1] cond,
+       int64[s] rows, int64[b,1] at, int64[b,s,4] at3, float[b,s,4] up) => () {"""
+
+
+def _model() -> onnx.ModelProto:
+    text = _HEAD + "".join((MOVEMENT, POINTWISE, PRODUCTS, IMAGES, REDUCTIONS, SEQUENCES)) + "}"
+    lines = "\n".join(line.replace(")  ", ") ") for line in text.splitlines())
+    model = onnx.parser.parse_model(lines)
+    rng = np.random.default_rng(0)
+    shapes = {
+        "w": (4,), "m": (4, 5), "v": (4,), "n": (6, 4), "k": (8, 3, 3, 3), "kt": (3, 2, 3, 3), "lw": (2, 12, 4),
+        "lr": (2, 12, 3), "gw": (1, 9, 4), "gr": (1, 9, 3),
+    }  # fmt: skip
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    arrays |= {
+        "scales": np.array([1, 1, 1.5, 0.7], np.float32), "sizes": np.array([2, 3, 5, 9], np.int64),
+        "reps": np.array([1, 2, 3], np.int64), "start": np.array(1, np.int64), "step": np.array(2, np.int64),
+        "one": np.array([1]), "ten": np.array([10]), "m1": np.array([-1]), "zero": np.array([0]), "two": np.array([2]),
+        "back": np.array([-3]), "values": np.array([0, 1], np.float32), "scale": np.array(0.3, np.float32),
+    }  # fmt: skip
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
+    model.graph.output.extend(onnx.ValueInfoProto(name=each) for node in model.graph.node for each in node.output)
+    return model
+
+
+def _feeds(b: int, s: int, h: int) -> dict[str, np.ndarray]:
+    shapes = {"t": (b, s, 4), "u": (b, 1, 4), "tt": (4, s, b), "g": (b, 4), "x": (b, 3, h, h), "up": (b, s, 4)}
+    feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    zeros = {"rows": (s,), "at": (b, 1), "at3": (b, s, 4)}
+    return feeds | {"cond": np.ones((b, 1, 1), bool)} | {n: np.zeros(shape, np.int64) for n, shape in zeros.items()}
+
+
+@pytest.mark.parametrize("sizes", [(4, 10, 16), (1, 2, 5), (4, 7, 9), (3, 3, 12)])
+def test_shapes_are_those_of_the_kernels(sizes: tuple[int, int, int]) -> None:
+    model = _model()
+    feeds = _feeds(*sizes)
+    loaded = ir.from_proto(model)
+    name_nodes(loaded)
+    rules = Sizes(loaded)
+    found = dict(zip(rules.names, rules.at({name: feed.shape for name, feed in feeds.items()}), strict=True))
+    written = networks.run_stock(networks.stock(model, "ORT_DISABLE_ALL"), feeds)
+    assert len(written) > 80
+    assert {name: shape for name, shape in found.items() if name} == {n: array.shape for n, array in written.items()}
+
+
+def test_what_the_inputs_hold_is_unknown_and_all_that_follows() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 20]>
+        g (float[n] x, int64[1] k) => (float[m] y) {
+            i = NonZero(x) j = Relu(x) r = ConstantOfShape(k) y = Gather(x, i)
+        }"""
+    )
+    name_nodes(model)
+    rules = Sizes(model)
+    assert dict(zip(rules.names, rules.at({"x": (3,), "k": (1,)}), strict=True)) == {
+        "i": None, "j": (3,), "r": None, "y": None
+    }  # fmt: skip
+
+
+def test_an_operator_without_a_rule_is_named() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 20]> g (float[n,2] x) => (float[n,2] y) { [odd] y = DFT(x) }"""
+    )
+    with pytest.raises(PlanError, match=r"node 'odd' \(DFT\): .* aren't known"):
+        Sizes(model)
+
+
+@pytest.mark.parametrize(("m", "k"), [(3, 5), (4, 4)])
+def test_a_contradiction_names_the_node(m: int, k: int) -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 20]>
+        g (float[n,m] x, float[k] w) => (float[n,m] y) { [sum] y = Add(x, w) }"""
+    )
+    rules = Sizes(model)
+    if m == k:
+        assert rules.at({"x": (2, m), "w": (k,)}) == ((2, m),)
+        return
+    with pytest.raises(SizesError, match=r"node 'sum' \(Add\)"):
+        rules.at({"x": (2, m), "w": (k,)})
