@@ -116,7 +116,7 @@ class Chunk:
     @property
     def mark(self) -> str:
         """What stands on the node."""
-        return ".".join(map(str, dataclasses.astuple(self)))
+        return f"{self.band}.{self.stage}.{self.begin}.{self.end}"
 
 
 def chunk_of(node: ir.Node) -> Chunk | None:

@@ -231,6 +231,7 @@ class Job:
         origins: See `memonger.model.marks.origins`.
         stock_bytes: See `memonger.plan_file.Header`.
         chunks: See there.
+        plain: The layout with nothing recomputed, where it was needed before the search.
     """
 
     source: Model
@@ -244,6 +245,7 @@ class Job:
     origins: Mapping[str, str]
     stock_bytes: int | None
     chunks: tuple[ChunkedBand, ...] = ()
+    plain: Solution | None = None
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -313,14 +315,18 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
 
 def in_chunks(job: Job, begin: float) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
+    if not chunking.are_wanted(job.lowered, job.options, job.device):
+        return job
+    plain = decide.decide(dataclasses.replace(job.request, budget=None), "none", job.options.order)
+    job = dataclasses.replace(job, plain=plain)
 
     def slower(way: chunking.Chunking) -> float:
         from memonger.planning.rehearse import time_ratio
 
-        plain, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
-        return time_ratio(plain, other, job.options.inputs) - 1
+        whole, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
+        return time_ratio(whole, other, job.options.inputs) - 1
 
-    found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, slower)
+    found = chunking.choose(job.lowered, job.request, plain, job.options, job.device, job.source.batch, slower)
     return job if found is None else _with_chunks(job, found)
 
 
@@ -329,12 +335,15 @@ def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
     options = dataclasses.replace(job.options, order="file")
     return dataclasses.replace(
         job, lowered=way.lowered, request=request, options=options, notes=(*job.notes, *way.notes),
-        chunks=way.described(),
+        chunks=way.described(), plain=way.solution,
     )  # fmt: skip
 
 
 def solve(job: Job) -> Solution:
     """Order, recompute, lay out; see `memonger.planning.decide.decide`."""
+    plain, budget = job.plain, job.request.budget
+    if plain is not None and (job.strategy == "none" or (budget and decide.total_bytes(job.request, plain) <= budget)):
+        return plain
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
