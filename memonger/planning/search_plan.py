@@ -17,13 +17,14 @@ from memonger.lowering.lowered import Lowered, portable
 from memonger.model import marks as marks
 from memonger.model import training_roles
 from memonger.model.emitter import collecting_later
+from memonger.model.image_rows import ROWS
 from memonger.model.load import Source, load
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning import chunking, decide, networkx_graph
+from memonger.planning import chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
@@ -319,6 +320,9 @@ def in_chunks(job: Job, begin: float) -> Job:
         return job
     plain = decide.decide(dataclasses.replace(job.request, budget=None), "none", job.options.order)
     job = dataclasses.replace(job, plain=plain)
+    asked = job.options.axis_and_chunks
+    if asked is not None and asked[0] == ROWS:
+        return _with_strips(job, plain, asked[1])
 
     def slower(way: chunking.Chunking) -> float:
         from memonger.planning.rehearse import time_ratio
@@ -328,6 +332,15 @@ def in_chunks(job: Job, begin: float) -> Job:
 
     found = chunking.choose(job.lowered, job.request, plain, job.options, job.device, job.source.batch, slower)
     return job if found is None else _with_chunks(job, found)
+
+
+def _with_strips(job: Job, plain: Solution, count: int) -> Job:
+    allowed, threads = job.options.allow_rounding, job.options.threads
+    found = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
+    return dataclasses.replace(
+        job, lowered=found.lowered, request=found.request, options=dataclasses.replace(job.options, order="file"),
+        notes=(*job.notes, *found.notes), chunks=(found.band,), plain=found.solution,
+    )  # fmt: skip
 
 
 def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
