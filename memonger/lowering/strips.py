@@ -1,9 +1,9 @@
-"""Strips: the first nodes of a model, run for some rows of their results after the other, with what these rows need.
+"""Strips: a stretch of a model, run for some rows of its results after the other, with what these rows need.
 
 A *strip* is some rows of an image. Convolutions read rows around those that they write, so that neighbouring strips
-overlap, and what lies in both is computed twice. In exchange just a strip of the large first images exists at a time,
-at batch 1, too. Each strip is computed from the inputs to the end of the stretch, as MCUNetV2 does by patches (Lin et
-al. 2021, arXiv:2110.15352).
+overlap, and what lies in both is computed twice. In exchange just a strip of large images exists at a time, at batch 1,
+too. Each strip is computed from the beginning of the stretch to its end, as MCUNetV2 does by patches with the first
+layers of a network (Lin et al. 2021, arXiv:2110.15352).
 
 In onnxruntime's blocked layout (channels in blocks of 8 or 16, innermost) rows are cut and joined in a view of the same
 bytes: ``[batch * channels / block, height, width * block]``.
@@ -14,72 +14,67 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from memonger.graph.graph import read_values
 from memonger.lowering.chunk_writer import Writer, told_shape
 from memonger.model.cutting import Refusal
-from memonger.model.image_rows import BLOCKED, ROWS, Interval, Rows, rows_of
+from memonger.model.image_rows import BLOCKED, ROWS, Interval, Rows, is_image, rows_of
 from memonger.model.marks import STRIP
 from memonger.model.values import static_shape
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The first nodes of a model, as far as they can run in strips.
+    """Consecutive nodes that can run in strips, and those between them that depend on no image.
 
     Attributes:
-        images: For each node up to the last that can be part of it, those of its inputs that are images made from the
-            model's; none: it depends on none and runs once.
-        why: A sentence why the next node can't; empty at the end of the model.
+        begin: The first.
+        end: Behind the last.
+        images: For each of them those of its inputs that are images; none: it runs once, before the strips.
     """
 
+    begin: int
+    end: int
     images: tuple[frozenset[int], ...]
-    why: str
 
-    def exits(self, model: ir.Model, end: int) -> list[ir.Value]:
-        """What the first nodes, up to one that isn't among them, compute of the image for others, in order."""
-        nodes = list(model.graph)
-        later = {v for node in nodes[end:] for v in read_values(node)}
-        made = (v for node, images in zip(nodes[:end], self.images, strict=False) if images for v in node.outputs)
-        return [v for v in made if v in later or v.is_graph_output()]
+    def exits(self, model: ir.Model) -> list[ir.Value]:
+        """What they compute of images for others, in order."""
+        own = dict(zip(list(model.graph)[self.begin : self.end], self.images, strict=True))
+        made = (v for node, images in own.items() if images for v in node.outputs)
+        return [v for v in made if v.is_graph_output() or any(node not in own for node in v.consumers())]
 
 
-def stretch_of(model: ir.Model) -> Stretch:
-    """How far a model can run in strips of the images that are its inputs."""
-    images = {v for v in model.graph.inputs if len(shape := static_shape(v) or ()) == 4 and shape[ROWS] > 1}
-    found: list[frozenset[int]] = []
+def images_read(model: ir.Model) -> list[frozenset[int] | Refusal]:
+    """For each node of a model the inputs that are images, or why it can't run in strips of them."""
+    found: list[frozenset[int] | Refusal] = []
     for node in model.graph:
-        read = frozenset(index for index, value in enumerate(node.inputs) if value in images)
-        if read:
-            height = (static_shape(node.outputs[0]) or (0, 0, 0, 0))[ROWS:][:1]
-            answer = rows_of(node, read, (0, *height) if height else (0, 1))  # type: ignore[arg-type]
-            if isinstance(answer, Refusal):
-                return Stretch(tuple(found), str(answer))
-            images.update(v for v in node.outputs if v.name)
-        found.append(read)
-    return Stretch(tuple(found), "")
+        read = frozenset(index for index, value in enumerate(node.inputs) if is_image(value))
+        answer: Rows | Refusal | None = None
+        if STRIP in node.metadata_props:
+            answer = Refusal(f"node '{node.name}' is of a strip already")
+        elif read:
+            shape = static_shape(node.outputs[0]) or ()
+            answer = rows_of(node, read, (0, shape[ROWS] if len(shape) > ROWS else 1))
+        found.append(answer if isinstance(answer, Refusal) else read)
+    return found
 
 
-def in_strips(model: ir.Model, stretch: Stretch, end: int, count: int, block: int) -> ir.Model:
-    """The model with its first nodes copied for each strip.
+def in_strips(model: ir.Model, stretch: Stretch, count: int, block: int) -> ir.Model:
+    """The model with a copy of the stretch for each strip.
 
     Copies, and what they write, are named ``<name>.chunk<begin>_<end>`` by their rows; all nodes that are added have
     `marks.STRIP`. Constants and outputs are the model's.
 
     Args:
         model: A lowered model, in the order in which it runs. Not changed.
-        stretch: What `stretch_of` says of it.
-        end: The first node that isn't part of it.
+        stretch: As `images_read` allows it.
         count: Strips. What the stretch computes for others has as many rows at least.
         block: Channels of a block in onnxruntime's blocked layout.
     """
     copy = model.clone()
     nodes = list(copy.graph)
-    exits = stretch.exits(copy, end)
-    writer = Writer(copy, STRIP)
-    images = dict(zip(nodes[:end], stretch.images, strict=False))
-    writer.order += [node for node, read in images.items() if not read]
-    blocked = _blocked(images)
-    parts: dict[ir.Value, list[ir.Value]] = {value: [] for value in exits}
+    exits, writer = stretch.exits(copy), Writer(copy, STRIP)
+    images = dict(zip(nodes[stretch.begin : stretch.end], stretch.images, strict=True))
+    writer.order += nodes[: stretch.begin] + [node for node, read in images.items() if not read]
+    blocked, parts = _blocked(nodes[: stretch.end]), {value: list[ir.Value]() for value in exits}
     for number in range(count):
         strip = _Strip(writer, images, blocked, block)
         asked = {value: _share(value, number, count) for value in exits}
@@ -88,12 +83,11 @@ def in_strips(model: ir.Model, stretch: Stretch, end: int, count: int, block: in
             parts[value].append(strip.rows(value, rows))
     for value, pieces in parts.items():
         _join(_Strip(writer, images, blocked, block), value, pieces)
-    writer.order += nodes[end:]
+    writer.order += nodes[stretch.end :]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
-    for node, read in images.items():
-        if read:
-            writer.detach(node)
+    for node in (node for node, read in images.items() if read):
+        writer.detach(node)
     writer.drop_unread()
     return copy
 
@@ -107,13 +101,14 @@ def _dims(value: ir.Value) -> tuple[int, ...]:
     return static_shape(value) or ()
 
 
-def _blocked(images: dict[ir.Node, frozenset[int]]) -> set[ir.Value]:
+def _blocked(nodes: Sequence[ir.Node]) -> set[ir.Value]:
     """The values in the blocked layout: what its operators write, and what others write of it."""
     found: set[ir.Value] = set()
-    for node, read in images.items():
-        is_made = node.domain == BLOCKED and node.op_type != "ReorderOutput"
-        if is_made or (node.domain != BLOCKED and any(node.inputs[index] in found for index in read)):
-            found.update(node.outputs)
+    for node in nodes:
+        is_view = STRIP in node.metadata_props and node.op_type == "Reshape" and is_image(node.outputs[0])
+        is_made = is_view or (node.domain == BLOCKED and node.op_type != "ReorderOutput")
+        if is_made or (node.domain != BLOCKED and any(v in found and is_image(v) for v in node.inputs)):
+            found.update(v for v in node.outputs if is_image(v))
     return found
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from memonger.model.axes import slicing
 from memonger.model.cutting import Cut, Refusal, RefusedError, sentence
 from memonger.model.operators import operator_name
+from memonger.model.values import static_shape
 from memonger.model.windows import Windows, windows_of
 
 ROWS = 2
@@ -23,6 +24,12 @@ BLOCKED = "com.microsoft.nchwc"
 """Domain of the operators on images whose channels lie in blocks."""
 
 Interval = tuple[int, int]
+
+
+def is_image(value: ir.Value | None) -> bool:
+    """Whether a value is one of several rows, and no constant."""
+    shape = None if value is None or value.const_value is not None else static_shape(value)
+    return shape is not None and len(shape) == 4 and shape[ROWS] > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +61,11 @@ def rows_of(node: ir.Node, images: Collection[int], rows: Interval) -> Rows | Re
     """
     cut = Cut(node, dict.fromkeys(images, ROWS), 1)
     try:
-        if any(len(cut.dims(index)) != 4 for index in images) or any(len(cut.out(index)) != 4 for index in cut.outputs):
-            cut.refuse("reads or writes what isn't an image of four axes")
+        if not all(map(is_image, node.outputs)):
+            cut.refuse("gives what isn't an image of several rows")
         name = operator_name(node).removeprefix(f"{BLOCKED}::").removeprefix("com.microsoft::")
+        if name in _ONE_IMAGE and any(index not in (0, 3 if name.endswith("Conv") else 0) for index in images):
+            cut.refuse("takes a weight that is computed")
         if name in _WINDOWS:
             return _windows(cut, rows, has_weight=name in ("Conv", "FusedConv"))
         if name == "ConvTranspose":
@@ -71,6 +80,9 @@ def rows_of(node: ir.Node, images: Collection[int], rows: Interval) -> Rows | Re
 
 
 _WINDOWS = frozenset(("Conv", "FusedConv", "MaxPool", "AveragePool", "LpPool"))
+
+_ONE_IMAGE = _WINDOWS | {"ConvTranspose", "Resize", "Upsample"}
+"""Operators that read an image, convolutions maybe one that is added to the result."""
 
 
 def _windows(cut: Cut, rows: Interval, *, has_weight: bool) -> Rows:

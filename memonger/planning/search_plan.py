@@ -339,7 +339,7 @@ def _with_strips(job: Job, plain: Solution, count: int) -> Job:
     found = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
     return dataclasses.replace(
         job, lowered=found.lowered, request=found.request, options=dataclasses.replace(job.options, order="file"),
-        notes=(*job.notes, *found.notes), chunks=(found.band,), plain=found.solution,
+        notes=(*job.notes, *found.notes), chunks=found.bands, plain=found.solution,
     )  # fmt: skip
 
 

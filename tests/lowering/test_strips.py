@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 pytest.importorskip("onnxruntime")
 
 from memonger.lowering.lowered import portable
-from memonger.lowering.strips import in_strips, stretch_of
+from memonger.lowering.strips import Stretch, images_read, in_strips
+from memonger.model.cutting import Refusal
 from memonger.model.load import load
 from memonger.model.values import static_shape
 from tests.support import networks
@@ -60,7 +61,12 @@ class _Chain:
         x = self.draw(st.sampled_from(list(self.shapes)[-3:]))
         channels, kind = self.shapes[x][1], self.pick(*range(9))
         kernel, stride, dilation = self.pick(1, 2, 3, 5), self.pick(1, 1, 2, 3), self.pick(1, 1, 2)
-        pads = [min(kernel - 1, self.pick(0, 1, 2)), self.pick(0, 1), min(kernel - 1, self.pick(0, 1, 2)), self.pick(0, 1)]
+        pads = [
+            min(kernel - 1, self.pick(0, 1, 2)),
+            self.pick(0, 1),
+            min(kernel - 1, self.pick(0, 1, 2)),
+            self.pick(0, 1),
+        ]
         window = {"kernel_shape": [kernel, 2], "strides": [stride, 1], "pads": pads}
         if kind <= 1:
             auto = self.draw(st.sampled_from([{}, {}, {"auto_pad": "SAME_LOWER"}]))
@@ -122,13 +128,16 @@ def test_strips_of_random_chains_give_what_the_whole_gives(data: st.DataObject) 
     if not chain.nodes:
         return
     model = chain.model()
-    stretch = stretch_of(model)
-    end = data.draw(st.integers(0, len(stretch.images)))
-    exits = stretch.exits(model, end)
+    read = images_read(model)
+    begin = data.draw(st.integers(0, len(read) - 1))
+    most = next((n for n in range(begin, len(read)) if isinstance(read[n], Refusal)), len(read))
+    end = data.draw(st.integers(begin, most))
+    stretch = Stretch(begin, end, tuple(one for one in read[begin:end] if not isinstance(one, Refusal)))
+    exits = stretch.exits(model)
     if not exits:
         return
-    most = min((static_shape(value) or (0, 0, 0))[2] for value in exits)
-    made = in_strips(model, stretch, end, data.draw(st.integers(2, max(2, min(5, most)))) if most > 1 else 1, 1)
+    rows = min((static_shape(value) or (0, 0, 0))[2] for value in exits)
+    made = in_strips(model, stretch, data.draw(st.integers(2, min(5, rows))), 1)
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     feeds = {"x": normal(9, *chain.shapes["x"])}
     whole, strips = _run(model, feeds), _run(made, feeds)
