@@ -26,7 +26,7 @@ def strip_lines(threads: int) -> Iterator[str]:
     """The table, as it grows."""
     yield "Inference of a single image in strips of rows that overlap (an experiment: chunks='strips:N')"
     yield from stamp("chunks --strips", ("onnxruntime", "onnx", "numpy"))
-    yield "arena, workspace: MiB, planned; ratio: both over those of the plan without strips; FLOPs: what is computed more,"
+    yield "arena, workspace: MiB, planned; ratio: both, over the plan without strips; FLOPs: what is computed more,"
     yield "10 % at most; run: MiB that a run takes over the loaded model; time: over that plan's, both taking turns,"
     yield f"{threads} thread; bits: against that plan; stretches: nodes of each."
     yield from ("", COLUMNS.heading)
