@@ -18,7 +18,7 @@ PIXELS = (224, 512)
 COUNTS = (2, 4, 8, 16)
 COLUMNS = Table(
     "network<13", "pixels>6", "strips>7", "arena>8.2f", "workspace>10.2f", "ratio>7.3f", "FLOPs>+8.1%", "run MiB>9.1f",
-    "ms>8.1f", "time>7.3f", "bits<7", "plan s>7.1f", "nodes>6", "stretches<10",
+    "ms>8.1f", "time>7.3f", "bits<7", "plan s>7.1f", "nodes>6", "bands<10",
 )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def strip_lines(threads: int) -> Iterator[str]:
     yield from stamp("chunks --strips", ("onnxruntime", "onnx", "numpy"))
     yield "arena, workspace: MiB, planned; ratio: both, over the plan without strips; FLOPs: what is computed more,"
     yield "10 % at most; run: MiB that a run takes over the loaded model; time: over that plan's, both taking turns,"
-    yield f"{threads} thread; bits: against that plan; stretches: nodes of each."
+    yield f"{threads} thread; bits: against that plan; bands: nodes of each."
     yield from ("", COLUMNS.heading)
     for name in NETWORKS:
         for pixels in PIXELS:

@@ -1,8 +1,8 @@
-"""Strips: a stretch of a model, run for some rows of its results after the other, with what these rows need.
+"""Strips: a band of a model, run for some rows of its results after the other, with what these rows need.
 
 A *strip* is some rows of an image. Convolutions read rows around those that they write, so that neighbouring strips
 overlap, and what lies in both is computed twice. In exchange just a strip of large images exists at a time, at batch 1,
-too. Each strip is computed from the beginning of the stretch to its end, as MCUNetV2 does by patches with the first
+too. Each strip is computed from the beginning of the band to its end, as MCUNetV2 does by patches with the first
 layers of a network (Lin et al. 2021, arXiv:2110.15352).
 
 In onnxruntime's blocked layout (channels in blocks of 8 or 16, innermost) rows are cut and joined in a view of the same
@@ -22,7 +22,7 @@ from memonger.model.values import static_shape
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ImageBand:
     """Consecutive nodes that can run in strips, and those between them that depend on no image.
 
     Attributes:
@@ -57,24 +57,24 @@ def images_read(model: ir.Model) -> list[frozenset[int] | Refusal]:
     return found
 
 
-def in_strips(model: ir.Model, stretch: Stretch, count: int, block: int) -> ir.Model:
-    """The model with a copy of the stretch for each strip.
+def in_strips(model: ir.Model, band: ImageBand, count: int, block: int) -> ir.Model:
+    """The model with a copy of the band for each strip.
 
     Copies, and what they write, are named ``<name>.chunk<begin>_<end>`` by their rows; all nodes that are added have
     `marks.STRIP`. Constants and outputs are the model's.
 
     Args:
         model: A lowered model, in the order in which it runs. Not changed.
-        stretch: As `images_read` allows it.
-        count: Strips. What the stretch computes for others has as many rows at least.
+        band: As `images_read` allows it.
+        count: Strips. What the band computes for others has as many rows at least.
         block: Channels of a block in onnxruntime's blocked layout.
     """
     copy = model.clone()
     nodes = list(copy.graph)
-    exits, writer = stretch.exits(copy), Writer(copy, STRIP)
-    images = dict(zip(nodes[stretch.begin : stretch.end], stretch.images, strict=True))
-    writer.order += nodes[: stretch.begin] + [node for node, read in images.items() if not read]
-    blocked, parts = _blocked(nodes[: stretch.end]), {value: list[ir.Value]() for value in exits}
+    exits, writer = band.exits(copy), Writer(copy, STRIP)
+    images = dict(zip(nodes[band.begin : band.end], band.images, strict=True))
+    writer.order += nodes[: band.begin] + [node for node, read in images.items() if not read]
+    blocked, parts = _blocked(nodes[: band.end]), {value: list[ir.Value]() for value in exits}
     for number in range(count):
         strip = _Strip(writer, images, blocked, block)
         asked = {value: _share(value, number, count) for value in exits}
@@ -83,7 +83,7 @@ def in_strips(model: ir.Model, stretch: Stretch, count: int, block: int) -> ir.M
             parts[value].append(strip.rows(value, rows))
     for value, pieces in parts.items():
         _join(_Strip(writer, images, blocked, block), value, pieces)
-    writer.order += nodes[stretch.end :]
+    writer.order += nodes[band.end :]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
     for node in (node for node, read in images.items() if read):
@@ -117,7 +117,7 @@ class _Strip:
     """One strip that is written.
 
     Attributes:
-        images: The nodes of the stretch, and those of their inputs that are images.
+        images: The nodes of the band, and those of their inputs that are images.
         blocked: Values in the blocked layout.
         pieces: Of each value what exists of it, and which rows that is.
         cut: Slices of these.

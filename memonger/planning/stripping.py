@@ -1,6 +1,6 @@
-"""Strips, an experiment: which stretches of a model run for some rows of an image after the other.
+"""Strips, an experiment: which bands of a model run for some rows of an image after the other.
 
-One stretch after the other is chosen, at most `STRETCHES`: always around the step that needs the most memory, and of
+One band after the other is chosen, at most `BANDS`: always around the step that needs the most memory, and of
 those with which the whole computes at most `OVERLAP` more the one whose layout takes the least. Chunks of the batch or
 of rows of tokens don't come on top.
 """
@@ -21,7 +21,7 @@ from memonger.graph.schedule import schedule_model
 from memonger.lowering import calibrate
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.lowering.lowered import Calibration, Lowered
-from memonger.lowering.strips import Stretch, images_read, in_strips
+from memonger.lowering.strips import ImageBand, images_read, in_strips
 from memonger.model.cutting import Refusal
 from memonger.model.image_rows import ROWS
 from memonger.model.marks import STRIP, before_chunks
@@ -38,19 +38,19 @@ from memonger.words import option
 OVERLAP = 0.10
 """The most that strips may compute more than the model as it is, of its FLOPs."""
 
-STRETCHES = 4
-"""The most stretches of a model."""
+BANDS = 4
+"""The most bands of a model."""
 
 NEAR = 8
-"""Places where a stretch may begin, or end, between the step that needs the most memory and the farthest."""
+"""Places where a band may begin, or end, between the step that needs the most memory and the farthest."""
 
 LAYOUTS = 16
-"""Stretches that are laid out for each that is chosen."""
+"""Bands that are laid out for each that is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """A model with stretches that run in strips.
+    """A model with bands that run in strips.
 
     Attributes:
         lowered: With copies of these nodes, in the order that they run.
@@ -70,33 +70,33 @@ class Strips:
 def choose(
     lowered: Lowered, request: Request, plain: Solution, device: Device, count: int, threads: int, allow_rounding: bool
 ) -> Strips:
-    """A model with stretches in so many strips.
+    """A model with bands in so many strips.
 
     Args:
         lowered: The model.
         request: What is asked of it.
         plain: Its layout as it is.
         device: The plan's.
-        count: Strips of each stretch.
+        count: Strips of each band.
         threads: Threads within a node; 0 leaves it to onnxruntime.
         allow_rounding: Whether results may differ in their last bits.
 
     Raises:
-        PlanError: no stretch can, or none saves anything; or results differ in the last bits, and may not.
+        PlanError: no band can, or none saves anything; or results differ in the last bits, and may not.
     """
     ordered = lowered.model.clone()
     schedule_model(ordered, plain.schedule, plain.graph)
     before = flops_of(ordered)
     way = whole = Strips(dataclasses.replace(lowered, model=ordered), request, plain)
     chosen = list[tuple[str, ...]]()
-    while len(chosen) < STRETCHES:
+    while len(chosen) < BANDS:
         search = _Search(way, device, count, (1 + OVERLAP) * before)
-        stretch = search.best()
-        if stretch is None:
+        band = search.best()
+        if band is None:
             break
-        nodes = way.solution.graph.nodes[stretch.begin : stretch.end]
-        chosen.append(tuple(name for name, images in zip(nodes, stretch.images, strict=True) if images))
-        way = search.written(stretch)
+        nodes = way.solution.graph.nodes[band.begin : band.end]
+        chosen.append(tuple(name for name, images in zip(nodes, band.images, strict=True) if images))
+        way = search.written(band)
     if not chosen:
         raise PlanError(f"the model can't run in {count} strips: {_why_not(ordered)}.")
     notes = [f"Strips compute {flops_of(way.lowered.model) / before - 1:.1%} more: rows in which they overlap."]
@@ -118,7 +118,7 @@ def flops_of(model: ir.Model) -> int:
 
 
 class _Search:
-    """The stretch of a model whose strips save the most, around the step that needs the most memory.
+    """The band of a model whose strips save the most, around the step that needs the most memory.
 
     Args:
         whole: The model, in the order of its plan.
@@ -133,31 +133,31 @@ class _Search:
         self.read, self.block = images_read(self.model), block_size()
         self.live = live_bytes(assign_storage(graph).buffers, len(graph.nodes))
 
-    def best(self) -> Stretch | None:
-        """The stretch whose layout takes the least memory; None where none saves anything."""
+    def best(self) -> ImageBand | None:
+        """The band whose layout takes the least memory; None where none saves anything."""
         best, found = self.whole.solution.total_bytes, None
-        outside = {stretch: self._outside(stretch) for stretch in self._stretches()}
+        outside = {band: self._outside(band) for band in self._bands()}
         laid_out = 0
-        for stretch in sorted(outside, key=lambda one: (outside[one], one.end - one.begin)):
-            if outside[stretch] >= best or laid_out == LAYOUTS:
+        for band in sorted(outside, key=lambda one: (outside[one], one.end - one.begin)):
+            if outside[band] >= best or laid_out == LAYOUTS:
                 break
-            made = in_strips(self.model, stretch, self.count, self.block)
+            made = in_strips(self.model, band, self.count, self.block)
             if flops_of(made) > self.most:
                 continue
             total, laid_out = self._laid_out(made).solution.total_bytes, laid_out + 1
             if total < best:
-                best, found = total, stretch
+                best, found = total, band
         return found
 
-    def written(self, stretch: Stretch) -> Strips:
-        """The model with that stretch in strips."""
-        return self._laid_out(in_strips(self.model, stretch, self.count, self.block))
+    def written(self, band: ImageBand) -> Strips:
+        """The model with that band in strips."""
+        return self._laid_out(in_strips(self.model, band, self.count, self.block))
 
-    def _outside(self, stretch: Stretch) -> int:
+    def _outside(self, band: ImageBand) -> int:
         """What the other steps need at least."""
-        return int(np.concatenate((self.live[: stretch.begin], self.live[stretch.end :])).max(initial=0))
+        return int(np.concatenate((self.live[: band.begin], self.live[band.end :])).max(initial=0))
 
-    def _stretches(self) -> list[Stretch]:
+    def _bands(self) -> list[ImageBand]:
         """Those around the largest step, as far as nodes can run in strips, whose results have enough rows."""
         largest = int(self.live.argmax())
         first = max((n + 1 for n in range(largest) if isinstance(self.read[n], Refusal)), default=0)
@@ -168,7 +168,7 @@ class _Search:
         ends = [*[place for place in places if place > largest][:NEAR], last]
         read = [frozenset[int]() if isinstance(one, Refusal) else one for one in self.read]
         pairs = dict.fromkeys((begin, end) for begin in begins for end in ends if begin < end)
-        found = [Stretch(begin, end, tuple(read[begin:end])) for begin, end in pairs]
+        found = [ImageBand(begin, end, tuple(read[begin:end])) for begin, end in pairs]
         return [one for one in found if _fewest_rows(one.exits(self.model)) >= self.count]
 
     def _narrow(self) -> list[int]:
@@ -232,7 +232,7 @@ def _with_workspace(way: Strips, device: Device, threads: int) -> Strips:
 
 
 def _described(whole: Strips, way: Strips, names: Sequence[str], count: int) -> ChunkedBand:
-    """What a stretch is, saves and costs, for the plan."""
+    """What a band is, saves and costs, for the plan."""
     chosen, nodes = set(names), list(way.lowered.model.graph)
     copies = [n for n, node in enumerate(nodes) if "." in node.metadata_props.get(STRIP, "")]
     after = [n for n in copies if before_chunks(nodes[n]) in chosen]
@@ -249,7 +249,7 @@ def _described(whole: Strips, way: Strips, names: Sequence[str], count: int) -> 
 
 
 def _why_not(model: ir.Model) -> str:
-    """Why no stretch runs in strips."""
+    """Why no band runs in strips."""
     read = images_read(model)
     if any(isinstance(one, frozenset) and one for one in read):
         return (

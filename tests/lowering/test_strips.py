@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 import memonger
 from memonger.errors import PlanError
 from memonger.lowering.lowered import portable
-from memonger.lowering.strips import Stretch, images_read, in_strips
+from memonger.lowering.strips import ImageBand, images_read, in_strips
 from memonger.model.cutting import Refusal
 from memonger.model.load import load
 from memonger.model.marks import STRIP
@@ -138,12 +138,12 @@ def test_strips_of_random_chains_give_what_the_whole_gives(data: st.DataObject) 
     begin = data.draw(st.integers(0, len(read) - 1))
     most = next((n for n in range(begin, len(read)) if isinstance(read[n], Refusal)), len(read))
     end = data.draw(st.integers(begin, most))
-    stretch = Stretch(begin, end, tuple(one for one in read[begin:end] if not isinstance(one, Refusal)))
-    exits = stretch.exits(model)
+    band = ImageBand(begin, end, tuple(one for one in read[begin:end] if not isinstance(one, Refusal)))
+    exits = band.exits(model)
     if not exits:
         return
     rows = min((static_shape(value) or (0, 0, 0))[2] for value in exits)
-    made = in_strips(model, stretch, data.draw(st.integers(2, min(5, rows))), 1)
+    made = in_strips(model, band, data.draw(st.integers(2, min(5, rows))), 1)
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     feeds = {"x": normal(9, *chain.shapes["x"])}
     whole, strips = _run(model, feeds), _run(made, feeds)
