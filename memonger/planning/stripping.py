@@ -86,20 +86,10 @@ def choose(
     """
     ordered = lowered.model.clone()
     schedule_model(ordered, plain.schedule, plain.graph)
-    before = flops_of(ordered)
-    way = whole = Strips(dataclasses.replace(lowered, model=ordered), request, plain)
-    chosen = list[tuple[str, ...]]()
-    while len(chosen) < BANDS:
-        search = _Search(way, device, count, (1 + OVERLAP) * before)
-        band = search.best()
-        if band is None:
-            break
-        nodes = way.solution.graph.nodes[band.begin : band.end]
-        chosen.append(tuple(name for name, images in zip(nodes, band.images, strict=True) if images))
-        way = search.written(band)
-    if not chosen:
-        raise PlanError(f"the model can't run in {count} strips: {_why_not(ordered)}.")
-    notes = [f"Strips compute {flops_of(way.lowered.model) / before - 1:.1%} more: rows in which they overlap."]
+    whole = Strips(dataclasses.replace(lowered, model=ordered), request, plain)
+    way, chosen = _searched(whole, device, count)
+    more = flops_of(way.lowered.model) / max(1, flops_of(ordered)) - 1
+    notes = [f"Strips compute {more:.1%} more: rows in which they overlap."]
     most = _difference(ordered, way.lowered.model, threads)
     if most:
         said = f"results differ in their last bits, by up to {most:.1e} on random inputs"
@@ -107,9 +97,29 @@ def choose(
             raise PlanError(f"in strips {said}: {option('allow_rounding', True)} takes them.")
         notes.append(f"In strips {said}.")
     way = _with_workspace(way, device, threads)
-    step = {name: number for number, name in enumerate(plain.graph.nodes)}
-    bands = [_described(whole, way, names, count) for names in sorted(chosen, key=lambda names: step[names[0]])]
-    return dataclasses.replace(way, bands=tuple(bands), notes=tuple(notes))
+    bands = tuple(_described(whole, way, names, count) for names in chosen)
+    return dataclasses.replace(way, bands=bands, notes=tuple(notes))
+
+
+def _searched(whole: Strips, device: Device, count: int) -> tuple[Strips, list[tuple[str, ...]]]:
+    """A model with the bands that save the most, one after the other, and the names of their nodes in order.
+
+    Raises:
+        PlanError: there are none.
+    """
+    way, chosen, most = whole, list[tuple[str, ...]](), (1 + OVERLAP) * flops_of(whole.lowered.model)
+    while len(chosen) < BANDS:
+        search = _Search(way, device, count, most)
+        band = search.best()
+        if band is None:
+            break
+        nodes = way.solution.graph.nodes[band.begin : band.end]
+        chosen.append(tuple(name for name, images in zip(nodes, band.images, strict=True) if images))
+        way = search.written(band)
+    if not chosen:
+        raise PlanError(f"the model can't run in {count} strips: {_why_not(whole.lowered.model)}.")
+    step = {name: number for number, name in enumerate(whole.solution.graph.nodes)}
+    return way, sorted(chosen, key=lambda names: step[names[0]])
 
 
 def flops_of(model: ir.Model) -> int:
