@@ -53,7 +53,7 @@ def _lines(name: str, batch: int, threads: int, folder: Path) -> Iterator[str]:
     model = str(folder / "model.onnx")
     with Planner(folder) as planner:
         plain = planner.plan(Wish(model, batch, threads, "off", keep=str(folder / "plain.onnx")))
-        yield _line(name, batch, 1.0, "plain", plain, plain["peak"], _raced(folder, "plain", threads))
+        yield _line(name, batch, 1.0, "plain", plain, plain["peak"], raced(folder, "plain", threads))
         for share, (way, chunks) in itertools.product(SHARES, WAYS.items()):
             budget = round(share * plain["peak"])
             try:
@@ -65,12 +65,12 @@ def _lines(name: str, batch: int, threads: int, folder: Path) -> Iterator[str]:
                         name, batch, f"{share:.0%}", budget / MIB, way, f"refused: {smallest:.1f} is the smallest found"
                     )
                 else:
-                    yield _line(name, batch, share, way, plan, budget, _raced(folder, "way", threads))
+                    yield _line(name, batch, share, way, plan, budget, raced(folder, "way", threads))
             except WorkerError as error:
                 yield f"{name:<13}{batch:>5}{share:>8.0%}  {way}: failed: {error}"
 
 
-def _raced(folder: Path, kind: str, threads: int) -> Mapping[str, Any]:
+def raced(folder: Path, kind: str, threads: int) -> Mapping[str, Any]:
     """A plan beside the plain one: bytes of a run, seconds, the ratio of the seconds, whether the bits are the same."""
     kinds = dict.fromkeys(("plain", kind))
     outputs = {one: folder / f"{one}.outputs.npz" for one in kinds}

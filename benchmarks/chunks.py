@@ -5,7 +5,8 @@ onnxruntime as it comes, stock without its memory arena, memonger's plan without
 run takes over the loaded model (`memonger.runtime.process_memory`). Planning has a process of its own, too.
 
 ``--budgets``: GPT-2 in ever smaller budgets, with chunks and by recomputing alone: chunks_budgets.txt. ``--planning``:
-how long planning takes with chunks and without, and which nodes can't be cut: chunks_planning.txt.
+how long planning takes with chunks and without, and which nodes can't be cut: chunks_planning.txt. ``--strips``: single
+images in strips of rows: chunks_strips.txt.
 """
 
 import itertools
@@ -26,6 +27,7 @@ import numpy as np
 from benchmarks.chunk_budgets import budget_lines
 from benchmarks.chunk_networks import DEFAULT, NETWORKS, write
 from benchmarks.chunk_plans import Planner, Wish, planning_lines, slices
+from benchmarks.chunk_strips import strip_lines
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, keep, stamp
 from memonger.cli.compare import symbolic_sizes
 from memonger.cli.differences import difference
@@ -278,6 +280,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> t
 @click.option("--quick", is_flag=True, help=f"{', '.join(QUICK)} at batch 16 on one thread.")
 @click.option("--budgets", "wanted", flag_value="budgets", help="GPT-2 in ever smaller budgets.")
 @click.option("--planning", "wanted", flag_value="planning", help="How long planning takes, and what can't be cut.")
+@click.option("--strips", "wanted", flag_value="strips", help="Single images in strips of rows, on one thread.")
 @click.option("--resume", is_flag=True, help=f"Go on where {RESULTS.name} ends: measure what isn't there, or failed.")
 def main(
     networks: tuple[str, ...], batches: tuple[int, ...], threads: tuple[int, ...], quick: bool, wanted: str | None,
@@ -286,6 +289,9 @@ def main(
     """Measure; a table is kept where nothing was left out."""
     if wanted == "budgets":
         keep(budget_lines(threads[-1]), HERE / "chunks_budgets.txt")
+        return
+    if wanted == "strips":
+        keep(strip_lines(1), HERE / "chunks_strips.txt")
         return
     if wanted == "planning":
         keep(planning_lines(networks, threads[-1]), HERE / "chunks_planning.txt" if networks == DEFAULT else None)

@@ -61,17 +61,8 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         windows.append(tuple((latest[part], latest[whole], byte) for part, whole, byte in graph.windows[node]))
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in _OF_NODE}
     changes |= {key: tuple(found) for key, found in pairs.items()}
-    return replace(
-        graph,
-        nodes=tuple(nodes),
-        values=tuple(names),
-        sizes=tuple(sizes),
-        planned=tuple(planned),
-        reads=tuple(reads),
-        writes=tuple(writes),
-        windows=tuple(windows),
-        **changes,
-    )
+    changes |= {"values": tuple(names), "sizes": tuple(sizes), "planned": tuple(planned), "windows": tuple(windows)}
+    return replace(graph, nodes=tuple(nodes), reads=tuple(reads), writes=tuple(writes), **changes)
 
 
 def _is_own_order(schedule: Sequence[int], nodes: int) -> bool:

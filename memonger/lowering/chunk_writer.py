@@ -19,10 +19,12 @@ class Writer:
 
     Attributes:
         model: Its nodes are replaced by ``order`` at the end.
+        mark: What the nodes have in their metadata that cut and join.
         order: Nodes in the order in which they run.
     """
 
     model: ir.Model
+    mark: str = WINDOW
     order: list[ir.Node] = field(default_factory=list)
     _taken: set[str] = field(init=False)
     _constants: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
@@ -66,9 +68,9 @@ class Writer:
     def window(
         self, op: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int | list[int]], result: ir.Value
     ) -> None:
-        """Add a Slice or Concat node."""
+        """Add a node that cuts, joins or views."""
         name = self.fresh(f"{result.name}/{op}")
-        made = ir.node(op, inputs, attributes, outputs=[result], name=name, metadata_props={WINDOW: "1"})
+        made = ir.node(op, inputs, attributes, outputs=[result], name=name, metadata_props={self.mark: "1"})
         self.order.append(made)
 
     def slice(self, source: ir.Value, axis: int, begin: int, end: int, result: ir.Value) -> None:

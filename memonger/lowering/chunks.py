@@ -18,7 +18,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
 from memonger.lowering.chunk_writer import Writer, told_shape
-from memonger.model.axes import Axes, slicing
+from memonger.model.axes import slicing
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.marks import CHUNK, Chunk, chunk_of
 from memonger.model.values import all_values, static_shape
@@ -91,22 +91,6 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     copy.graph.extend(writer.order)
     writer.drop_unread()
     return copy
-
-
-def reach(model: ir.Model, axes: Axes, begin: int) -> tuple[int, str]:
-    """How far a band may go that begins at a node.
-
-    Returns: the node at which it must end at the latest, and why: a sentence; empty at the end of the model.
-    """
-    walk = _Walk()
-    for step, node in enumerate(model.graph):
-        if step < begin:
-            continue
-        try:
-            walk.add(node, axes.nodes[step])
-        except PlanError as error:
-            return step, str(error)
-    return len(axes.nodes), ""
 
 
 @dataclass(slots=True)

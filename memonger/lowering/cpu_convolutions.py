@@ -143,7 +143,7 @@ def _conv(form: _Form, node: ir.Node) -> ir.Value | None:
         return None
     x, w, *bias = (v for v in node.inputs if v is not None)
     image, count, kernel = (form.op.dims(v)[2:] for v in (x, node.outputs[0], w))
-    at = windows_of(form.op, node, image, count, kernel)
+    at = windows_of(node, image, count, kernel)
     form.reordered[x] = form.blocks(x)
     pads = [*at.begin, *at.end]
     return form.plain(
@@ -169,7 +169,7 @@ def _by_products(form: _Form, node: ir.Node) -> ir.Value | None:
     (batch, channels, *count), (_, outputs, *kernel), image = op.dims(x), op.dims(w), op.dims(y)[2:]
     if channels < SMALL_BATCH * batch * math.prod(count):
         return None
-    at = windows_of(op, node, image, count, kernel, up=True)
+    at = windows_of(node, image, count, kernel, up=True)
     if any(excess <= -stride for excess, stride in zip(at.excess, at.strides, strict=True)):
         return None  # Col2Im would look for another window
     columns = pointwise_image(op, x, op.reshape(w, (channels, outputs * math.prod(kernel))))
@@ -183,7 +183,7 @@ def _depthwise_transposed(form: _Form, node: ir.Node) -> ir.Value | None:
     if len(node.inputs) > 2:
         return None
     op, x, w, y = form.op, form.op.given(node, 0), form.op.given(node, 1), node.outputs[0]
-    at = windows_of(op, node, op.dims(y)[2:], op.dims(x)[2:], op.dims(w)[2:], up=True)
+    at = windows_of(node, op.dims(y)[2:], op.dims(x)[2:], op.dims(w)[2:], up=True)
     (batch, channels, *count), strides = op.dims(x), at.strides
     begin = [k - 1 - b for k, b in zip(at.kernel, at.begin, strict=True)]
     spread = [c * s for c, s in zip(count, strides, strict=True)]

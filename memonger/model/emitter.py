@@ -318,7 +318,8 @@ class Emitter:
         """``x[..., start:stop:step, ...]`` along one axis."""
         return self.Slice(x, self.ints(start), self.ints(stop), self.ints(axis), self.ints(step))
 
-    def attribute(self, node: ir.Node, name: str, default: T) -> T:
+    @staticmethod
+    def attribute(node: ir.Node, name: str, default: T) -> T:
         """The Python value of an attribute, of the default's type: a number, a string, a list of numbers."""
         attribute = node.attributes.get(name)
         if attribute is None:

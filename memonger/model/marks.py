@@ -38,6 +38,9 @@ _CHUNK_NAME = re.compile(r"\.chunk\d+_\d+(?:#\d+)?(?=$|/(?:Slice|Concat)(?:#\d+)
 WINDOW = "memonger.window"
 """On a Slice or Concat node that chunks made: its parts may lie inside its whole. Its value is ``1``."""
 
+STRIP = "memonger.strip"
+"""On a node that strips made: a copy's is ``<begin>.<end>``, the rows that it writes; of what cuts and joins ``1``."""
+
 COMPOSITE = "memonger.composite"
 """On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
 
@@ -116,7 +119,7 @@ class Chunk:
     @property
     def mark(self) -> str:
         """What stands on the node."""
-        return ".".join(map(str, dataclasses.astuple(self)))
+        return f"{self.band}.{self.stage}.{self.begin}.{self.end}"
 
 
 def chunk_of(node: ir.Node) -> Chunk | None:
@@ -128,7 +131,7 @@ def chunk_of(node: ir.Node) -> Chunk | None:
 def before_chunks(node: ir.Node) -> str:
     """The name that a node had before chunks were made; of one that cuts or joins that of the value it does so with."""
     name = str(node.name)
-    return without_slice(name) if {CHUNK, WINDOW}.intersection(node.metadata_props) else name
+    return without_slice(name) if {CHUNK, WINDOW, STRIP}.intersection(node.metadata_props) else name
 
 
 def without_slice(name: str) -> str:

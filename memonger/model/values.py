@@ -34,8 +34,8 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     """The value's shape where every dimension is a number, else None."""
     if value.shape is None:
         return None
-    dims = tuple(dim for dim in value.shape if isinstance(dim, int))
-    return dims if len(dims) == len(value.shape) else None
+    dims = value.shape.dims
+    return dims if all(type(dim) is int for dim in dims) else None  # type: ignore[return-value]
 
 
 def tensor_shape(tensor: ir.TensorProtocol) -> ir.Shape:

@@ -65,20 +65,20 @@ class Windows:
 
 
 def windows_of(
-    op: Emitter, node: ir.Node, image: Sequence[int], count: Sequence[int], kernel: Sequence[int], *, up: bool = False
+    node: ir.Node, image: Sequence[int], count: Sequence[int], kernel: Sequence[int], *, up: bool = False
 ) -> Windows:
     """The windows of a Conv or of a pool; with ``up``, of a ConvTranspose, whose image is its output.
 
     Where the node leaves the padding to be found (``auto_pad``, ``output_shape``), it follows from the sizes.
     """
     rank = len(image)
-    strides = op.attribute(node, "strides", []) or [1] * rank
-    dilations = op.attribute(node, "dilations", []) or [1] * rank
-    pads = op.attribute(node, "pads", []) or [0] * (2 * rank)
-    auto = op.attribute(node, "auto_pad", "NOTSET")
+    strides = Emitter.attribute(node, "strides", []) or [1] * rank
+    dilations = Emitter.attribute(node, "dilations", []) or [1] * rank
+    pads = Emitter.attribute(node, "pads", []) or [0] * (2 * rank)
+    auto = Emitter.attribute(node, "auto_pad", "NOTSET")
     begin, end = list(pads[:rank]), list(pads[rank:])
     if auto.startswith("SAME") or (up and "output_shape" in node.attributes):
-        extra = op.attribute(node, "output_padding", []) or [0] * rank
+        extra = Emitter.attribute(node, "output_padding", []) or [0] * rank
         for a in range(rank):
             total = (count[a] - 1) * strides[a] + (kernel[a] - 1) * dilations[a] + 1 - image[a]
             total = max(0, total + (extra[a] if up else 0))

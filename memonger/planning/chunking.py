@@ -134,16 +134,29 @@ class Chunking:
         return self.solution.total_bytes + self.constants
 
 
+def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
+    """Whether a way to run a model in chunks is to be looked for.
+
+    Raises:
+        PlanError: a number of chunks is asked for, and the model can't run in any.
+    """
+    why_not = _why_not(lowered, options, device)
+    if why_not and options.axis_and_chunks is not None:
+        raise PlanError(f"the model can't run in chunks: {why_not}.")
+    return not why_not and options.chunks != "off"
+
+
 def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None,
+    lowered: Lowered, request: Request, plain: Solution, options: Options, device: Device, batch: int | None,
     slower: Callable[["Chunking"], float],
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
     Args:
-        lowered: The model.
+        lowered: The model, which can run in chunks: see `are_wanted`.
         request: What is asked of it.
-        options: `Options.chunks`, `Options.max_overhead` and `Options.order`.
+        plain: Its layout as it is.
+        options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         slower: Measures by how much of the model's time a way takes longer. It is asked where the estimate, which
@@ -152,12 +165,6 @@ def choose(
     Raises:
         PlanError: a number of chunks is asked for that can't be.
     """
-    why_not = _why_not(lowered, options, device)
-    if why_not and options.axis_and_chunks is not None:
-        raise PlanError(f"the model can't run in chunks: {why_not}.")
-    if why_not or options.chunks == "off":
-        return None
-    plain = decide(dataclasses.replace(request, budget=None), "none", options.order)
     budget = request.budget
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
@@ -280,9 +287,10 @@ def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
 
 
 def _alone(model: ir.Model, nodes: Sequence[ir.Node]) -> ir.Model:
-    """These nodes as a model: what they read of others is its input, all that they write its output."""
-    inner = dict.fromkeys(v for node in nodes for v in node.outputs if v.name)
-    return extract(model, nodes, inner)
+    """These nodes as a model: what they read of others is its input, what others read of them its output."""
+    own = set(nodes)
+    written = (v for node in nodes for v in node.outputs if v.name)
+    return extract(model, nodes, [v for v in written if v.is_graph_output() or not own.issuperset(v.consumers())])
 
 
 def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
@@ -308,9 +316,8 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     if not different:
         return ()
     name, most = max(different.items(), key=lambda one: one[1])
-    return (
-        f"{len(different)} nodes give other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",
-    )
+    nodes = "1 node gives" if len(different) == 1 else f"{len(different)} nodes give"
+    return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
 
 
 def _best(plain: int, above: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
@@ -536,8 +543,8 @@ def _waits(lowered: Lowered) -> float:
     """Seconds that nodes wait for their weights: a product with few rows is over before they are read."""
     assert lowered.calibration is not None
     seconds, found = lowered.calibration.seconds or {}, 0.0
+    sizes = {v: v.const_value.nbytes for v in lowered.model.graph.initializers.values() if v.const_value is not None}
     for node in lowered.model.graph:
-        weights = (v.const_value for v in node.inputs if v is not None and v.is_initializer())
-        read = sum(tensor.nbytes for tensor in weights if tensor is not None)
+        read = sum(sizes.get(v, 0) for v in node.inputs if v is not None)
         found += max(0.0, read / WEIGHT_BYTES - seconds.get(str(node.name), 0.0)) if read else 0.0
     return found

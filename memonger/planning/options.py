@@ -17,6 +17,7 @@ from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
+from memonger.model.image_rows import ROWS
 from memonger.model.ranges import MOST_RANGES, Range
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
@@ -62,7 +63,8 @@ class Options:
             gets no more points; the plan then depends on the machine's speed.
         chunks: Which nodes run in chunks, on one slice of an axis after the other: ``auto``, for inference on the CPU,
             as far as memory falls at a cost of ``max_overhead``, or as a budget needs; ``off``; or a number, for
-            everything that can along the inputs' first axis, with ``1:8`` for eight along the axis after it.
+            everything that can along the inputs' first axis, with ``1:8`` for eight along the axis after it, or
+            ``strips:8`` (an experiment) for the first nodes by rows of the image, which overlap.
         max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction.
         allow_rounding: Let nodes run in chunks whose results then differ in their last bits.
         sharing: Which values may share an address.
@@ -204,9 +206,10 @@ class Options:
         found = _CHUNKS.fullmatch(str(self.chunks))
         if found is None or isinstance(self.chunks, bool) or (found[3] and not 2 <= int(found[3]) <= MOST_BATCH):
             raise PlanError(
-                f"chunks must be 'auto', 'off', a number from 2 on, or one with an axis ('1:8'), not {self.chunks!r}."
+                "chunks must be 'auto', 'off', a number from 2 on, or one with an axis ('1:8', 'strips:8'), not "
+                f"{self.chunks!r}."
             )
-        return (int(found[2] or 0), int(found[3])) if found[3] else None
+        return (_AXES[found[2]], int(found[3])) if found[3] else None
 
     @property
     def chosen_mode(self) -> Mode:
@@ -379,7 +382,10 @@ def _documented(text: str, names: Sequence[str]) -> str:
     return re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, text, flags=re.MULTILINE)
 
 
-_CHUNKS = re.compile(r"auto|off|(([01]):)?([0-9]{1,10})")
+_CHUNKS = re.compile(r"auto|off|((0|1|strips):)?([0-9]{1,10})")
+
+_AXES = {None: 0, "0": 0, "1": 1, "strips": ROWS}
+"""Axes of inputs by how they are asked for."""
 
 _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("dims", Mapping | None, "sizes by name, as {'seq': 128} or {'seq': (1, 512)}"),

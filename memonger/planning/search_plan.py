@@ -17,6 +17,7 @@ from memonger.lowering.lowered import Lowered, portable
 from memonger.model import marks as marks
 from memonger.model import open_dims, training_roles
 from memonger.model.emitter import collecting_later
+from memonger.model.image_rows import ROWS
 from memonger.model.kept_state import with_state
 from memonger.model.load import Source, load, load_open
 from memonger.model.marks import lost, select
@@ -25,7 +26,7 @@ from memonger.model.ranges import Range
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes, state_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning import chunking, decide, networkx_graph
+from memonger.planning import chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
@@ -238,6 +239,7 @@ class Job:
         stock_bytes: See `memonger.plan_file.Header`.
         chunks: See there.
         ranges: See there.
+        plain: The layout with nothing recomputed, where it was needed before the search.
     """
 
     source: Model
@@ -252,6 +254,7 @@ class Job:
     stock_bytes: int | None
     chunks: tuple[ChunkedBand, ...] = ()
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    plain: Solution | None = None
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -338,17 +341,31 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
 
 def in_chunks(job: Job, begin: float) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
+    if job.ranges or job.options.state or not chunking.are_wanted(job.lowered, job.options, job.device):
+        return job
+    plain = decide.decide(dataclasses.replace(job.request, budget=None), "none", job.options.order)
+    job = dataclasses.replace(job, plain=plain)
+    asked = job.options.axis_and_chunks
+    if asked is not None and asked[0] == ROWS:
+        return _with_strips(job, plain, asked[1])
 
     def slower(way: chunking.Chunking) -> float:
         from memonger.planning.rehearse import time_ratio
 
-        plain, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
-        return time_ratio(plain, other, job.options.inputs) - 1
+        whole, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
+        return time_ratio(whole, other, job.options.inputs) - 1
 
-    if job.ranges or job.options.state:
-        return job
-    found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, slower)
+    found = chunking.choose(job.lowered, job.request, plain, job.options, job.device, job.source.batch, slower)
     return job if found is None else _with_chunks(job, found)
+
+
+def _with_strips(job: Job, plain: Solution, count: int) -> Job:
+    allowed, threads = job.options.allow_rounding, job.options.threads
+    found = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
+    return dataclasses.replace(
+        job, lowered=found.lowered, request=found.request, options=dataclasses.replace(job.options, order="file"),
+        notes=(*job.notes, *found.notes), chunks=found.bands, plain=found.solution,
+    )  # fmt: skip
 
 
 def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
@@ -356,12 +373,15 @@ def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
     options = dataclasses.replace(job.options, order="file")
     return dataclasses.replace(
         job, lowered=way.lowered, request=request, options=options, notes=(*job.notes, *way.notes),
-        chunks=way.described(),
+        chunks=way.described(), plain=way.solution,
     )  # fmt: skip
 
 
 def solve(job: Job) -> Solution:
     """Order, recompute, lay out; see `memonger.planning.decide.decide`."""
+    plain, budget = job.plain, job.request.budget
+    if plain is not None and (job.strategy == "none" or (budget and decide.total_bytes(job.request, plain) <= budget)):
+        return plain
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:

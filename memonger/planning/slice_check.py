@@ -1,5 +1,6 @@
 """Whether nodes give the same bits on slices as on whole values: a kernel may take another path for another shape."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -9,15 +10,19 @@ import onnx_ir as ir
 
 from memonger.devices import CPU
 from memonger.errors import SessionError
+from memonger.graph.liveness import ALIGNMENT
 from memonger.model.cutting import Slicing
 from memonger.model.extract import extract, is_fed
 from memonger.model.parts import elements
-from memonger.model.values import static_shape
+from memonger.model.values import nbytes, static_shape
 from memonger.runtime import ort
 from memonger.runtime.weights import LEND_ALL
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
+
+_SIMPLE = ("INT", "FLOAT", "STRING", "INTS", "FLOATS", "STRINGS")
+"""Types of attributes whose text says all."""
 
 
 class SliceCheck:
@@ -30,6 +35,8 @@ class SliceCheck:
     def __init__(self, threads: int) -> None:
         self._options = ort.Options(in_order=True, threads=threads, lending=LEND_ALL)
         self._known: dict[Any, float] = {}
+        self._normal = np.empty(0, np.float32)
+        self._whole, self._part = _Memory(), _Memory()
 
     def difference(
         self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model,
@@ -56,12 +63,12 @@ class SliceCheck:
         self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model, tried: Sequence[tuple[ir.Node, int, int]],
         size: int,
     ) -> float:  # fmt: skip
-        feeds = {index: _random(v) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
+        feeds = {index: self._random(v) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
         try:
-            results, most = self._run(*whole, feeds), 0.0
+            results, most = self._run(*whole, feeds, self._whole), 0.0
             for copy, begin, end in tried:
                 cut = {i: _cut(a, how.inputs.get(i), begin, end, size) for i, a in feeds.items()}
-                parts = self._run(model, copy, cut)
+                parts = self._run(model, copy, cut, self._part)
                 for number, axis in how.outputs.items():
                     expected = _cut(results[number], axis, begin, end, size)
                     most = max(most, _largest_difference(parts[number], expected))
@@ -69,37 +76,78 @@ class SliceCheck:
             return float("inf")
         return most
 
-    def _run(self, model: ir.Model, node: ir.Node, feeds: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """The outputs of a node alone, by number."""
+    def _random(self, value: ir.Value) -> np.ndarray:
+        """Random numbers of a value's type and shape; of integers zeros, which any index may be."""
+        assert value.dtype is not None
+        shape = static_shape(value) or ()
+        if value.dtype.is_floating_point() or value.dtype == ir.DataType.BOOL:
+            count = math.prod(shape)
+            if len(self._normal) < count:
+                self._normal = np.resize(_normal(), count)
+            numbers = self._normal[:count].reshape(shape)
+            return numbers > 0 if value.dtype == ir.DataType.BOOL else numbers.astype(value.dtype.numpy(), copy=False)
+        return np.zeros(shape, value.dtype.numpy())
+
+    def _run(
+        self, model: ir.Model, node: ir.Node, feeds: Mapping[int, np.ndarray], memory: "_Memory"
+    ) -> dict[int, np.ndarray]:
+        """The outputs of a node alone, by number: they lie in this memory."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
         session = ort.make_session(extract(model, [node], outputs.values()), CPU, self._options)
-        given = {str(v.name): feeds[i] for i, v in enumerate(node.inputs) if v is not None and is_fed(v)}
+        results, binding = memory.arrays(outputs), session.io_binding()
         try:
-            return dict(zip(outputs, session.run(None, given), strict=True))
+            for name, array in {_name(node.inputs[index]): array for index, array in feeds.items()}.items():
+                binding.bind_cpu_input(name, array)
+            for number, array in results.items():
+                dtype = outputs[number].dtype
+                assert dtype is not None
+                ort.bind_output(binding, _name(outputs[number]), dtype, array.shape, array.ctypes.data)
+            session.run_with_iobinding(binding)
         except Exception as error:  # pybind exceptions share no base class
             raise SessionError(str(error)) from error
+        return results
+
+
+class _Memory:
+    """Memory for results, used again: the system takes as long to hand out new memory as many a node to fill it."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def arrays(self, values: Mapping[int, ir.Value]) -> dict[int, np.ndarray]:
+        """Arrays for these values. What was there before is lost."""
+        sizes = {index: nbytes(value) or 0 for index, value in values.items()}
+        if len(self._bytes) < (needed := sum(size + ALIGNMENT for size in sizes.values())):
+            self._bytes = np.empty(needed, np.uint8)
+        found, begin = {}, 0
+        for index, value in values.items():
+            assert value.dtype is not None
+            array = self._bytes[begin : begin + sizes[index]].view(value.dtype.numpy())
+            found[index] = array.reshape(static_shape(value) or ())
+            begin += -(-sizes[index] // ALIGNMENT) * ALIGNMENT
+        return found
+
+
+def _name(value: ir.Value | None) -> str:
+    return "" if value is None else str(value.name)
 
 
 def _key(node: ir.Node) -> Any:
-    attributes = (ir.to_proto(a).SerializeToString(deterministic=True) for _, a in sorted(node.attributes.items()))
+    attributes = (_told(attribute) for _, attribute in sorted(node.attributes.items()))
     values = ((v.dtype, static_shape(v), is_fed(v)) if v is not None else None for v in (*node.inputs, *node.outputs))
     return node.op_identifier(), node.version, tuple(attributes), tuple(values)
+
+
+def _told(attribute: ir.Attr) -> Any:
+    """What an attribute holds. Only tensors and their like are serialized, which takes a millisecond."""
+    if attribute.type.name in _SIMPLE:
+        return attribute.name, attribute.type, repr(attribute.value)
+    return ir.to_proto(attribute).SerializeToString(deterministic=True)
 
 
 @cache
 def _normal() -> np.ndarray:
     return np.random.default_rng(0).standard_normal(_NORMAL, np.float32)
-
-
-def _random(value: ir.Value) -> np.ndarray:
-    """Random numbers of a value's type and shape; of integers zeros, which any index may be."""
-    assert value.dtype is not None
-    shape = static_shape(value) or ()
-    if value.dtype.is_floating_point():
-        return np.resize(_normal(), shape).astype(value.dtype.numpy(), copy=False)
-    if value.dtype == ir.DataType.BOOL:
-        return np.resize(_normal() > 0, shape)
-    return np.zeros(shape, value.dtype.numpy())
 
 
 def _cut(array: np.ndarray, axis: int | None, begin: int, end: int, size: int) -> np.ndarray:

@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from memonger.model.marks import CHUNK, WINDOW
+from memonger.model.image_rows import ROWS
+from memonger.model.marks import CHUNK, STRIP, WINDOW
 from memonger.plan import Plan
 from memonger.plan_file import ChunkedBand
 from memonger.units import format_size
@@ -22,7 +23,7 @@ def chunks_lines(plan: Plan) -> tuple[str, ...]:
     bands = plan.chunks
     if not bands:
         return ()
-    whole = sum(not {CHUNK, WINDOW}.intersection(node.metadata_props) for node in plan.model.graph)
+    whole = sum(not {CHUNK, WINDOW, STRIP}.intersection(node.metadata_props) for node in plan.model.graph)
     count = sum(band.nodes for band in bands)
     before, after = (max(getattr(band, f"bytes_{when}") for band in bands) for when in ("before", "after"))
     return (
@@ -41,7 +42,7 @@ def chunks_words(records: Sequence[Mapping[str, Any]]) -> str:
 
 def axis_words(axis: int) -> str:
     """An axis of the inputs as people call it."""
-    return f"axis {axis} of the inputs" if axis else "the batch"
+    return "the batch" if not axis else "the image's rows" if axis == ROWS else f"axis {axis} of the inputs"
 
 
 def _slices(bands: Sequence[ChunkedBand]) -> str:

@@ -34,7 +34,7 @@ WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little 
 def _conv(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     x, w = node.inputs[:2]
     kernel = op.dims(w)[2:]
-    at = windows_of(op, node, op.dims(x)[2:], op.dims(node.outputs[0])[2:], kernel)
+    at = windows_of(node, op.dims(x)[2:], op.dims(node.outputs[0])[2:], kernel)
     group = op.attribute(node, "group", 1)
     dx = _image_gradient(op, dy, w, at, group) if op.wants(0) and x is not None and w is not None else None
     dw = _weight_gradient(op, x, dy, at, group) if op.wants(1) and x is not None else None
@@ -45,7 +45,7 @@ def _conv(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
 def _conv_transpose(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     x, w = node.inputs[:2]
     kernel = op.dims(w)[2:]
-    at = windows_of(op, node, op.dims(node.outputs[0])[2:], op.dims(x)[2:], kernel, up=True)
+    at = windows_of(node, op.dims(node.outputs[0])[2:], op.dims(x)[2:], kernel, up=True)
     group = op.attribute(node, "group", 1)
     db = _bias_gradient(op, dy) if op.wants(2) else None
     dw = _weight_gradient(op, dy, x, at, group) if op.wants(1) and x is not None else None

@@ -81,7 +81,7 @@ def _lp_pool(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 
 def _windows(op: Emitter, node: ir.Node) -> Windows:
     image, count = op.dims(node.inputs[0])[2:], op.dims(node.outputs[0])[2:]
-    return windows_of(op, node, image, count, op.attribute(node, "kernel_shape", []))
+    return windows_of(node, image, count, op.attribute(node, "kernel_shape", []))
 
 
 def _counts(at: Windows, include_pad: bool) -> np.ndarray:

@@ -32,7 +32,7 @@ class _Axis:
 
 def _windows(op: Emitter, node: ir.Node) -> Windows:
     x, w, y = op.given(node, 0), op.given(node, 1), node.outputs[0]
-    return windows_of(op, node, op.dims(y)[2:], op.dims(x)[2:], op.dims(w)[2:], up=True)
+    return windows_of(node, op.dims(y)[2:], op.dims(x)[2:], op.dims(w)[2:], up=True)
 
 
 def _is_left_to_cpu(op: Emitter, node: ir.Node) -> bool:
