@@ -231,6 +231,7 @@ class Job:
         origins: See `memonger.model.marks.origins`.
         stock_bytes: See `memonger.plan_file.Header`.
         chunks: See there.
+        solution: The layout of a training step in chunks: nothing is left to decide.
     """
 
     source: Model
@@ -244,6 +245,7 @@ class Job:
     origins: Mapping[str, str]
     stock_bytes: int | None
     chunks: tuple[ChunkedBand, ...] = ()
+    solution: Solution | None = None
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -329,12 +331,14 @@ def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
     options = dataclasses.replace(job.options, order="file")
     return dataclasses.replace(
         job, lowered=way.lowered, request=request, options=options, notes=(*job.notes, *way.notes),
-        chunks=way.described(),
+        chunks=way.described(), solution=way.solution if job.mode == "training" else None,
     )  # fmt: skip
 
 
 def solve(job: Job) -> Solution:
     """Order, recompute, lay out; see `memonger.planning.decide.decide`."""
+    if job.solution is not None:
+        return job.solution
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
