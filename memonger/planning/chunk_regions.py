@@ -62,7 +62,7 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str], finest
     found: list[tuple[_Region, float]] = []
     now, floor = graph, 0.0
     for _ in range(MOST_REGIONS):
-        needed = [a + b for a, b in zip(_live(now), now.workspace, strict=True)]
+        needed = _live(now)
         place = {step: at for at, step in enumerate(order)}
         taken = {place[step]: least for region, least in found for step in region.how}
         worst = max((at for at in range(len(order)) if at not in taken), key=lambda at: needed[at], default=-1)
@@ -78,12 +78,13 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str], finest
             laid = schedule_graph(graph, trial)
             part = _range(laid, trial, region, nodes)
             least = part.least(finest)
-            if least < GAIN * needed[worst] and (best is None or (least, len(region.how)) < best[:2]):
-                best = least, len(region.how), region, trial, laid
+            rank = round(least / needed[worst], 2), -len(region.how)
+            if least < GAIN * needed[worst] and (best is None or rank < best[0]):
+                best = rank, least, region, trial, laid
         if best is None:
             floor = needed[worst]
             continue
-        found.append((best[2], best[0]))
+        found.append((best[2], best[1]))
         order, now = best[3], best[4]
     return _assembled(nodes, graph, order, now, [region for region, _ in found])
 
@@ -194,7 +195,7 @@ class _Growth:
         return self._take(node, how, made)
 
     def _written_by(self, node: ir.Node, value: ir.Value, made: set[ir.Value]) -> list[ir.Value]:
-        """What wrote a value, if it can write slices of it, of what takes less."""
+        """What wrote a value, if it can write slices of it, of what takes no more."""
         place, axis = list(node.outputs).index(value), self.axis_of[value]
         for index, read in enumerate(node.inputs):
             for other, length in enumerate((static_shape(read) if read is not None else None) or ()):
@@ -203,15 +204,15 @@ class _Growth:
                 how = self._answer(node, {index: other})
                 if how is None or how.outputs.get(place) != axis:
                     continue
-                if self.is_high[self.steps[node]] or self._takes_less(node, how, value):
+                if self.is_high[self.steps[node]] or self._takes_no_more(node, how, value):
                     return self._take(node, how, made)
         return []
 
-    def _takes_less(self, node: ir.Node, how: Slicing, value: ir.Value) -> bool:
-        """Whether what a node reads in slices, and nobody had so far, is smaller than what it writes."""
+    def _takes_no_more(self, node: ir.Node, how: Slicing, value: ir.Value) -> bool:
+        """Whether what a node reads in slices, and nobody had so far, is no larger than what it writes."""
         read = (node.inputs[index] for index in how.inputs)
         new = {v for v in read if v is not None and v not in self.axis_of and v.producer() is not None}
-        return sum(self.size_of.get(str(v.name), 0) for v in new) < self.size_of.get(str(value.name), 0)
+        return sum(self.size_of.get(str(v.name), 0) for v in new) <= self.size_of.get(str(value.name), 0)
 
     def _in_order(self, nodes: Sequence[ir.Node], graph: Graph, window: Sequence[int]) -> _Region:
         """The nodes that can stand one after the other: none depends on what has to be whole by then."""
@@ -276,7 +277,26 @@ def _reordered(
 def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[ir.Node]) -> Range:
     axes = Axes(region.size, (), {str(value.name): axis for value, axis in region.axis_of.items()})
     begin = order.index(next(iter(region.how)))
-    return measured(graph, axes, [(begin, begin + len(region.how))])[0]
+    part = measured(graph, axes, [(begin, begin + len(region.how))])[0]
+    return dataclasses.replace(part, exits=part.exits + _twice(graph, region, nodes, begin))
+
+
+def _twice(graph: Graph, region: _Region, nodes: Sequence[ir.Node], begin: int) -> int:
+    """Bytes of what is joined that slices can't be written into, or that was written over what is now read whole."""
+    storage, found = assign_storage(graph), 0
+    number = {name: value for value, name in enumerate(graph.values)}
+    own = {nodes[step] for step in region.how}
+    for step, how in region.how.items():
+        for index, axis in how.outputs.items():
+            value = nodes[step].outputs[index]
+            place = number[str(value.name)]
+            read = value.is_graph_output() or any(reader not in own for reader in value.consumers())
+            if not read or storage.of_value[place] < 0:
+                continue
+            is_torn = any(dim != 1 for dim in (static_shape(value) or ())[:axis])
+            found += graph.sizes[place] * is_torn
+            found += graph.sizes[place] * (storage.buffers[storage.of_value[place]].start < begin)
+    return found
 
 
 def _assembled(

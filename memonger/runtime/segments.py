@@ -17,7 +17,7 @@ import onnx_ir as ir
 from memonger.devices import Cuda
 from memonger.errors import SessionError
 from memonger.graph.graph import read_values
-from memonger.model.values import subgraphs
+from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
