@@ -31,9 +31,7 @@ class Axes:
     values: Mapping[str, int]
 
 
-def slicing(
-    node: ir.Node, axes: Mapping[int, int], size: int | None = None, sums: bool = False
-) -> Slicing | Refusal:
+def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sums: bool = False) -> Slicing | Refusal:
     """How a node is cut whose inputs are cut along these axes.
 
     Args:

@@ -241,35 +241,29 @@ class _Growth:
         return region
 
 
-def _reordered(
-    order: Sequence[int], graph: Graph, region: _Region, window: Sequence[int], worst: int
-) -> list[int]:
+def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequence[int], worst: int) -> list[int]:
     """An order in which a region's steps stand one after the other.
 
     What they need comes before them, what depends on them behind them; of the rest what stood before the worst step
     stays before, but updates wait for those who read the old content.
     """
     first, last = min(map(window.index, region.how)), max(map(window.index, region.how))
-    inner = [step for step in window[first : last + 1] if step not in region.how]
-    wrote = {value for step in region.how for value in graph.writes[step]}
-    behind = set[int]()
-    for step in inner:
+    inner = [(place, step) for place, step in enumerate(window[first : last + 1], first) if step not in region.how]
+    wrote, behind = {value for step in region.how for value in graph.writes[step]}, set[int]()
+    for _, step in inner:
         if not wrote.isdisjoint(graph.reads[step]):
             behind.add(step)
             wrote.update(graph.writes[step])
-    needed = {value for step in region.how for value in graph.reads[step]}
+    read = {value for step in region.how for value in graph.reads[step]}
     overwritten = {old for step in region.how for old, _ in graph.updates[step]}
-    before = set[int]()
-    at = window.index(worst)
-    for step in reversed(inner):
-        updates = {old for old, _ in graph.updates[step]}
-        early = window.index(step) < at and updates.isdisjoint(needed)
-        wanted = not needed.isdisjoint(graph.writes[step]) or not overwritten.isdisjoint(graph.reads[step])
-        if step not in behind and (early or wanted or any(not needed.isdisjoint(graph.writes[s]) for s in (step,))):
+    at, before = window.index(worst), set[int]()
+    for place, step in reversed(inner):
+        is_early = place < at and read.isdisjoint(old for old, _ in graph.updates[step])
+        is_needed = not read.isdisjoint(graph.writes[step]) or not overwritten.isdisjoint(graph.reads[step])
+        if step not in behind and (is_early or is_needed):
             before.add(step)
-            needed.update(graph.reads[step])
-    early = [step for step in inner if step in before]
-    late = [step for step in inner if step not in before]
+            read.update(graph.reads[step])
+    early, late = ([step for _, step in inner if (step in before) == side] for side in (True, False))
     begin = order.index(window[first])
     return [*order[:begin], *early, *region.how, *late, *order[begin + last - first + 1 :]]
 
@@ -308,7 +302,5 @@ def _assembled(
     answers = tuple(how.get(step) for step in order)
     ranges = sorted((_range(now, order, region, nodes) for region in found), key=lambda part: part.begin)
     sums = {step for region in found for step, one in region.how.items() if one.sums}
-    ranges = [
-        dataclasses.replace(part, sums=not sums.isdisjoint(order[part.begin : part.end])) for part in ranges
-    ]
+    ranges = [dataclasses.replace(part, sums=not sums.isdisjoint(order[part.begin : part.end])) for part in ranges]
     return Regions(tuple(order), now, Axes(1, answers, {}), tuple(ranges))

@@ -43,7 +43,7 @@ def slice_levels(size: int) -> list[tuple[int, ...]]:
 
 
 def sum_levels(size: int) -> list[tuple[int, ...]]:
-    """The same where products are summed up: bounds are multiples of `STRIDE`, where that leaves two slices at least."""
+    """The same where products are summed up: bounds are multiples of `STRIDE`; just the whole where those are none."""
     widths = (STRIDE << power for power in reversed(range(size.bit_length())))
     levels = [(*range(0, size, width), size) for width in widths if width < size <= width * MOST_SLICES]
     return [(0, size), *levels]

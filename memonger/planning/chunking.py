@@ -27,10 +27,10 @@ from memonger.graph.schedule import original, schedule_graph, schedule_model
 from memonger.lowering import calibrate
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model import training_roles
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.extract import extract
-from memonger.model import training_roles
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, static_shape, subgraphs

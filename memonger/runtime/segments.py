@@ -158,7 +158,7 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes of what persists that are read, and may be written over, where they lie. No node runs that cuts or joins them.
+    """Bytes of what persists that are read, and may be written over, where they lie: no node cuts or joins them.
 
     Attributes:
         tensor: Their name and shape; the offset is the first byte in the whole.
@@ -175,7 +175,7 @@ def _kept(plan: Plan) -> tuple[Kept, ...]:
     """The parts of what persists, and its new content as a whole where parts of that were written."""
     graph, values = plan.graph, {str(v.name): v for node in plan.model.graph for v in node.outputs}
     new_of = {old: new for pairs in graph.updates for old, new in pairs}
-    places = {(part, whole, byte) for windows in graph.windows for part, whole, byte in windows if not graph.planned[part]}
+    places = {window for windows in graph.windows for window in windows if not graph.planned[window[0]]}
     torn = {whole for part, whole, _ in places if part in new_of and whole in new_of}
     found = []
     for part, whole, byte in [*sorted(places), *((new_of[whole], whole, 0) for whole in sorted(torn))]:
