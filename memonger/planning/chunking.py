@@ -23,7 +23,7 @@ from memonger.devices import Device
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
-from memonger.graph.schedule import original, schedule_graph, schedule_model
+from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
 from memonger.lowering import calibrate
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
@@ -135,6 +135,12 @@ class Chunking:
         return (*outer, *found)
 
     @property
+    def recomputed(self) -> float:
+        """Estimated seconds of what runs again."""
+        graph = self.axis.graph
+        return math.fsum(cost for name, cost in zip(graph.nodes, graph.costs, strict=True) if is_copy(name))
+
+    @property
     def total(self) -> int:
         """Bytes of arena and workspace, and of what is added to the constants."""
         return self.solution.total_bytes + self.constants
@@ -142,7 +148,7 @@ class Chunking:
 
 def choose(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None,
-    slower: Callable[["Chunking"], float],
+    slower: Callable[["Chunking"], float], plain: Solution | None = None,
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
@@ -154,6 +160,8 @@ def choose(
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         slower: Measures by how much of the model's time a way takes longer. It is asked where the estimate, which
             knows of more nodes, but not that their values fit the caches, is above `Options.max_overhead`.
+        plain: The schedule whose nodes are to run in chunks, recomputations included; None: of a training step
+            without a budget what its strategy finds, else the one that takes least with nothing recomputed.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
@@ -165,7 +173,7 @@ def choose(
         return None
     roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
     strategy = options.chosen_strategy if roles is not None and request.budget is None else "none"
-    plain = decide(dataclasses.replace(request, budget=None), strategy, options.order)
+    plain = plain or decide(dataclasses.replace(request, budget=None), strategy, options.order)
     budget = request.budget
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
@@ -395,8 +403,6 @@ def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
     graph = lowered.model.graph
     if not device.is_host or lowered.calibration is None or lowered.calibration.seconds is None:
         return f"chunks are for plans on the CPU ({option('device', 'cpu')})"
-    if options.chosen_mode == "training" and options.axis_and_chunks is not None:
-        return "the nodes of a training step have no axis in common: 'auto' finds those that each can be cut along"
     if any(map(subgraphs, graph)):
         return "it has nodes with subgraphs (If, Loop, Scan)"
     default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)

@@ -23,7 +23,7 @@ from memonger.model.model import Model
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning import chunking, decide, networkx_graph
+from memonger.planning import both, chunking, decide, networkx_graph
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
@@ -231,7 +231,7 @@ class Job:
         origins: See `memonger.model.marks.origins`.
         stock_bytes: See `memonger.plan_file.Header`.
         chunks: See there.
-        solution: The layout of a training step in chunks: nothing is left to decide.
+        solution: The schedule and its layout, where nothing is left to decide.
     """
 
     source: Model
@@ -322,8 +322,21 @@ def in_chunks(job: Job, begin: float) -> Job:
         plain, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
         return time_ratio(plain, other, job.options.inputs) - 1
 
+    if job.mode == "training" and job.request.budget is not None and job.options.chunks != "off":
+        try:
+            return _for_budget(job)
+        except BudgetError as error:
+            raise _explained(job, error) from error
     found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, slower)
     return job if found is None else _with_chunks(job, found)
+
+
+def _for_budget(job: Job) -> Job:
+    """A training step in chunks, with nodes that run again, or both: what holds the budget in the least time."""
+    choice = both.for_budget(job.lowered, job.request, job.options, job.device, job.strategy)
+    if isinstance(choice, Solution):
+        return dataclasses.replace(job, solution=choice)
+    return _with_chunks(job, choice)
 
 
 def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
@@ -342,11 +355,15 @@ def solve(job: Job) -> Solution:
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
-        kept = sum(not recomputed for recomputed in job.request.forced.values())
-        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
-        hint = (hint if kept else "") + _offered(job, error.budget)
-        bound = min(error.lower_bound, job.request.base) if job.chunks else error.lower_bound  # other chunks may do
-        raise BudgetError(error.budget, error.smallest, bound, hint) from error
+        raise _explained(job, error) from error
+
+
+def _explained(job: Job, error: BudgetError) -> BudgetError:
+    kept = sum(not recomputed for recomputed in job.request.forced.values())
+    hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
+    hint = (hint if kept else "") + _offered(job, error.budget)
+    bound = min(error.lower_bound, job.request.base) if job.chunks else error.lower_bound  # other chunks may do
+    return BudgetError(error.budget, error.smallest, bound, hint)
 
 
 def _offered(job: Job, budget: int) -> str:
