@@ -7,6 +7,7 @@ and which of its neighbours with it?
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from memonger.graph.schedule import schedule_graph
 from memonger.model.axes import Axes, slicing
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.values import static_shape
-from memonger.planning.chunk_stages import Range, measured
+from memonger.planning.chunk_stages import STRIDE, Range, measured
 
 REACH = 96
 """Steps before and behind the one with most bytes that a region may have."""
@@ -49,14 +50,13 @@ class Regions:
     ranges: tuple[Range, ...]
 
 
-def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str], finest: int) -> Regions:
+def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Regions:
     """Find regions, from the worst step on, until one can't be lowered.
 
     Args:
         model: Its nodes are the schedule.
         graph: Of the model.
         refused: Nodes by name that aren't to be cut, and why.
-        finest: Most slices of a region.
     """
     nodes, order = list(model.graph), list(range(len(graph.nodes)))
     found: list[tuple[_Region, float]] = []
@@ -77,7 +77,7 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str], finest
             trial = _reordered(order, graph, region, window, order[worst])
             laid = schedule_graph(graph, trial)
             part = _range(laid, trial, region, nodes)
-            least = part.least(finest)
+            least = part.least(len(part.levels[-1]) - 1)
             rank = round(least / needed[worst], 2), -len(region.how)
             if least < GAIN * needed[worst] and (best is None or rank < best[0]):
                 best = rank, least, region, trial, laid
@@ -121,9 +121,10 @@ def _candidates(
     largest = max((size_of.get(str(v.name), 0) for v in values), default=0)
     for value in dict.fromkeys(v for v in values if size_of.get(str(v.name), 0) * 8 >= largest > 0):
         for axis, length in enumerate(static_shape(value) or ()):
-            if length > 1:
-                grown = _Growth(steps, size_of, {s: needed[place[s]] >= high for s in window}, refused, length)
-                region = grown.region(value, axis, nodes, graph, worst, window)
+            for sums in (True, False) if length > 1 else ():
+                is_high = {step: needed[place[step]] >= high for step in window}
+                grown = _Growth(steps, size_of, is_high, refused, length, sums)
+                region = grown.region(value, axis, nodes, graph, window)
                 key = (tuple(region.how), region.size)
                 if worst in region.how and key not in seen:
                     seen.add(key)
@@ -139,11 +140,12 @@ class _Growth:
     is_high: Mapping[int, bool]
     refused: Mapping[str, str]
     size: int
+    sums: bool
     answers: dict[ir.Node, Slicing] = field(default_factory=dict)
     axis_of: dict[ir.Value, int] = field(default_factory=dict)
 
     def region(
-        self, seed: ir.Value, axis: int, nodes: Sequence[ir.Node], graph: Graph, worst: int, window: Sequence[int]
+        self, seed: ir.Value, axis: int, nodes: Sequence[ir.Node], graph: Graph, window: Sequence[int]
     ) -> _Region:
         """All that is cut with a value, in an order in which it can run."""
         self.axis_of[seed] = axis
@@ -162,7 +164,7 @@ class _Growth:
     def _answer(self, node: ir.Node, axes: Mapping[int, int]) -> Slicing | None:
         if str(node.name) in self.refused:
             return None
-        how = slicing(node, axes, self.size, sums=True)
+        how = slicing(node, axes, self.size, self.sums)
         if isinstance(how, Refusal):
             return None
         own = ((node.inputs[index], axis) for index, axis in how.inputs.items())
@@ -272,7 +274,18 @@ def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[
     axes = Axes(region.size, (), {str(value.name): axis for value, axis in region.axis_of.items()})
     begin = order.index(next(iter(region.how)))
     part = measured(graph, axes, [(begin, begin + len(region.how))])[0]
-    return dataclasses.replace(part, exits=part.exits + _twice(graph, region, nodes, begin))
+    exits = part.exits + _twice(graph, region, nodes, begin)
+    return dataclasses.replace(part, exits=exits, stride=_stride(region, nodes))
+
+
+def _stride(region: _Region, nodes: Sequence[ir.Node]) -> int:
+    """What bounds of slices are multiples of, so that products sum up the same elements at a time; 0 without such."""
+    found = 0
+    for step, how in region.how.items():
+        for index, axis in how.inputs.items() if how.sums else ():
+            length = (static_shape(nodes[step].inputs[index] or ir.Value()) or ())[axis]
+            found = math.lcm(found or 1, STRIDE // math.gcd(STRIDE, length // region.size))
+    return found
 
 
 def _twice(graph: Graph, region: _Region, nodes: Sequence[ir.Node], begin: int) -> int:
@@ -301,6 +314,4 @@ def _assembled(
         how |= region.how
     answers = tuple(how.get(step) for step in order)
     ranges = sorted((_range(now, order, region, nodes) for region in found), key=lambda part: part.begin)
-    sums = {step for region in found for step, one in region.how.items() if one.sums}
-    ranges = [dataclasses.replace(part, sums=not sums.isdisjoint(order[part.begin : part.end])) for part in ranges]
     return Regions(tuple(order), now, Axes(1, answers, {}), tuple(ranges))

@@ -42,9 +42,9 @@ def slice_levels(size: int) -> list[tuple[int, ...]]:
     return levels
 
 
-def sum_levels(size: int) -> list[tuple[int, ...]]:
-    """The same where products are summed up: bounds are multiples of `STRIDE`; just the whole where those are none."""
-    widths = (STRIDE << power for power in reversed(range(size.bit_length())))
+def _sum_levels(size: int, stride: int) -> list[tuple[int, ...]]:
+    """The same where products are summed up: bounds are multiples of a stride; just the whole where those are none."""
+    widths = (stride << power for power in reversed(range(size.bit_length())))
     levels = [(*range(0, size, width), size) for width in widths if width < size <= width * MOST_SLICES]
     return [(0, size), *levels]
 
@@ -63,7 +63,8 @@ class Range:
         exits: Bytes of what the steps before this one write of that.
         workspace: Bytes of workspace, of which a slice has its share, too.
         axes: The axes along which it is cut.
-        sums: Whether some of its products are summed up slice by slice.
+        stride: What bounds of slices have to be multiples of, where products are summed up slice by slice; 0 where
+            none are.
     """
 
     begin: int
@@ -75,12 +76,12 @@ class Range:
     exits: np.ndarray
     workspace: np.ndarray
     axes: Axes
-    sums: bool = False
+    stride: int = 0
 
     @property
     def levels(self) -> list[tuple[int, ...]]:
         """Bounds of slices, from the whole to the finest."""
-        return sum_levels(self.axes.size) if self.sums else slice_levels(self.axes.size)
+        return _sum_levels(self.axes.size, self.stride) if self.stride else slice_levels(self.axes.size)
 
     def needed(self, step: int, end: int, slices: int, collected: float) -> float:
         """About the bytes at a step of a band that ends there; of a step behind it, as it is.

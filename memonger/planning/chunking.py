@@ -37,7 +37,7 @@ from memonger.model.values import nbytes, static_shape, subgraphs
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_regions import regions_of
-from memonger.planning.chunk_stages import MOST_SLICES, Range, measured, ranges_in_order, stages_for
+from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import SliceCheck
@@ -80,6 +80,9 @@ FAR = 1.5
 
 NEXT_TO = 1.25
 """Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
+
+NEAREST = 1.02
+"""The same of training steps, whose ways all take no more time than is allowed."""
 
 MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
@@ -213,7 +216,7 @@ class _Search:
         plain, above = self.job.plain, 0.0
         most = self.options.max_overhead * math.fsum(plain.graph.costs)
         if self.job.training is not None:
-            return self._same_bits(partial(_best, plain.total_bytes, 0.0, most=most))
+            return self._same_bits(partial(_best, plain.total_bytes, 0.0, most=most, next_to=NEAREST))
         for _ in range(TIMED):
             way = self._same_bits(partial(_best, plain.total_bytes, above))
             if way is None or way.extra <= most:
@@ -335,7 +338,9 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     )
 
 
-def _best(plain: int, above: float, ladders: Sequence["_Ladder"], most: float = math.inf) -> Chunking | None:
+def _best(
+    plain: int, above: float, ladders: Sequence["_Ladder"], most: float = math.inf, next_to: float = NEXT_TO
+) -> Chunking | None:
     """Of the ways that take next to the least memory, above a limit, the one with fewest nodes.
 
     Those that are estimated to take more than ``most`` seconds longer don't count.
@@ -352,7 +357,7 @@ def _best(plain: int, above: float, ladders: Sequence["_Ladder"], most: float = 
                     break
                 least = min(least, way.total)
     least = min((way.total for way in found), default=math.inf)
-    near = [way for way in found if way.total <= min(WORTH * plain, NEXT_TO * least)]
+    near = [way for way in found if way.total <= min(WORTH * plain, next_to * least)]
     return min(near, key=lambda way: (way.extra, way.total), default=None)
 
 
@@ -456,7 +461,7 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
 def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     """A training step, whose ranges are cut along axes of their own."""
     model = job.lowered.model.clone()
-    found = regions_of(job.lowered.model, job.plain.graph, refused, MOST_SLICES)
+    found = regions_of(job.lowered.model, job.plain.graph, refused)
     schedule_model(model, found.order, found.graph)
     return _Axis(0, dataclasses.replace(job.lowered, model=model), found.graph, found.axes, found.ranges)
 
@@ -537,7 +542,7 @@ def _bands(
     levels: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[Band, ...]:  # fmt: skip
     return tuple(
-        Band(one.axes.values, tuple(Stage(begin, end, bounds[level]) for begin, end, level in stages), one.sums)
+        Band(one.axes.values, tuple(Stage(begin, end, bounds[level]) for begin, end, level in stages), bool(one.stride))
         for one, stages, bounds in zip(ranges, chosen, levels, strict=True)
         if stages
     )
