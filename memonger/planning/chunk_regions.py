@@ -18,7 +18,7 @@ from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.model.axes import Axes, slicing
 from memonger.model.cutting import Refusal, Slicing
-from memonger.model.values import static_shape
+from memonger.model.values import nbytes, static_shape
 from memonger.planning.chunk_stages import STRIDE, Range, measured
 
 REACH = 96
@@ -275,7 +275,14 @@ def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[
     begin = order.index(next(iter(region.how)))
     part = measured(graph, axes, [(begin, begin + len(region.how))])[0]
     exits = part.exits + _twice(graph, region, nodes, begin)
-    return dataclasses.replace(part, exits=exits, stride=_stride(region, nodes))
+    copied = sum(nbytes(value) or 0 for value, axis in region.axis_of.items() if _is_copied(value, axis, region, nodes))
+    return dataclasses.replace(part, exits=exits, stride=_stride(region, nodes), copied=copied)
+
+
+def _is_copied(value: ir.Value, axis: int, region: _Region, nodes: Sequence[ir.Node]) -> bool:
+    """Whether a region reads slices of what is whole, and they aren't where that lies."""
+    whole = all(value not in nodes[step].outputs for step in region.how)
+    return whole and any(dim != 1 for dim in (static_shape(value) or ())[:axis])
 
 
 def _stride(region: _Region, nodes: Sequence[ir.Node]) -> int:

@@ -65,6 +65,7 @@ class Range:
         axes: The axes along which it is cut.
         stride: What bounds of slices have to be multiples of, where products are summed up slice by slice; 0 where
             none are.
+        copied: Bytes of what is read that slices are no stretches of: they are copied.
     """
 
     begin: int
@@ -77,6 +78,7 @@ class Range:
     workspace: np.ndarray
     axes: Axes
     stride: int = 0
+    copied: int = 0
 
     @property
     def levels(self) -> list[tuple[int, ...]]:
@@ -94,7 +96,8 @@ class Range:
         """
         if slices == 1:
             return float(self.fixed + self.cut[step - self.begin] + self.joined[step - self.begin])
-        return float(self.fixed + self.exits[end - self.begin] + collected + self.cut[step - self.begin] / slices)
+        own = (self.cut[step - self.begin] + self.copied) / slices
+        return float(self.fixed + self.exits[end - self.begin] + collected + own)
 
     def least(self, slices: int) -> float:
         """About the bytes that the range needs with steps in so many slices, or as they are."""
