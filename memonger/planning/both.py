@@ -1,4 +1,4 @@
-"""Training within a budget: chunks, recomputation, or both, whichever holds it in the least time."""
+"""A training step within a budget: by chunks, recomputation, or both, whichever holds it in the least time."""
 
 import math
 

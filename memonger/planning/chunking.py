@@ -1,6 +1,7 @@
 """Chunks: which stretches of a model run on one slice of an axis after the other, and in how many slices.
 
-Where nodes are independent along an axis of their values (the batch; the rows of a transformer), running all of them
+Where nodes are independent along an axis of their values (the batch; the rows of a transformer; of a training step
+whatever `chunk_regions` finds around the steps with most bytes), running all of them
 on one slice and then on the next takes a fraction of the memory, and computes nothing twice. Values between two stages
 of a band exist in slices only: a few fine chunks where values are large, then one coarse chunk of what follows, depth
 first.
@@ -118,6 +119,7 @@ class Chunking:
         """What runs in chunks, for the plan."""
         outer = () if self.outer is None else self.outer.described()
         before, after = self.axis.graph, self.solution.graph
+        trains = self.axis.number < 0
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
         chunks = [chunk_of(node) for node in self.lowered.model.graph]
         found = []
@@ -126,9 +128,10 @@ class Chunking:
             own = [step for step, chunk in enumerate(chunks) if chunk is not None and chunk.band == number]
             cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
             runs = sum(1 for _ in itertools.groupby(chunks[step] for step in own))
+            axis, value = (self.axis.number, "") if not trains else _largest_cut(before, band)
             found.append(
                 ChunkedBand(
-                    axis=self.axis.number, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
+                    axis=axis, value=value, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
                     slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
                     bytes_before=int(live[before.nodes][begin:end].max()),
                     bytes_after=int(live[after.nodes][own].max()),
@@ -189,6 +192,14 @@ def choose(
     if budget is not None or options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
     return search.quick(slower)
+
+
+def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
+    """What a band of a training step is named by: a parameter of which it cuts an axis, or else its largest value."""
+    size_of = dict(zip(graph.values, graph.sizes, strict=True))
+    updated = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
+    found = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
+    return band.axes[found], found
 
 
 class _Search:
@@ -433,7 +444,7 @@ class _Job:
 class _Axis:
     """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
 
-    A training step's ranges have axes of their own; ``axes`` says how each node is cut.
+    A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut.
     """
 
     number: int
@@ -463,7 +474,7 @@ def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     model = job.lowered.model.clone()
     found = regions_of(job.lowered.model, job.plain.graph, refused)
     schedule_model(model, found.order, found.graph)
-    return _Axis(0, dataclasses.replace(job.lowered, model=model), found.graph, found.axes, found.ranges)
+    return _Axis(-1, dataclasses.replace(job.lowered, model=model), found.graph, found.axes, found.ranges)
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
