@@ -1,6 +1,6 @@
 """The planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -260,10 +260,7 @@ def _in_place_updates(
         writes = _writes(old, new, own, provider)
         if not writes or old.is_graph_output() or any(node in earlier for node, _, _ in writes):
             continue
-        first, over = min(step[node] for node, _, _ in writes), {before: step[node] for node, before, _ in writes}
-        if len(writes) > 1:
-            over[old] = first - 1
-        late = {part: over.get(part, first - 1) for part in own} | {old: over[old]}
+        late = {value: _last_read(value, own, writes, step) for value in (old, *own)}
         if all(_may_replace(*write, provider) for write in writes) and all(read_until(*one) for one in late.items()):
             for node, before, after in writes:
                 found.setdefault(node, []).append((before, after))
@@ -282,6 +279,23 @@ def _writes(old: ir.Value, new: ir.Value, cuts: Mapping[ir.Value, int], provider
     found = [(part.producer(), own.get((byte, nbytes(part))), part) for part, byte in joined]
     parts = [(a, b, c) for a, b, c in found if a is not None and b is not None and not c.is_graph_output()]
     return [*parts, (node, old, new)] if len(parts) == len(node.inputs) else []
+
+
+def _last_read(
+    value: ir.Value, cuts: Mapping[ir.Value, int], writes: Sequence[_Write], step: Mapping[ir.Node, int]
+) -> int:
+    """The last step that may read a persistent input or a part of it: none after bytes of it are written over."""
+
+    def place(one: ir.Value) -> tuple[int, int]:
+        begin = cuts.get(one, 0)
+        return begin, begin + (nbytes(one) or 0)
+
+    (begin, end), found = place(value), []
+    for node, before, _ in writes:
+        start, stop = place(before)
+        if begin < stop and start < end:
+            found.append(step[node] - (before is not value))
+    return min(found, default=len(step))
 
 
 def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> bool:

@@ -7,6 +7,7 @@ and which of its neighbours with it?
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,9 +122,9 @@ def _candidates(
     largest = max((size_of.get(str(v.name), 0) for v in values), default=0)
     for value in dict.fromkeys(v for v in values if size_of.get(str(v.name), 0) * 8 >= largest > 0):
         for axis, length in enumerate(static_shape(value) or ()):
-            for sums in (True, False) if length > 1 else ():
-                is_high = {step: needed[place[step]] >= high for step in window}
-                grown = _Growth(steps, size_of, is_high, refused, length, sums)
+            is_high = {step: needed[place[step]] >= high for step in window}
+            for sums, back in itertools.product((True, False), repeat=2) if length > 1 else ():
+                grown = _Growth(steps, size_of, is_high, refused, length, sums, back)
                 region = grown.region(value, axis, nodes, graph, window)
                 key = (tuple(region.how), region.size)
                 if worst in region.how and key not in seen:
@@ -131,9 +132,27 @@ def _candidates(
                     yield region
 
 
+def _reads_inputs(node: ir.Node) -> bool:
+    """Whether a node reads nothing that is computed but single numbers."""
+    computed = (v for v in node.inputs if v is not None and v.producer() is not None)
+    return all(math.prod(static_shape(v) or ()) == 1 for v in computed)
+
+
 @dataclass(slots=True)
 class _Growth:
-    """Grows a region from one value: to its readers, and to what wrote it where that pays."""
+    """Grows a region from one value: to its readers, and to what wrote it where that pays.
+
+    Attributes:
+        steps: Of the nodes that it may have.
+        size_of: Bytes of each value by name.
+        is_high: Whether a step is one of those with most bytes.
+        refused: Nodes by name that aren't to be cut, and why.
+        size: Parts of the finest cut.
+        sums: Whether products over the axis may be summed up.
+        back: Whether what reads computed values belongs to it, for what it writes; else only what reads inputs.
+        answers: Its nodes, and how they are cut.
+        axis_of: The axis of each value that is.
+    """
 
     steps: Mapping[ir.Node, int]
     size_of: Mapping[str, int]
@@ -141,6 +160,7 @@ class _Growth:
     refused: Mapping[str, str]
     size: int
     sums: bool
+    back: bool
     answers: dict[ir.Node, Slicing] = field(default_factory=dict)
     axis_of: dict[ir.Value, int] = field(default_factory=dict)
 
@@ -206,7 +226,8 @@ class _Growth:
                 how = self._answer(node, {index: other})
                 if how is None or how.outputs.get(place) != axis:
                     continue
-                if self.is_high[self.steps[node]] or self._takes_no_more(node, how, value):
+                pays = self.is_high[self.steps[node]] or self._takes_no_more(node, how, value)
+                if _reads_inputs(node) or (self.back and pays):
                     return self._take(node, how, made)
         return []
 
