@@ -1,7 +1,7 @@
 """The networks of `benchmarks.chunks`: those of ``models/``, and PyTorch modules exported with a dynamic batch."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import onnx_ir as ir
 import memonger
 import models
 from benchmarks import exports
-from memonger.runtime.feeds import inputs_of
+from memonger.runtime.feeds import Input
 
 TOKENS = 1000  # tokens lie below it: no vocabulary here is smaller
 
@@ -50,10 +50,10 @@ def write(name: str, path: Path) -> None:
     onnx.save(models.build(name, batch=None, **network.options), path)
 
 
-def random_inputs(plan: memonger.Plan, seed: int = 0) -> dict[str, np.ndarray]:
+def random_inputs(inputs: Iterable[Input], seed: int = 0) -> dict[str, np.ndarray]:
     """Normal numbers, or tokens."""
     rng, feeds = np.random.default_rng(seed), {}
-    for value in inputs_of(plan.model.graph):
+    for value in inputs:
         assert value.shape is not None
         assert value.dtype is not None
         floating = value.dtype.is_floating_point()
@@ -93,6 +93,11 @@ def _t5_encoder(path: Path) -> None:
 
     torch.manual_seed(0)
     _export(Encoder().eval(), (torch.randint(0, TOKENS, (2, 128)),), path)
+
+
+def step(path: Path, **options: object) -> None:
+    """GPT-2 in training form, with the loss as its output: 4 layers of 768, 1,024 tokens and 50,257 words."""
+    onnx.save(models.build("gpt2", batch=None, training=True, **{"num_layers": 4, **options}), path)
 
 
 def _scores(path: Path) -> None:
@@ -163,6 +168,7 @@ NETWORKS: Mapping[str, Network] = {
     "llama": Network("transformer", _hub("llama", (256,), **_LLAMA)),
     "t5_encoder": Network("transformer", _t5_encoder),
     "gpt2": Network("transformer", options={"num_layers": 4}, batches=(1, 4), is_long=True),
+    "gpt2_step": Network("transformer", step, batches=(1, 4), is_long=True, is_kin=True),
     "gpt2_scores": Network("transformer", _scores, batches=(1, 4), is_long=True),
 }
 """Every network of ``models/`` (the U-Net for images of 256, GPT-2 with 4 of its 12 layers) and nine exports."""

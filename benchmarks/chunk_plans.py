@@ -30,6 +30,7 @@ from memonger.model.values import static_shape
 from memonger.planning.chunking import seeds_of
 from memonger.planning.options import Options
 from memonger.planning.search_plan import prepare
+from memonger.runtime.feeds import inputs_of
 
 CHAIN = 10_000  # nodes
 CHAIN_BATCHES = (4, 128)
@@ -49,6 +50,9 @@ class Wish:
         keep: Where to save the plan, ``.onnx``, and beside it random inputs, ``.npz``; nothing is kept without it.
         times: How often it is planned: the time is the median.
         tells_refusals: Whether to say which nodes can't be cut along which axes.
+        trains: Whether the model has a loss of that name, and AdamW updates its parameters.
+        strategy: As `memonger.search_plan` takes it; empty for the default.
+        max_overhead: Likewise.
     """
 
     model: str
@@ -59,6 +63,9 @@ class Wish:
     keep: str = ""
     times: int = 1
     tells_refusals: bool = False
+    trains: bool = False
+    strategy: str = ""
+    max_overhead: float = 0.02
 
 
 class Planner(Worker):
@@ -98,8 +105,10 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         "outputs": sum(size_of(value) for value in dict.fromkeys(plan.model.graph.outputs)),
         "flops": sum(map(flops, plan.model.graph)),
         "nodes": len(plan.graph.nodes),
-        "recomputed": len(plan.graph.nodes) - len(set(plan.graph.nodes)),
-        "chunks": [{"axis": band.axis, "nodes": band.nodes, "slices": band.slices} for band in plan.chunks],
+        "recomputed": len(plan.recomputed),
+        "chunks": [
+            {"axis": band.axis, "value": band.value, "nodes": band.nodes, "slices": band.slices} for band in plan.chunks
+        ],
         "notes": list(plan.notes),
     }
     if wish.keep:
@@ -116,16 +125,24 @@ def size_of(value: ir.Value) -> int:
 
 
 def _options(wish: Wish) -> Options:
+    training: dict[str, Any] = {"loss": "loss", "optimizer": memonger.AdamW(1e-4)} if wish.trains else {}
     return Options(
-        batch=wish.batch, device="cpu", mode="inference", threads=wish.threads, chunks=wish.chunks,
-        budget=wish.budget or None,
+        batch=wish.batch, device="cpu", mode="training" if wish.trains else "inference", threads=wish.threads,
+        chunks=wish.chunks, budget=wish.budget or None, strategy=wish.strategy or None,
+        max_overhead=wish.max_overhead, **training,
     )  # fmt: skip
 
 
 def _kept(plan: memonger.Plan, path: Path) -> int:
     """Save a plan and random inputs, and run it, which checks the executed order; returns how many sessions run it."""
     plan.save(path)
-    feeds = random_inputs(plan)
+    if plan.training is not None:
+        trainer = memonger.TrainingSession(plan)
+        feeds = random_inputs(trainer.inputs)
+        np.savez(path.with_suffix(".npz"), **feeds)
+        trainer.step(feeds)
+        return len(trainer.engines)
+    feeds = random_inputs(inputs_of(plan.model.graph))
     np.savez(path.with_suffix(".npz"), **feeds)
     session = memonger.Session(plan)
     session.run(feeds)
@@ -196,7 +213,9 @@ def _times(name: str, chain: int | None, folder: Path, threads: int, refused: li
 
 def slices(figures: Mapping[str, Any], most: int = 3) -> str:
     """The slices of a plan's bands, stage by stage; of many bands the first."""
-    bands = [f"{'rows ' if band['axis'] else ''}{'+'.join(map(str, band['slices']))}" for band in figures["chunks"]]
+    rows = ["rows " if band["axis"] and not band["value"] else "" for band in figures["chunks"]]
+    counts = ["+".join(map(str, band["slices"])) for band in figures["chunks"]]
+    bands = [row + count for row, count in zip(rows, counts, strict=True)]
     return ", ".join(bands[:most]) + (f" and {len(bands) - most} more" if len(bands) > most else "") or "whole"
 
 

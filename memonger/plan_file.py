@@ -43,7 +43,7 @@ class ChunkedBand:
 
     Attributes:
         axis: The axis of the model's inputs along which they are cut: 0 is the batch, 2 the rows of images, in strips
-            that overlap.
+            that overlap. Of a training step that of ``value``.
         first: Name of the first node.
         last: Name of the last node.
         nodes: How many nodes that run in chunks there are between them.
@@ -52,6 +52,7 @@ class ChunkedBand:
         bytes_before: Most bytes of the arena alive at one of them, if they run as they are.
         bytes_after: The same in chunks.
         seconds: What more nodes are estimated to take.
+        value: Of a training step the largest value that is cut, or if there is one the largest parameter; else empty.
     """
 
     axis: Annotated[int, AtLeast(0)]
@@ -63,6 +64,7 @@ class ChunkedBand:
     bytes_before: Size
     bytes_after: Size
     seconds: float
+    value: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,6 +1,6 @@
 """The planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +16,8 @@ from memonger.words import option
 Pair = tuple[int, int]
 
 Window = tuple[int, int, int]
+
+ALIGNMENT = 64  # bytes: a cache line, and what onnxruntime's own allocator gives
 
 LARGEST_COST = 1e100
 """Of all nodes together: costs are added and multiplied, which must not overflow."""
@@ -44,13 +46,15 @@ class Graph:
         ties: (input, output) pairs of each node where the output isn't planned and the runtime may make it the
             input's bytes: the input stays alive as long as the output.
         updates: (input, output) pairs of each node where the output is the new content of a persistent input of the
-            model, and is written over it: after that nothing may read the old one. Such outputs aren't planned.
+            model, or of a part of one, and is written over it: after that nothing may read the old one. Such outputs
+            aren't planned.
         forward: Whether the node computes the model's own outputs or the loss; the others are the backward pass and
             updates.
         costs: Cost of one run of each node: seconds where measured, else an estimate in bytes (`costs`).
         workspace: Bytes of workspace each node's kernel takes beside the arena; 0 where not measured.
         windows: (part, whole, byte offset) of each node where one may lie inside the other: what it reads, inside what
-            it writes, or the other way round. Empty: none.
+            it writes, or the other way round; a part of a persistent input always lies inside it, and neither is
+            planned. Empty: none.
     """
 
     nodes: tuple[str, ...]
@@ -155,17 +159,18 @@ def from_model(
     number = {value: index for index, value in enumerate(values)}
     nodes = list(model.graph)
     known_sizes = [nbytes(v) for v in values]
-    in_arena = _planned(model, values, known_sizes, host)
+    cuts = _parts_of_inputs(model, updates or {}, provider)
+    in_arena = _planned(model, values, known_sizes, host) - cuts.keys()
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
     forward = needed_by(v for v in model.graph.outputs if results is None or v.name in results)
-    replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for))
+    replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for), cuts)
     elsewhere = {new for pairs in replaced.values() for _, new in pairs} | {v for v in values if v.name in apart}
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
     own = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
     late = [number[v] for v in waited_for]
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple(size or 0 for size in known_sizes)
-    rules = _PairFinder(number, sizes, planned, values, elsewhere)
+    rules = _PairFinder(number, sizes, planned, values, elsewhere, cuts)
     views = tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
@@ -216,28 +221,83 @@ def needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
     return found
 
 
-def _in_place_updates(
-    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value], provider: str, earlier: set[ir.Node]
-) -> dict[ir.Node, list[tuple[ir.Value, ir.Value]]]:
-    """The updates that are written over their input by the node that computes them.
+def _parts_of_inputs(
+    model: ir.Model, persistent: Collection[str], provider: str
+) -> dict[ir.Value, tuple[ir.Value, int]]:
+    """Parts of persistent inputs that are read where these lie: each with its input and its first byte there."""
+    found = {}
+    for value in (v for v in model.graph.inputs if v.name in persistent):
+        for node in value.consumers():
+            for part, whole, byte in aliasing.windows(node, provider):
+                if whole is value and byte % ALIGNMENT == 0 and not part.is_graph_output():
+                    found[part] = value, byte
+    return found
 
-    The node may read the old content only where its kernel may run in place; every other reader has to come first, and
+
+_Write = tuple[ir.Node, ir.Value, ir.Value]
+
+
+def _in_place_updates(
+    model: ir.Model, updates: Mapping[str, str], planned: set[ir.Value], provider: str, earlier: set[ir.Node],
+    cuts: Mapping[ir.Value, tuple[ir.Value, int]],
+) -> dict[ir.Node, list[tuple[ir.Value, ir.Value]]]:  # fmt: skip
+    """The updates that are written over their input by the node that computes them, or part by part by several.
+
+    A node may read the old content only where its kernel may run in place; every other reader has to come first, and
     may leave no alias of it that the runtime holds. None of the nodes in ``earlier`` may write over anything.
     """
     inputs = {str(v.name): v for v in model.graph.inputs}
     outputs = {str(v.name): v for v in model.graph.outputs}
     step = {node: index for index, node in enumerate(model.graph)}
     found: dict[ir.Node, list[tuple[ir.Value, ir.Value]]] = {}
+
+    def read_until(value: ir.Value, last: int) -> bool:
+        readers = value.consumers()
+        kept = any(aliasing.may_alias_unbound(reader) and not planned.issuperset(reader.outputs) for reader in readers)
+        return not kept and all(step.get(reader, len(step)) <= last for reader in readers)
+
     for source, target in updates.items():
         old, new = inputs[source], outputs[target]
-        node = new.producer()
-        if node is None or node in earlier or old.is_graph_output() or not _may_replace(node, old, new, provider):
+        own = {part: byte for part, (whole, byte) in cuts.items() if whole is old}
+        writes = _writes(old, new, own, provider)
+        if not writes or old.is_graph_output() or any(node in earlier for node, _, _ in writes):
             continue
-        readers = [reader for reader, _ in old.uses()]
-        kept = any(aliasing.may_alias_unbound(reader) and not planned.issuperset(reader.outputs) for reader in readers)
-        if not kept and all(step.get(reader, len(step)) <= step[node] for reader in readers):
-            found.setdefault(node, []).append((old, new))
+        late = {value: _last_read(value, own, writes, step) for value in (old, *own)}
+        if all(_may_replace(*write, provider) for write in writes) and all(read_until(*one) for one in late.items()):
+            for node, before, after in writes:
+                found.setdefault(node, []).append((before, after))
     return found
+
+
+def _writes(old: ir.Value, new: ir.Value, cuts: Mapping[ir.Value, int], provider: str) -> list[_Write]:
+    """The nodes that write a new content, and over what: parts, and what joins them, where it is computed in chunks."""
+    node = new.producer()
+    if node is None:
+        return []
+    joined = [(part, byte) for part, whole, byte in aliasing.windows(node, provider) if whole is new]
+    if not joined:
+        return [(node, old, new)]
+    own = {(byte, nbytes(part)): part for part, byte in cuts.items()}
+    found = [(part.producer(), own.get((byte, nbytes(part))), part) for part, byte in joined]
+    parts = [(a, b, c) for a, b, c in found if a is not None and b is not None and not c.is_graph_output()]
+    return [*parts, (node, old, new)] if len(parts) == len(node.inputs) else []
+
+
+def _last_read(
+    value: ir.Value, cuts: Mapping[ir.Value, int], writes: Sequence[_Write], step: Mapping[ir.Node, int]
+) -> int:
+    """The last step that may read a persistent input or a part of it: none after bytes of it are written over."""
+
+    def place(one: ir.Value) -> tuple[int, int]:
+        begin = cuts.get(one, 0)
+        return begin, begin + (nbytes(one) or 0)
+
+    (begin, end), found = place(value), []
+    for node, before, _ in writes:
+        start, stop = place(before)
+        if begin < stop and start < end:
+            found.append(step[node] - (before is not value))
+    return min(found, default=len(step))
 
 
 def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> bool:
@@ -273,6 +333,7 @@ class _PairFinder:
     planned: tuple[bool, ...]
     values: list[ir.Value]
     elsewhere: set[ir.Value]
+    cuts: Mapping[ir.Value, tuple[ir.Value, int]]
 
     def pairs(self, node: ir.Node, allowed: tuple[Pair, ...]) -> tuple[Pair, ...]:
         """Of (input, output) pairs those with both planned, of one size and one element type's width: as numbers."""
@@ -287,9 +348,13 @@ class _PairFinder:
         return tuple(dict.fromkeys(found))
 
     def windows(self, allowed: Iterable[tuple[ir.Value, ir.Value, int]]) -> tuple[Window, ...]:
-        """Of (part, whole, byte offset) those with both planned. A part that the model returns lies for itself."""
+        """Of (part, whole, byte offset) those with both planned, and parts of persistent inputs.
+
+        A part that the model returns lies for itself.
+        """
         found = [(self.number[a], self.number[b], byte) for a, b, byte in allowed if not a.is_graph_output()]
-        return tuple(each for each in found if self.planned[each[0]] and self.planned[each[1]])
+        kept = {self.number[part] for part in self.cuts}
+        return tuple(each for each in found if each[0] in kept or (self.planned[each[0]] and self.planned[each[1]]))
 
     def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
         widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
@@ -301,7 +366,7 @@ class _PairFinder:
             for v in node.outputs
             if v.name and not self.planned[self.number[v]] and v not in self.elsewhere
         ]
-        if not unplanned or not aliasing.may_alias_unbound(node):
+        if not unplanned or not (aliasing.may_alias_unbound(node) or node.outputs[0] in self.cuts):
             return ()
         return tuple((source, target) for source in reads for target in unplanned)
 

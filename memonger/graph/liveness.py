@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memonger.graph.graph import ALIGNMENT as ALIGNMENT
 from memonger.graph.graph import Graph, Pair, Window
 from memonger.layout.buffers import Buffer
-
-ALIGNMENT = 64  # bytes: a cache line, and what onnxruntime's own allocator gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def _allowed(graph: Graph, sharing: Sharing, step: int, alignment: int, offsets:
     def at_one_offset(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
         return tuple((a, b) for a, b in pairs if offsets[a] == offsets[b])
 
-    inside = tuple((part, whole, byte) for part, whole, byte in windows if offsets[part] == offsets[whole] + byte)
+    inside = tuple((a, b, byte) for a, b, byte in windows if a in offsets and offsets[a] == offsets[b] + byte)
     return at_one_offset(views), at_one_offset(inplace), inside
 
 

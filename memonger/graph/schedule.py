@@ -20,7 +20,7 @@ from memonger.model.training_roles import Training
 _OF_NODE = ("ops", "updates", "forward", "costs", "workspace")
 """Fields of a graph that are the same for a node and its copies."""
 
-_COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?$")
+_COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?(?=$|\.chunk\d+_\d+)")
 
 
 def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:

@@ -34,7 +34,7 @@ def session_bytes(model: ir.Model, is_training: bool) -> int:
     """
     base, each = _TRAINING if is_training else _INFERENCE
     steps = model.graph.num_nodes()
-    nodes = _nodes_in_sessions(model)
+    nodes = steps if is_training else _nodes_in_sessions(model)
     if nodes < steps:
         base += _CHUNKS[0] + _CHUNKS[1] * steps
     return round(base + each * nodes)

@@ -28,7 +28,9 @@ class _Arena:
         self.owners: list[set[int]] = []
         self.place: dict[int, tuple[int, int]] = {}
         self.lost_to: dict[int, int] = {}
-        self.replaced: set[int] = set()  # persistent inputs whose bytes hold their new content by now
+        self.replaced: set[int] = set()  # persistent inputs, or parts, whose bytes hold their new content by now
+        self.torn: set[int] = set()  # persistent inputs of which parts are replaced
+        self.cut: dict[int, tuple[int, int, int]] = {}  # parts of persistent inputs: which, and its bytes in it
 
     def overlapping(self, start: int, stop: int) -> slice:
         first = bisect_right(self.starts, start)
@@ -90,6 +92,9 @@ def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment
     for step in range(len(graph.nodes)):
         for value in graph.reads[step]:
             _check_readable(graph, arena, written, tied, value, f"node '{graph.nodes[step]}' (step {step})")
+        for part, whole, byte in graph.windows[step]:
+            if not graph.planned[whole] and not graph.planned[part] and graph.producer[whole] < 0:
+                arena.cut[part] = whole, byte, byte + graph.sizes[part]
         _write_outputs(graph, offsets, arena, step)
         _write_updates(graph, arena, tied, step)
         written.update(graph.writes[step])
@@ -128,7 +133,8 @@ def _check_readable(
         name = graph.values[needed]
         if needed not in written:
             raise VerificationError(f"{where} needs '{name}' before anything has written it.")
-        if needed in arena.replaced or (graph.planned[needed] and needed not in arena.place):
+        torn = needed == value and needed in arena.torn  # a part of it may be as it was
+        if torn or needed in arena.replaced or (graph.planned[needed] and needed not in arena.place):
             by = graph.values[arena.lost_to[needed]]
             raise VerificationError(f"{where} needs '{name}', whose bytes '{by}' has overwritten.")
         fresh = [source for source in tied.get(needed, ()) if source not in seen]
@@ -176,8 +182,9 @@ def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], s
     """The new content of a persistent input goes over the old one: once a run, and over nothing else that is read."""
     for old, new in graph.updates[step]:
         where = f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[new]}' over '{graph.values[old]}'"
-        if old in arena.replaced:
-            raise VerificationError(f"{where}, which '{graph.values[arena.lost_to[old]]}' has overwritten before.")
+        if old in arena.replaced or (old in arena.cut and arena.cut[old][0] in arena.replaced):
+            by = graph.values[arena.lost_to[old if old in arena.replaced else arena.cut[old][0]]]
+            raise VerificationError(f"{where}, which '{by}' has overwritten before.")
         if old in arena.place or graph.planned[old] or graph.planned[new]:
             raise VerificationError(f"{where}, which isn't a persistent input.")
         if graph.sizes[old] != graph.sizes[new]:
@@ -185,8 +192,20 @@ def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], s
         alias = next((v for v in graph.reads[step] if v != old and old in tied.get(v, ())), None)
         if alias is not None:
             raise VerificationError(f"{where}, while it reads '{graph.values[alias]}', which may be the same bytes.")
-        arena.replaced.add(old)
-        arena.lost_to[old] = new
+        for lost in (old, *_overlapping(arena, old)):
+            arena.replaced.add(lost)
+            arena.lost_to[lost] = new
+        if old in arena.cut:
+            arena.torn.add(arena.cut[old][0])
+            arena.lost_to[arena.cut[old][0]] = new
+
+
+def _overlapping(arena: _Arena, part: int) -> list[int]:
+    """Other parts of the same persistent input that have bytes of this one."""
+    if part not in arena.cut:
+        return []
+    whole, start, stop = arena.cut[part]
+    return [p for p, (w, a, b) in arena.cut.items() if w == whole and p != part and a < stop and start < b]
 
 
 def _check_collisions(

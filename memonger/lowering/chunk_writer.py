@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from memonger.graph.aliasing import windows
+from memonger.model import training_roles
 from memonger.model.marks import WINDOW
 from memonger.model.names import fresh
 from memonger.model.parts import elements
@@ -21,17 +23,22 @@ class Writer:
         model: Its nodes are replaced by ``order`` at the end.
         mark: What the nodes have in their metadata that cut and join.
         order: Nodes in the order in which they run.
+        early: Slices of what persists from step to step, to stand before any node that writes over parts of it.
     """
 
     model: ir.Model
     mark: str = WINDOW
     order: list[ir.Node] = field(default_factory=list)
+    early: list[ir.Node] = field(default_factory=list)
+    _persistent: frozenset[str] = field(init=False)
     _taken: set[str] = field(init=False)
     _constants: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
     _parts: dict[tuple[ir.Value, int, int, int], ir.Value] = field(default_factory=dict)
     _read: dict[ir.Value, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        roles = training_roles.read(self.model, str(self.model.graph.name))
+        self._persistent = frozenset(roles.updates) if roles is not None else frozenset()
         self._taken = {str(v.name) for v in all_values(self.model.graph)}
         self._taken.update(str(node.name) for graph in self.model.graphs() for node in graph)
         self._taken.update(str(v.name) for graph in self.model.graphs() for node in graph for v in node.outputs)
@@ -71,7 +78,8 @@ class Writer:
         """Add a node that cuts, joins or views."""
         name = self.fresh(f"{result.name}/{op}")
         made = ir.node(op, inputs, attributes, outputs=[result], name=name, metadata_props={self.mark: "1"})
-        self.order.append(made)
+        persists = op == "Slice" and inputs[0].name in self._persistent
+        (self.early if persists and windows(made) else self.order).append(made)
 
     def slice(self, source: ir.Value, axis: int, begin: int, end: int, result: ir.Value) -> None:
         """Add a node that takes the elements ``[begin, end)`` of an axis."""

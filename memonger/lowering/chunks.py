@@ -47,10 +47,12 @@ class Band:
         axes: The axis of each value that is cut, by name: of what the band reads at least, as
             `memonger.model.axes.axes_of` gives them. A value has a multiple of `size` elements along its axis.
         stages: Each begins where the one before ends.
+        sums: Whether products over the axis are summed up slice by slice.
     """
 
     axes: Mapping[str, int]
     stages: tuple[Stage, ...]
+    sums: bool = False
 
     @property
     def size(self) -> int:
@@ -117,7 +119,7 @@ class _Walk:
                 if value is not None and value in self.made:
                     self._run_once(value, node, answer)
             self.answers[node] = answer
-            self.made.update((node.outputs[index], node) for index in answer.outputs)
+            self.made.update((node.outputs[index], node) for index in (*answer.outputs, *answer.sums))
             return
         read = next((v for v in read_values(node) if v in self.made), None)
         if read is not None and answer is not None:
@@ -199,6 +201,7 @@ class _Band:
         stage_of: The stage of each value that the band writes in slices.
         axis_of: The axis of each value that is cut.
         pieces: What was written: (value, axis, begin, end) → slice.
+        sums: What is summed up → the sum so far.
     """
 
     writer: Writer
@@ -207,6 +210,7 @@ class _Band:
     stage_of: dict[ir.Value, int] = field(default_factory=dict)
     axis_of: dict[ir.Value, int] = field(default_factory=dict)
     pieces: dict[tuple[ir.Value, int, int, int], ir.Value] = field(default_factory=dict)
+    sums: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     def scale(self, value: ir.Value, axis: int) -> int:
         """Elements of the value for each of the band's axis."""
@@ -260,7 +264,11 @@ class _Band:
 
     def join(self, value: ir.Value) -> None:
         """Put all slices of a value together under its name, for those that read it outside the band."""
-        whole = self.read(value, self.axis_of[value], 0, self.band.size)
+        self.replace(value, self.read(value, self.axis_of[value], 0, self.band.size))
+
+    @staticmethod
+    def replace(value: ir.Value, whole: ir.Value) -> None:
+        """Let what the band wrote stand for a value, under its name."""
         if whole is value:
             return
         value.name, whole.name = None, value.name
@@ -279,11 +287,16 @@ def _write_band(writer: Writer, number: int, band: Band, nodes: list[ir.Node]) -
     for place, chosen in enumerate(stages):
         state.stage_of.update((node.outputs[index], place) for node, answer in chosen for index in answer.outputs)
     writer.order += [node for node in steps if node not in answers]
+    start = len(writer.order)
     exits = [v for v in state.stage_of if v.is_graph_output() or any(n not in answers for n in v.consumers())]
     for stage, begin, end in emission(band.stages):
         _Chunk(state, stage, begin, end).write(stages[stage])
     for value in exits:
         state.join(value)
+    for value, whole in state.sums.items():
+        state.replace(value, whole)
+    writer.order[start:start] = writer.early
+    writer.early.clear()
     kept = set(writer.order)
     for node in answers:
         if node not in kept:
@@ -298,7 +311,7 @@ def _answers(state: _Band, nodes: list[ir.Node]) -> Mapping[ir.Node, Slicing]:
             state.axis_of[value] = given[str(value.name)]
             state.scale(value, state.axis_of[value])
         axes = {i: state.axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in state.axis_of}
-        answer = slicing(node, axes, state.band.size) if axes else None
+        answer = slicing(node, axes, state.band.size, state.band.sums) if axes else None
         walk.add(node, answer)
         for index, axis in answer.outputs.items() if isinstance(answer, Slicing) else ():
             value = node.outputs[index]
@@ -337,10 +350,16 @@ class _Chunk:
                     node.replace_input_with(index, value)
                 written.append(node)
             else:
-                written.append(self._copy(node, inputs, answer))
+                written.append(self._copy(node, self._added_to(node, inputs, answer), answer))
             for index, axis in answer.outputs.items():
                 self.band.pieces[node.outputs[index], axis, self.begin, self.end] = written[-1].outputs[index]
+            self.band.sums.update((node.outputs[index], written[-1].outputs[index]) for index in answer.sums)
         self.band.writer.order += written
+
+    def _added_to(self, node: ir.Node, inputs: list[ir.Value | None], answer: Slicing) -> list[ir.Value | None]:
+        """The inputs of a copy: a Gemm adds its product to the sum of those before it."""
+        found = [self.band.sums[node.outputs[index]] for index in answer.sums if self.begin]
+        return [*inputs[:2], *found] if found else inputs
 
     def _copy(self, node: ir.Node, inputs: list[ir.Value | None], answer: Slicing) -> ir.Node:
         writer, outputs = self.band.writer, []
@@ -348,16 +367,20 @@ class _Chunk:
             if not value.name:
                 outputs.append(ir.Value(name=""))
                 continue
+            name = _chunk_name(value.name, self.begin, self.end)
+            if index in answer.sums:
+                outputs.append(ir.Value(name=writer.fresh(name), type=value.type, shape=value.shape))
+                continue
             axis = answer.outputs[index]
             length = (self.end - self.begin) * self.band.scale(value, axis)
-            outputs.append(writer.value(value, axis, length, _chunk_name(value.name, self.begin, self.end)))
+            outputs.append(writer.value(value, axis, length, name))
         inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or ())
         mark = Chunk(self.band.number, self.stage, self.begin, self.end).mark
         return ir.Node(
             node.domain,
             kind,
             inputs,
-            list(node.attributes.values()),
+            [a for a in node.attributes.values() if not (answer.sums and self.begin and a.name == "beta")],
             overload=node.overload,
             outputs=outputs,
             version=node.version,

@@ -31,17 +31,18 @@ class Axes:
     values: Mapping[str, int]
 
 
-def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None) -> Slicing | Refusal:
+def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sums: bool = False) -> Slicing | Refusal:
     """How a node is cut whose inputs are cut along these axes.
 
     Args:
         node: With static shapes.
         axes: Input → axis, counted from 0, of those inputs that have one; at least one.
         size: Parts of the finest cut; None: as many as all the inputs allow.
+        sums: Whether outputs may be summed up slice by slice.
     """
     try:
         lengths = [Cut(node, axes, 1).dims(index)[axis] for index, axis in axes.items()]
-        cut = Cut(node, axes, size or math.gcd(*lengths))
+        cut = Cut(node, axes, size or math.gcd(*lengths), sums)
         _refuse_whatever_the_axis(cut)
         rule = RULES.get(cut.operator)
         if rule is None:

@@ -31,11 +31,13 @@ class Slicing:
         outputs: Output → the axis it is cut along.
         inputs: Input → the axis it is cut along, of all inputs that must be cut: of values that nobody cut so far too.
         whole: Inputs that have an axis, and must be whole nevertheless.
+        sums: Outputs that aren't cut: each slice adds to them, to what the slices before it gave.
     """
 
     outputs: Mapping[int, int]
     inputs: Mapping[int, int]
     whole: frozenset[int] = frozenset()
+    sums: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,13 @@ class Cut:
     Attributes:
         axes: Input → the axis along which it is cut, of those that are.
         size: Parts of the finest cut.
+        sums: Whether an output may be summed up slice by slice.
     """
 
     node: ir.Node
     axes: Mapping[int, int]
     size: int
+    sums: bool = False
 
     @property
     def operator(self) -> str:
@@ -150,25 +154,29 @@ class Cut:
         """Refuse to cut the node: the rest of a sentence whose subject is the node."""
         raise RefusedError(why)
 
-    def along(self, inputs: Mapping[int, int], outputs: Mapping[int, int], whole: Collection[int] = ()) -> Slicing:
+    def along(
+        self, inputs: Mapping[int, int], outputs: Mapping[int, int], whole: Collection[int] = (),
+        sums: Collection[int] = (),
+    ) -> Slicing:  # fmt: skip
         """The answer of a rule.
 
         Args:
             inputs: Input → axis, of all that must be cut.
             outputs: Output → axis; those that don't exist are left out.
             whole: Inputs that may have an axis and must be whole.
+            sums: Outputs that each slice adds to.
         """
         for index, axis in self.axes.items():
             if index not in whole and inputs.get(index) != axis:
                 self.refuse(f"can't be cut where its input '{self.name(index)}' is cut along axis {axis}")
         present = {index: axis for index, axis in outputs.items() if index in self.outputs}
-        if len(present) < len(self.outputs):
+        if len(present) + len(sums) < len(self.outputs):
             self.refuse(f"has an output that nobody knows how to cut; its input is cut along axis {self.axis}")
         for index, axis in inputs.items():
             self._check(self.dims(index), axis)
         for index, axis in present.items():
             self._check(self.out(index), axis)
-        return Slicing(present, dict(inputs), frozenset(whole).intersection(self.axes))
+        return Slicing(present, dict(inputs), frozenset(whole).intersection(self.axes), frozenset(sums))
 
     def all_along(self, axis: int, inputs: Iterable[int], outputs: Iterable[int] | None = None) -> Slicing:
         """These inputs that exist, and these outputs or all, are cut along one axis."""

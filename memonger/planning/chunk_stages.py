@@ -20,6 +20,9 @@ MOST_SLICES = 64
 NOTHING = 0.02
 """Bytes that cross from one stage to the next don't count where they are such a part of all."""
 
+STRIDE = 128
+"""onnxruntime's products sum up so many elements before they add them to the result, whole or in slices."""
+
 NEAR = 24
 """Nodes among which a stage may end where fewest bytes cross."""
 
@@ -39,6 +42,13 @@ def slice_levels(size: int) -> list[tuple[int, ...]]:
     return levels
 
 
+def _sum_levels(size: int, stride: int) -> list[tuple[int, ...]]:
+    """The same where products are summed up: bounds are multiples of a stride; just the whole where those are none."""
+    widths = (stride << power for power in reversed(range(size.bit_length())))
+    levels = [(*range(0, size, width), size) for width in widths if width < size <= width * MOST_SLICES]
+    return [(0, size), *levels]
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Steps of a model that can run in slices, and what they need. Arrays have an element for each step.
@@ -52,6 +62,10 @@ class Range:
         joined: Bytes alive that are joined for later steps or as outputs.
         exits: Bytes of what the steps before this one write of that.
         workspace: Bytes of workspace, of which a slice has its share, too.
+        axes: The axes along which it is cut.
+        stride: What bounds of slices have to be multiples of, where products are summed up slice by slice; 0 where
+            none are.
+        copied: Bytes of what is read that slices are no stretches of: they are copied.
     """
 
     begin: int
@@ -62,6 +76,14 @@ class Range:
     joined: np.ndarray
     exits: np.ndarray
     workspace: np.ndarray
+    axes: Axes
+    stride: int = 0
+    copied: int = 0
+
+    @property
+    def levels(self) -> list[tuple[int, ...]]:
+        """Bounds of slices, from the whole to the finest."""
+        return _sum_levels(self.axes.size, self.stride) if self.stride else slice_levels(self.axes.size)
 
     def needed(self, step: int, end: int, slices: int, collected: float) -> float:
         """About the bytes at a step of a band that ends there; of a step behind it, as it is.
@@ -74,7 +96,8 @@ class Range:
         """
         if slices == 1:
             return float(self.fixed + self.cut[step - self.begin] + self.joined[step - self.begin])
-        return float(self.fixed + self.exits[end - self.begin] + collected + self.cut[step - self.begin] / slices)
+        own = (self.cut[step - self.begin] + self.copied) / slices
+        return float(self.fixed + self.exits[end - self.begin] + collected + own)
 
     def least(self, slices: int) -> float:
         """About the bytes that the range needs with steps in so many slices, or as they are."""
@@ -151,11 +174,11 @@ def measured(graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]]) -> tup
         while upcoming is not None and upcoming[0].start < end:
             alive.append(upcoming)
             upcoming = next(waiting, None)
-        found.append(_needs(graph, alive, begin, end))
+        found.append(_needs(graph, alive, begin, end, axes))
     return tuple(found)
 
 
-def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: int) -> Range:
+def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: int, axes: Axes) -> Range:
     """What a range needs, of the storages alive in it and whether they have the axis."""
     steps = end - begin
     cut, crossing, joined, exits = (np.zeros(steps + 1) for _ in range(4))
@@ -173,7 +196,7 @@ def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: 
             exits[first + 1 :] += buffer.size
         else:
             fixed += buffer.size
-    return Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float))
+    return Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float), axes)
 
 
 def _fewest(crossing: np.ndarray, most: float) -> int:

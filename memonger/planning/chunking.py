@@ -1,6 +1,7 @@
 """Chunks: which stretches of a model run on one slice of an axis after the other, and in how many slices.
 
-Where nodes are independent along an axis of their values (the batch; the rows of a transformer), running all of them
+Where nodes are independent along an axis of their values (the batch; the rows of a transformer; of a training step
+whatever `chunk_regions` finds around the steps with most bytes), running all of them
 on one slice and then on the next takes a fraction of the memory, and computes nothing twice. Values between two stages
 of a band exist in slices only: a few fine chunks where values are large, then one coarse chunk of what follows, depth
 first.
@@ -23,18 +24,21 @@ from memonger.devices import Device
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
-from memonger.graph.schedule import schedule_graph, schedule_model
+from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
 from memonger.lowering import calibrate
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model import training_roles
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
-from memonger.model.values import static_shape, subgraphs
+from memonger.model.training_roles import Training
+from memonger.model.values import nbytes, static_shape, subgraphs
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning.chunk_stages import Range, measured, ranges_in_order, slice_levels, stages_for
+from memonger.planning.chunk_regions import regions_of
+from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import SliceCheck
@@ -50,6 +54,9 @@ RUN_SECONDS = 10e-6
 
 WEIGHT_BYTES = 2e10
 """Bytes of weights that are read in a second; each slice reads them again."""
+
+COPY_BYTES = 1e10
+"""Bytes that are copied in a second, read and written."""
 
 STEPS = 4
 """Arenas that are tried for each halving of memory."""
@@ -74,6 +81,9 @@ FAR = 1.5
 
 NEXT_TO = 1.25
 """Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
+
+NEAREST = 1.02
+"""The same of training steps, whose ways all take no more time than is allowed."""
 
 MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
@@ -109,6 +119,7 @@ class Chunking:
         """What runs in chunks, for the plan."""
         outer = () if self.outer is None else self.outer.described()
         before, after = self.axis.graph, self.solution.graph
+        trains = self.axis.number < 0
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
         chunks = [chunk_of(node) for node in self.lowered.model.graph]
         found = []
@@ -117,9 +128,10 @@ class Chunking:
             own = [step for step, chunk in enumerate(chunks) if chunk is not None and chunk.band == number]
             cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
             runs = sum(1 for _ in itertools.groupby(chunks[step] for step in own))
+            axis, value = (self.axis.number, "") if not trains else _largest_cut(before, band)
             found.append(
                 ChunkedBand(
-                    axis=self.axis.number, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
+                    axis=axis, value=value, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
                     slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
                     bytes_before=int(live[before.nodes][begin:end].max()),
                     bytes_after=int(live[after.nodes][own].max()),
@@ -127,6 +139,12 @@ class Chunking:
                 )
             )  # fmt: skip
         return (*outer, *found)
+
+    @property
+    def recomputed(self) -> float:
+        """Estimated seconds of what runs again."""
+        graph = self.axis.graph
+        return math.fsum(cost for name, cost in zip(graph.nodes, graph.costs, strict=True) if is_copy(name))
 
     @property
     def total(self) -> int:
@@ -147,24 +165,30 @@ def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
 
 
 def choose(
-    lowered: Lowered, request: Request, plain: Solution, options: Options, device: Device, batch: int | None,
-    slower: Callable[["Chunking"], float],
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None,
+    slower: Callable[["Chunking"], float], plain: Solution | None = None,
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
     Args:
-        lowered: The model, which can run in chunks: see `are_wanted`.
+        lowered: The model.
         request: What is asked of it.
-        plain: Its layout as it is.
         options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         slower: Measures by how much of the model's time a way takes longer. It is asked where the estimate, which
             knows of more nodes, but not that their values fit the caches, is above `Options.max_overhead`.
+        plain: The schedule whose nodes are to run in chunks, recomputations included; None: of a training step
+            without a budget what its strategy finds, else the one that takes least with nothing recomputed.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
     """
+    if not are_wanted(lowered, options, device):
+        return None
+    roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
+    strategy = options.chosen_strategy if roles is not None and request.budget is None else "none"
+    plain = plain or decide(dataclasses.replace(request, budget=None), strategy, options.order)
     budget = request.budget
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
@@ -173,10 +197,18 @@ def choose(
     for node in ordered.model.graph:  # whose marks would be taken for ours
         node.metadata_props.pop(CHUNK, None)
         node.metadata_props.pop(WINDOW, None)
-    search = _Search(_Job(ordered, request, plain, device), options, batch)
+    search = _Search(_Job(ordered, request, plain, device, roles), options, batch)
     if budget is not None or options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
     return search.quick(slower)
+
+
+def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
+    """What a band of a training step is named by: a parameter of which it cuts an axis, or else its largest value."""
+    size_of = dict(zip(graph.values, graph.sizes, strict=True))
+    updated = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
+    found = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
+    return band.axes[found], found
 
 
 class _Search:
@@ -202,9 +234,12 @@ class _Search:
     def quick(self, slower: Callable[["Chunking"], float]) -> "Chunking | None":
         """The smallest way that takes no longer than the options allow."""
         plain, above = self.job.plain, 0.0
+        most = self.options.max_overhead * math.fsum(plain.graph.costs)
+        if self.job.training is not None:
+            return self._same_bits(partial(_best, plain.total_bytes, 0.0, most=most, next_to=NEAREST))
         for _ in range(TIMED):
             way = self._same_bits(partial(_best, plain.total_bytes, above))
-            if way is None or way.extra <= self.options.max_overhead * math.fsum(plain.graph.costs):
+            if way is None or way.extra <= most:
                 return way
             if slower(way) <= self.options.max_overhead:
                 return way
@@ -232,6 +267,9 @@ class _Search:
 
     def _made(self) -> list["_Ladder"]:
         asked = self.options.axis_and_chunks
+        if self.job.training is not None:
+            axis = _of_training(self.job, self._refused)
+            return [_Ladder(self.job, axis, ways_of(self.job, axis, self._most), None)]
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
             return [_Ladder(self.job, axis, [in_slices(axis, asked[1])], None)]
@@ -305,7 +343,7 @@ def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
         if str(node.name) not in copies or not isinstance(how, Slicing):
             continue
         whole, own = (way.axis.lowered.model, node), copies[str(node.name)]
-        difference = check.difference(whole, how, way.lowered.model, own, way.axis.axes.size)
+        difference = check.difference(whole, how, way.lowered.model, own, max(end for _, _, end in own))
         if difference:
             found_different[str(node.name)] = difference
     return found_different
@@ -320,8 +358,12 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
 
 
-def _best(plain: int, above: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
+def _best(
+    plain: int, above: float, ladders: Sequence["_Ladder"], most: float = math.inf, next_to: float = NEXT_TO
+) -> Chunking | None:
     """Of the ways that take next to the least memory, above a limit, the one with fewest nodes.
+
+    Those that are estimated to take more than ``most`` seconds longer don't count.
 
     None where none takes much less than the model as it is.
     """
@@ -329,13 +371,13 @@ def _best(plain: int, above: float, ladders: Sequence["_Ladder"]) -> Chunking | 
     for ladder in ladders:
         least = math.inf
         for way in ladder:
-            if way.total > above:
+            if way.total > above and way.extra <= most:
                 found.append(way)
                 if way.total > FAR * least:
                     break
                 least = min(least, way.total)
     least = min((way.total for way in found), default=math.inf)
-    near = [way for way in found if way.total <= min(WORTH * plain, NEXT_TO * least)]
+    near = [way for way in found if way.total <= min(WORTH * plain, next_to * least)]
     return min(near, key=lambda way: (way.extra, way.total), default=None)
 
 
@@ -386,27 +428,33 @@ def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
     graph = lowered.model.graph
     if not device.is_host or lowered.calibration is None or lowered.calibration.seconds is None:
         return f"chunks are for plans on the CPU ({option('device', 'cpu')})"
-    if options.chosen_mode != "inference":
-        return "chunks are for inference"
     if any(map(subgraphs, graph)):
         return "it has nodes with subgraphs (If, Loop, Scan)"
     default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)
-    return "" if default is None else f"its input '{default}' has a default"
+    is_refused = default is not None and options.chosen_mode == "inference"
+    return f"its input '{default}' has a default" if is_refused else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device."""
+    """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device.
+
+    ``training`` is the roles of a training step's inputs and outputs.
+    """
 
     lowered: Lowered
     request: Request
     plain: Solution
     device: Device
+    training: Training | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A model that is to be cut along an axis: in an order in which the ranges that can be are long."""
+    """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
+
+    A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut.
+    """
 
     number: int
     lowered: Lowered
@@ -428,6 +476,14 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
         axes,
         measured(graph, axes, ranges),
     )
+
+
+def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
+    """A training step, whose ranges are cut along axes of their own."""
+    model = job.lowered.model.clone()
+    found = regions_of(job.lowered.model, job.plain.graph, refused)
+    schedule_model(model, found.order, found.graph)
+    return _Axis(-1, dataclasses.replace(job.lowered, model=model), found.graph, found.axes, found.ranges)
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
@@ -461,21 +517,29 @@ def ways_of(job: _Job, axis: _Axis, most: float) -> list[tuple[Band, ...]]:
         axis: The same, ordered for that axis.
         most: How many nodes may run in chunks.
     """
-    levels = slice_levels(axis.axes.size)
-    slices = [len(bounds) - 1 for bounds in levels]
-    least = max((one.least(slices[-1]) for one in axis.ranges), default=0.0)
+    levels = [one.levels for one in axis.ranges]
+    slices = [[len(bounds) - 1 for bounds in each] for each in levels]
+    least = max((one.least(counts[-1]) for one, counts in zip(axis.ranges, slices, strict=True)), default=0.0)
     arena, workspace = job.plain.arena_bytes, max(job.plain.graph.workspace, default=0)
     seen: dict[tuple[Any, ...], None] = {}
-    for step in reversed(range(1, STEPS * len(bin(slices[-1])))):
+    for step in reversed(range(1, STEPS * len(bin(max((counts[-1] for counts in slices), default=1))))):
         share = 2 ** (-step / STEPS)
-        ways = (stages_for(one, slices, max(least, arena * share), workspace * share) for one in axis.ranges)
+        ways = (
+            stages_for(one, counts, max(least, arena * share), workspace * share)
+            for one, counts in zip(axis.ranges, slices, strict=True)
+        )
         seen[tuple(map(tuple, ways))] = None
     few = (
         chosen
         for chosen in seen
-        if sum((end - begin) * slices[level] for stages in chosen for begin, end, level in stages) <= most
+        if sum(
+            (end - begin) * counts[level]
+            for stages, counts in zip(chosen, slices, strict=True)
+            for begin, end, level in stages
+        )
+        <= most
     )
-    return [bands for chosen in few if (bands := _bands(axis.axes, chosen, levels))]
+    return [bands for chosen in few if (bands := _bands(axis.ranges, chosen, levels))]
 
 
 def in_slices(axis: _Axis, count: int) -> tuple[Band, ...]:
@@ -494,49 +558,73 @@ def in_slices(axis: _Axis, count: int) -> tuple[Band, ...]:
 
 
 def _bands(
-    axes: Axes, chosen: Sequence[Sequence[tuple[int, int, int]]], levels: Sequence[tuple[int, ...]]
-) -> tuple[Band, ...]:
+    ranges: Sequence[Range], chosen: Sequence[Sequence[tuple[int, int, int]]],
+    levels: Sequence[Sequence[tuple[int, ...]]],
+) -> tuple[Band, ...]:  # fmt: skip
     return tuple(
-        Band(axes.values, tuple(Stage(begin, end, levels[level]) for begin, end, level in stages))
-        for stages in chosen
+        Band(one.axes.values, tuple(Stage(begin, end, bounds[level]) for begin, end, level in stages), bool(one.stride))
+        for one, stages, bounds in zip(ranges, chosen, levels, strict=True)
         if stages
     )
 
 
 def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     """One way, laid out."""
-    made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands), axis.axes.size)
+    made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands))
     assert made.calibration is not None
-    graph = graph_of(made.model, None, made.calibration.seconds, made.calibration.workspace, (), job.device)
-    base = job.request.base + parameter_bytes(made.model, None) - parameter_bytes(axis.lowered.model, None)
+    measured, roles = made.calibration, job.training
+    graph = graph_of(made.model, roles, measured.seconds, measured.workspace, (), job.device)
+    base = job.request.base + parameter_bytes(made.model, roles) - parameter_bytes(axis.lowered.model, roles)
     asked = dataclasses.replace(
         job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
-    solution, extra = decide(asked, "none", "file"), _extra_seconds(axis.lowered, made)
+    solution, extra = decide(asked, "none", "file"), _extra_seconds(axis.lowered, made, roles is not None)
     return Chunking(bands, made, asked, solution, base - job.request.base, extra, axis)
 
 
-def _rewritten(lowered: Lowered, model: ir.Model, size: int) -> Lowered:
+def _sizes(model: ir.Model) -> dict[int, int]:
+    """The size of each band's axis."""
+    found: dict[int, int] = {}
+    for chunk in filter(None, map(chunk_of, model.graph)):
+        found[chunk.band] = max(chunk.end, found.get(chunk.band, 0))
+    return found
+
+
+def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
     """The model in chunks, with each copy's share of what was measured of its node."""
-    measured = lowered.calibration
+    measured, sizes = lowered.calibration, _sizes(model)
     assert measured is not None
     seconds, workspace = dict[str, float](), dict[str, int]()
     for node in model.graph:
         name, share, chunk = str(node.name), 1.0, chunk_of(node)
         if chunk is not None:
-            name, share = before_chunks(node), (chunk.end - chunk.begin) / size
+            name, share = before_chunks(node), (chunk.end - chunk.begin) / sizes[chunk.band]
+        name = original(name)
         seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
         if workspace_bytes := (measured.workspace or {}).get(name, 0):
             workspace[str(node.name)] = math.ceil(workspace_bytes * share)
     return dataclasses.replace(lowered, model=model, calibration=Calibration(seconds, workspace, measured.host))
 
 
-def _extra_seconds(before: Lowered, after: Lowered) -> float:
+def _extra_seconds(before: Lowered, after: Lowered, trains: bool) -> float:
     """What more nodes, more runs, and waiting for weights in each slice take, by constants."""
     more = after.model.graph.num_nodes() - before.model.graph.num_nodes()
     chunks = (chunk_of(node) for node in after.model.graph if WINDOW not in node.metadata_props)
     runs = sum(1 for _ in itertools.groupby((None, *chunks))) - 1
+    if trains:  # in one session, in which what cuts and joins is run, but for parts of what persists
+        return more * LAUNCH_SECONDS + _copied(after.model) / COPY_BYTES + _waits(after) - _waits(before)
     return more * LAUNCH_SECONDS + runs * RUN_SECONDS + _waits(after) - _waits(before)
+
+
+def _copied(model: ir.Model) -> int:
+    """Bytes that what cuts and joins reads and writes."""
+    nodes = (n for n in model.graph if WINDOW in n.metadata_props and not n.outputs[0].is_graph_output())
+    return sum(2 * (nbytes(n.outputs[0]) or 0) for n in nodes if n.op_type == "Concat" or is_computed(n.inputs[0]))
+
+
+def is_computed(value: ir.Value | None) -> bool:
+    """Whether a node writes it."""
+    return value is not None and value.producer() is not None
 
 
 def _waits(lowered: Lowered) -> float:

@@ -77,7 +77,7 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
     if strategy == "none":
         return _without(request, names)
     if request.budget is not None:
-        return _Budgets(request, strategy, names).cheapest(request.budget)
+        return Budgets(request, strategy, names).cheapest(request.budget)
     ordered, schedule = order_for_least(request, names)
     return lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
 
@@ -92,7 +92,7 @@ def frontier(request: Request, points: int, order: str, budgets: Sequence[int] =
         budgets: These budgets instead. For one that nothing was found for, the smallest total found stands.
     """
     begin = time.monotonic()
-    searched = _Budgets(request, "budget", orders_of(order, len(request.graph.nodes)))
+    searched = Budgets(request, "budget", orders_of(order, len(request.graph.nodes)))
     plain, least = searched.plain, searched.least()
     results, lowest, span = [plain, least], searched.total(least), searched.total(plain) - searched.total(least)
     tried = sorted(budgets) or [lowest + span * point // points for point in range(points)]
@@ -117,7 +117,7 @@ def _undominated(solutions: Iterable[Solution]) -> list[Solution]:
     return best[::-1]
 
 
-class _Budgets:
+class Budgets:
     """Solutions of one request for any number of budgets, which share all that doesn't depend on the budget.
 
     Args:

@@ -61,8 +61,8 @@ class Options:
         effort: How many changes a search may try, each of about 10 µs.
         time_limit: Seconds after which a search improves nothing more, a sweep tries no more thresholds and a frontier
             gets no more points; the plan then depends on the machine's speed.
-        chunks: Which nodes run in chunks, on one slice of an axis after the other: ``auto``, for inference on the CPU,
-            as far as memory falls at a cost of ``max_overhead``, or as a budget needs; ``off``; or a number, for
+        chunks: Which nodes run in chunks, on one slice of an axis after the other: ``auto``, on the CPU, as far as
+            memory falls at a cost of ``max_overhead``, or as a budget needs; ``off``; or for inference a number, for
             everything that can along the inputs' first axis, with ``1:8`` for eight along the axis after it, or
             ``strips:8`` (an experiment) for the first nodes by rows of the image, which overlap.
         max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction.
@@ -130,7 +130,10 @@ class Options:
         if not (_is_number(self.max_overhead) and 0 <= self.max_overhead < math.inf):
             raise PlanError(f"max_overhead must be a fraction, 0 or more, as 0.02, not {self.max_overhead!r}.")
         if self.axis_and_chunks is not None and self.chosen_mode == "training":
-            raise PlanError(f"chunks are for inference: leave {option('chunks')} out for training.")
+            raise PlanError(
+                "a number of chunks is for inference: the nodes of a training step have no axis in common. "
+                f"{option('chunks', 'auto')} finds those along which they can be cut."
+            )
         if self.progress is not None and not callable(self.progress):
             raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
         self._check_state()

@@ -26,7 +26,7 @@ from memonger.model.ranges import Range
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes, state_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning import chunking, decide, networkx_graph, stripping
+from memonger.planning import both, chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
@@ -239,7 +239,8 @@ class Job:
         stock_bytes: See `memonger.plan_file.Header`.
         chunks: See there.
         ranges: See there.
-        plain: The layout with nothing recomputed, where it was needed before the search.
+        solution: A schedule and its layout that were found before the search: of inference with nothing recomputed, of
+            a training step what is left to do.
     """
 
     source: Model
@@ -254,7 +255,7 @@ class Job:
     stock_bytes: int | None
     chunks: tuple[ChunkedBand, ...] = ()
     ranges: Mapping[str, Range] = field(default_factory=dict)
-    plain: Solution | None = None
+    solution: Solution | None = None
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -343,8 +344,15 @@ def in_chunks(job: Job, begin: float) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
     if job.ranges or job.options.state or not chunking.are_wanted(job.lowered, job.options, job.device):
         return job
-    plain = decide.decide(dataclasses.replace(job.request, budget=None), "none", job.options.order)
-    job = dataclasses.replace(job, plain=plain)
+    trains = job.mode == "training"
+    if trains and job.request.budget is not None:
+        try:
+            return _for_budget(job)
+        except BudgetError as error:
+            raise _explained(job, error) from error
+    strategy = job.strategy if trains else "none"
+    plain = decide.decide(dataclasses.replace(job.request, budget=None), strategy, job.options.order)
+    job = dataclasses.replace(job, solution=plain)
     asked = job.options.axis_and_chunks
     if asked is not None and asked[0] == ROWS:
         return _with_strips(job, plain, asked[1])
@@ -355,8 +363,16 @@ def in_chunks(job: Job, begin: float) -> Job:
         whole, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
         return time_ratio(whole, other, job.options.inputs) - 1
 
-    found = chunking.choose(job.lowered, job.request, plain, job.options, job.device, job.source.batch, slower)
+    found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, slower, plain)
     return job if found is None else _with_chunks(job, found)
+
+
+def _for_budget(job: Job) -> Job:
+    """A training step in chunks, with nodes that run again, or both: what holds the budget in the least time."""
+    choice = both.for_budget(job.lowered, job.request, job.options, job.device, job.strategy)
+    if isinstance(choice, Solution):
+        return dataclasses.replace(job, solution=choice)
+    return _with_chunks(job, choice)
 
 
 def _with_strips(job: Job, plain: Solution, count: int) -> Job:
@@ -364,7 +380,7 @@ def _with_strips(job: Job, plain: Solution, count: int) -> Job:
     found = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
     return dataclasses.replace(
         job, lowered=found.lowered, request=found.request, options=dataclasses.replace(job.options, order="file"),
-        notes=(*job.notes, *found.notes), chunks=found.bands, plain=found.solution,
+        notes=(*job.notes, *found.notes), chunks=found.bands, solution=found.solution,
     )  # fmt: skip
 
 
@@ -373,23 +389,28 @@ def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
     options = dataclasses.replace(job.options, order="file")
     return dataclasses.replace(
         job, lowered=way.lowered, request=request, options=options, notes=(*job.notes, *way.notes),
-        chunks=way.described(), plain=way.solution,
+        chunks=way.described(), solution=way.solution,
     )  # fmt: skip
 
 
 def solve(job: Job) -> Solution:
     """Order, recompute, lay out; see `memonger.planning.decide.decide`."""
-    plain, budget = job.plain, job.request.budget
-    if plain is not None and (job.strategy == "none" or (budget and decide.total_bytes(job.request, plain) <= budget)):
-        return plain
+    found, budget = job.solution, job.request.budget
+    is_final = job.mode == "training" or job.strategy == "none"
+    if found is not None and (is_final or (budget and decide.total_bytes(job.request, found) <= budget)):
+        return found
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
-        kept = sum(not recomputed for recomputed in job.request.forced.values())
-        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
-        hint = (hint if kept else "") + _offered(job, error.budget)
-        bound = min(error.lower_bound, job.request.base) if job.chunks else error.lower_bound  # other chunks may do
-        raise BudgetError(error.budget, error.smallest, bound, hint) from error
+        raise _explained(job, error) from error
+
+
+def _explained(job: Job, error: BudgetError) -> BudgetError:
+    kept = sum(not recomputed for recomputed in job.request.forced.values())
+    hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
+    hint = (hint if kept else "") + _offered(job, error.budget)
+    bound = min(error.lower_bound, job.request.base) if job.chunks else error.lower_bound  # other chunks may do
+    return BudgetError(error.budget, error.smallest, bound, hint)
 
 
 def _offered(job: Job, budget: int) -> str:

@@ -53,7 +53,9 @@ class SliceCheck:
 
         Returns: infinity where onnxruntime can't run one of them alone.
         """
-        tried = list({end - begin: (node, begin, end) for node, begin, end in copies}.values())  # one for each length
+        tried = list(copies)
+        if not how.sums:
+            tried = list({end - begin: (node, begin, end) for node, begin, end in copies}.values())  # each length once
         key = (_key(whole[1]), tuple(sorted(how.inputs.items())), tuple(sorted(end - begin for _, begin, end in tried)))
         if key not in self._known:
             self._known[key] = self._compared(whole, how, model, tried, size)
@@ -65,13 +67,17 @@ class SliceCheck:
     ) -> float:  # fmt: skip
         feeds = {index: self._random(v) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
         try:
-            results, most = self._run(*whole, feeds, self._whole), 0.0
+            results, most, parts = self._run(*whole, feeds, self._whole), 0.0, dict[int, np.ndarray]()
             for copy, begin, end in tried:
                 cut = {i: _cut(a, how.inputs.get(i), begin, end, size) for i, a in feeds.items()}
+                if how.sums and begin:
+                    cut[2] = parts[0].copy()  # the sum so far, which a Gemm adds to
                 parts = self._run(model, copy, cut, self._part)
                 for number, axis in how.outputs.items():
                     expected = _cut(results[number], axis, begin, end, size)
                     most = max(most, _largest_difference(parts[number], expected))
+            for number in how.sums:
+                most = max(most, _largest_difference(parts[number], results[number]))
         except SessionError:
             return float("inf")
         return most

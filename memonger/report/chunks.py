@@ -27,7 +27,7 @@ def chunks_lines(plan: Plan) -> tuple[str, ...]:
     count = sum(band.nodes for band in bands)
     before, after = (max(getattr(band, f"bytes_{when}") for band in bands) for when in ("before", "after"))
     return (
-        f"{count} of {count + whole} nodes run in chunks of {axis_words(bands[0].axis)}, in {_slices(bands)}: they "
+        f"{count} of {count + whole} nodes run in chunks{_of_axis(bands, ' of')}, in {_slices(bands)}: they "
         f"need {format_size(after)} of the arena at most, {format_size(before)} without chunks.",
     )
 
@@ -37,12 +37,22 @@ def chunks_words(records: Sequence[Mapping[str, Any]]) -> str:
     bands = [ChunkedBand(**record) for record in records]
     if not bands:
         return "nothing"
-    return f"{sum(band.nodes for band in bands)} nodes along {axis_words(bands[0].axis)}, in {_slices(bands)}"
+    return f"{sum(band.nodes for band in bands)} nodes{_of_axis(bands, ' along')}, in {_slices(bands)}"
 
 
-def axis_words(axis: int) -> str:
-    """An axis of the inputs as people call it."""
-    return "the batch" if not axis else "the image's rows" if axis == ROWS else f"axis {axis} of the inputs"
+def axis_words(band: ChunkedBand) -> str:
+    """The axis that a band is cut along, as people call it."""
+    if band.value:
+        return f"axis {band.axis} of '{band.value}'"
+    if band.axis == ROWS:
+        return "the image's rows"
+    return f"axis {band.axis} of the inputs" if band.axis else "the batch"
+
+
+def _of_axis(bands: Sequence[ChunkedBand], before: str) -> str:
+    """The axis that all bands are cut along; empty where each has its own."""
+    words = {axis_words(band) for band in bands}
+    return f"{before} {words.pop()}" if len(words) == 1 else ""
 
 
 def _slices(bands: Sequence[ChunkedBand]) -> str:
@@ -79,7 +89,7 @@ def chunks_table(records: Sequence[Mapping[str, Any]], count: int = 20) -> Table
 def _cells(band: Mapping[str, Any]) -> Iterator[str]:
     yield str(band["nodes"])
     yield f"{band['first']} … {band['last']}"
-    yield axis_words(band["axis"])
+    yield axis_words(ChunkedBand(**band))
     yield ", ".join(map(str, band["slices"]))
     yield format_size(band["bytes_before"])
     yield format_size(band["bytes_after"])

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from memonger.devices import Cuda
 from memonger.errors import SessionError
 from memonger.graph.graph import read_values
-from memonger.model.values import subgraphs
+from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
@@ -123,12 +123,14 @@ class Cut:
     Attributes:
         program: Of the whole plan, pickled.
         segments: Of each segment the program, what it receives and what it is handed, pickled.
+        kept: Parts of what persists, pickled: see `Kept`.
         models: Of each segment, to be loaded.
         settings: How the CUDA provider is set up.
     """
 
     program: bytes
     segments: bytes
+    kept: bytes
     models: tuple[Message, ...]
     settings: Cuda | None
 
@@ -143,13 +145,85 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
     Raises:
         SessionError: the model can't be written for onnxruntime.
     """
-    program = program_of(plan)
+    program, kept = program_of(plan), _kept(plan)
     whole = exposed(without_defaults(plan.model, set(own)), program.planned, (), False)
+    if kept:
+        program = _without_parts(whole, program, kept)
     parts = segments_of(whole, program, [program.first_update])
     models = tuple(message(part.model) for part in parts)
     records = [(part.program, part.received, part.handed) for part in parts]
     settings = plan.stamp.cuda if plan.stamp is not None else None
-    return Cut(pickle.dumps(program), pickle.dumps(records), models, settings)
+    return Cut(pickle.dumps(program), pickle.dumps(records), pickle.dumps(kept), models, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes of what persists that are read, and may be written over, where they lie: no node cuts or joins them.
+
+    Attributes:
+        tensor: Their name and shape; the offset is the first byte in the whole.
+        whole: Name of the input that they are a part of.
+        new: Name of the output that is written over them; None where none is.
+    """
+
+    tensor: ArenaTensor
+    whole: str
+    new: str | None
+
+
+def _kept(plan: Plan) -> tuple[Kept, ...]:
+    """The parts of what persists, and its new content as a whole where parts of that were written."""
+    graph, values = plan.graph, {str(v.name): v for node in plan.model.graph for v in node.outputs}
+    new_of = {old: new for pairs in graph.updates for old, new in pairs}
+    places = {window for windows in graph.windows for window in windows if not graph.planned[window[0]]}
+    torn = {whole for part, whole, _ in places if part in new_of and whole in new_of}
+    found = []
+    for part, whole, byte in [*sorted(places), *((new_of[whole], whole, 0) for whole in sorted(torn))]:
+        value, new = values[graph.values[part]], new_of.get(part)
+        assert value.dtype is not None
+        tensor = ArenaTensor(graph.values[part], value.dtype, static_shape(value) or (), byte)
+        found.append(Kept(tensor, graph.values[whole], None if new is None else graph.values[new]))
+    return tuple(found)
+
+
+def _without_parts(model: ir.Model, program: Program, kept: Sequence[Kept]) -> Program:
+    """Make parts inputs, and their new contents outputs; returns what of the program is left. The model is changed."""
+    graph = model.graph
+    values = {value.name: value for node in graph for value in node.outputs}
+    gone = dict.fromkeys(values[part.tensor.name].producer() for part in kept)
+    names = {str(node.name) for node in gone if node is not None}
+    for part in kept:
+        value = values[part.tensor.name]
+        graph.inputs.append(ir.Value(name=value.name, type=value.type, shape=value.shape))
+        graph.outputs[:] = [other for other in graph.outputs if other is not value]
+        value.replace_all_uses_with(graph.inputs[-1])
+    new = [part.new for part in kept if part.new is not None]
+    graph.outputs.extend(values[name] for name in new)
+    _remove(graph, [node for node in gone if node is not None])
+    _drop_unread(graph)
+    joined = {part.tensor.name for part in kept}
+    return replace(
+        program,
+        inputs=feeding.inputs_of(graph),
+        outputs=tuple(dict.fromkeys([*(name for name in program.outputs if name not in joined), *new])),
+        order=tuple(name for name in program.order if name not in names),
+        first_update=program.first_update - sum(name in names for name in program.order[: program.first_update]),
+        replacing=program.replacing - joined,
+    )
+
+
+def _with_parts(
+    fixed: Mapping[str, Store], updates: Mapping[str, str], kept: Sequence[Kept]
+) -> tuple[dict[str, Store], dict[str, str]]:
+    """What persists, and what is written over it, parts included."""
+    found, of_store = dict(fixed), dict[Store, list[ArenaTensor]]()
+    for part in kept:
+        store = fixed[part.whole]
+        at = store.tensors[part.whole].offset + part.tensor.offset
+        of_store.setdefault(store, []).append(replace(part.tensor, offset=at))
+    for store, tensors in of_store.items():
+        found |= dict.fromkeys((tensor.name for tensor in tensors), store.parts(tensors))
+    return found, {**updates, **{part.tensor.name: part.new for part in kept if part.new is not None}}
 
 
 class Segments:
@@ -180,8 +254,10 @@ class Segments:
         check_order: bool,
     ) -> None:
         program, parts = pickle.loads(plan.program), pickle.loads(plan.segments)
+        own, kept = {*fixed, *scalars}, pickle.loads(plan.kept)
+        fixed, updates = _with_parts(fixed, updates, kept)
         self.fixed, self.arena, self._bindings = fixed, arena, list[Binding]()
-        own = {*fixed, *scalars}
+        own |= {part.tensor.name for part in kept}
         self.inputs = tuple(value for value in program.inputs if value.name not in own)
         self._late = {old: tensor for old, new in updates.items() for tensor in program.planned if tensor.name == new}
         handed = {name for *_, names in parts for name in names}

@@ -1,6 +1,7 @@
 """Tensors that keep their addresses, one after the other in memory of a device."""
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ class Store:
     ) -> None:
         self.tensors, self.nbytes = one_after_another(tensors, alignment)
         self.arena = arena if arena is not None else backend(device).arena(self.nbytes)
+
+    def parts(self, tensors: Iterable[ArenaTensor]) -> "Store":
+        """Parts of these tensors under names of their own, at their offsets here."""
+        found = copy(self)
+        found.tensors = {tensor.name: tensor for tensor in tensors}
+        return found
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors

@@ -238,7 +238,7 @@ def test_what_cant_be_is_said(options: dict[str, Any], message: str) -> None:
 
 
 def test_chunks_are_for_inference_on_the_cpu() -> None:
-    with pytest.raises(memonger.PlanError, match="chunks are for inference"):
+    with pytest.raises(memonger.PlanError, match="a number of chunks is for inference"):
         memonger.search_plan(convolutions(), mode="training", loss="y", chunks=2)
     with pytest.raises(memonger.PlanError, match="chunks are for plans on the CPU"):
         memonger.search_plan(convolutions(), mode="inference", device="none", chunks=2)

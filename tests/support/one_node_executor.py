@@ -41,7 +41,10 @@ def run_poisoned(plan: Plan, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarr
         for offset, size in alive.values():
             needed[offset : offset + size] = True
         arena[: plan.arena_bytes][~needed] = 0xFF
-    return {str(value.name): _read(arena, at, value).copy() for value in model.graph.outputs}
+    return {
+        str(value.name): _read(arena, at, value).copy() if str(value.name) in at else feeds[str(value.name)]
+        for value in model.graph.outputs
+    }
 
 
 def _bytes(value: ir.Value) -> int:

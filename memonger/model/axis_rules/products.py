@@ -130,8 +130,11 @@ def _packed_weight(cut: Cut) -> Slicing:
 
 @axis_rule("Gemm com.microsoft::FusedGemm")
 def _gemm(cut: Cut) -> Slicing:
-    """As a product, with a third operand that is added: broadcast to rows and columns."""
+    """As a product, with a third operand that is added: broadcast to rows and columns. Sums are added to by that."""
     a, b = (operand(cut, index, swapped=bool(cut.integer(f"trans{name}", 0))) for index, name in enumerate("AB"))
+    contracted = {a.index: a.axis(-1), b.index: b.axis(-2)}
+    if cut.sums and all(contracted.get(index) == axis for index, axis in cut.axes.items()):
+        return cut.along(contracted, {}, sums=(0,))
     added = cut.axes.get(2)
     if added is not None and len(cut.axes) == 1:
         cut.refuse(f"adds a value that is cut along axis {added} to a product of whole operands")

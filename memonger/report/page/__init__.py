@@ -75,7 +75,7 @@ def record(view: View, frontier: Sequence[Mapping[str, Any]], measured: Mapping[
         "title": shown(view.title),
         "plan": plan_record(plan, view.title, None),
         "memory": {"kinds": KIND_NAMES, "note": COUNT_NOTE},
-        "chunks": {"note": CHUNKS_NOTE, "axes": {str(band.axis): axis_words(band.axis) for band in plan.chunks}},
+        "chunks": {"note": CHUNKS_NOTE, "axes": [axis_words(band) for band in plan.chunks]},
         "trains": plan.training is not None,
         "kinds": [{"name": name, "meaning": meaning} for name, meaning in KINDS.items()],
         "steps": _step_columns(view),

@@ -264,10 +264,10 @@ function showChunks({ plan, chunks }, search) {
     place.hidden = true;
     return;
   }
-  const rows = plan.chunks.map((band) => {
+  const rows = plan.chunks.map((band, number) => {
     const first = make("button", { type: "button", title: "Search for its chunks in the map" }, band.first);
     first.addEventListener("click", () => search(`${band.first}.chunk`));
-    return [first, band.last, band.nodes, band.runs, chunks.axes[band.axis], band.slices.join(", "), size(band.bytes_before), size(band.bytes_after), `${(1000 * band.seconds).toFixed(2)} ms`];
+    return [first, band.last, band.nodes, band.runs, chunks.axes[number], band.slices.join(", "), size(band.bytes_before), size(band.bytes_after), `${(1000 * band.seconds).toFixed(2)} ms`];
   });
   place.append(
     make("p", { className: "faint" }, `Nodes from the first to the last run on one slice of an axis after the other, stage by stage in as many slices as stand there. ${chunks.note}`),

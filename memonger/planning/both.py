@@ -1,0 +1,102 @@
+"""A training step within a budget: by chunks, recomputation, or both, whichever holds it in the least time."""
+
+import math
+
+from memonger.devices import Device
+from memonger.errors import BudgetError
+from memonger.lowering.lowered import Lowered
+from memonger.planning import chunking
+from memonger.planning.chunking import Chunking
+from memonger.planning.decide import Budgets, Solution, orders_of, total_bytes
+from memonger.planning.options import Options
+from memonger.remat import Request
+
+ATTEMPTS = 3
+"""Budgets of which a schedule with recomputations is then cut into chunks."""
+
+
+def for_budget(
+    lowered: Lowered, request: Request, options: Options, device: Device, strategy: str
+) -> Solution | Chunking:
+    """Of the ways that hold the budget the one that is estimated to take least time.
+
+    Chunks that cost next to nothing are taken before anything is recomputed. Else recomputing alone is looked at, and
+    chunks of what was recomputed for larger budgets.
+
+    Raises:
+        BudgetError: none was found. Planning succeeds with the budget that the error names.
+        PlanError: see `memonger.planning.chunking.choose`.
+    """
+    assert request.budget is not None
+    search = _Search(lowered, request, options, device, strategy)
+    plain = search.budgets.plain
+    if total_bytes(request, plain) <= request.budget:
+        return plain
+    way = search.chunked(plain)
+    if way is not None and search.fits(way) and way.extra <= options.max_overhead * search.once:
+        return way
+    found: list[Solution | Chunking] = [] if way is None else [way]
+    alone = search.recomputed(request.budget)
+    found.append(alone)
+    if way is not None:
+        found += search.both(plain, way, found)
+    fitting = [one for one in found if search.fits(one)]
+    if not fitting:
+        raise BudgetError(request.budget, min(map(search.total, found)), request.base)
+    return min(fitting, key=lambda one: (search.cost(one), search.total(one)))
+
+
+class _Search:
+    """What all ways of one training step have in common."""
+
+    def __init__(self, lowered: Lowered, request: Request, options: Options, device: Device, strategy: str) -> None:
+        self.lowered, self.request, self.options, self.device = lowered, request, options, device
+        self.budgets = Budgets(request, strategy, orders_of(options.order, len(request.graph.nodes)))
+        self.once = math.fsum(request.graph.costs)
+
+    def total(self, one: Solution | Chunking) -> int:
+        """What has to fit."""
+        return self.request.base + one.total if isinstance(one, Chunking) else total_bytes(self.request, one)
+
+    def fits(self, one: Solution | Chunking) -> bool:
+        """Whether it holds the budget."""
+        return self.total(one) <= (self.request.budget or 0)
+
+    def cost(self, one: Solution | Chunking) -> float:
+        """Estimated seconds beyond those of nothing recomputed."""
+        return one.extra + one.recomputed if isinstance(one, Chunking) else one.cost - self.once
+
+    def recomputed(self, budget: int) -> Solution:
+        """The cheapest schedule within a budget, or else the smallest."""
+        try:
+            return self.budgets.cheapest(budget)
+        except BudgetError:
+            return self.budgets.least()
+
+    def chunked(self, solution: Solution) -> Chunking | None:
+        """A schedule in chunks: the cheapest that fit, or the smallest."""
+        return chunking.choose(
+            self.lowered, self.request, self.options, self.device, None, lambda _: math.inf, solution
+        )
+
+    def both(self, plain: Solution, way: Chunking, found: list[Solution | Chunking]) -> list[Chunking]:
+        """Chunks of schedules that were found for larger budgets, by about what chunks take off."""
+        assert self.request.budget is not None
+        budget, made = self.request.budget, list[Chunking]()
+        target = budget + total_bytes(self.request, plain) - self.total(way)
+        cheapest = min((self.cost(one) for one in found if self.fits(one)), default=math.inf)
+        for attempt in range(ATTEMPTS):
+            solution = self.recomputed(target)
+            if solution.cost - self.once >= cheapest:
+                break
+            tried = self.chunked(solution)
+            if tried is None:
+                break
+            made.append(tried)
+            if self.fits(tried):
+                return made
+            target -= (self.total(tried) - budget) << attempt
+        if not any(map(self.fits, (*found, *made))):
+            smallest = self.chunked(self.budgets.least())
+            made += [] if smallest is None else [smallest]
+        return made
