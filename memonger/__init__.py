@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from memonger.planning.unplan import unplan
     from memonger.report.drawing import draw
     from memonger.report.memory_count import count_memory
+    from memonger.runtime.fleet import Fleet, FleetMemory, FleetModel
+    from memonger.runtime.pipeline import Pipeline
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
@@ -46,11 +48,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "FeedError", "Feeder",
-    "FeederConfig", "Fit", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError",
-    "MemongerError", "MiB", "Model", "Options", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError",
-    "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "VerificationError",
-    "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack",
-    "pareto", "search_plan", "to_training_mode", "unplan",
+    "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
+    "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
+    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
+    "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost",
+    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -71,6 +73,8 @@ _LAZY = {
     "memonger.planning.unplan": ("unplan",),
     "memonger.report.drawing": ("draw",),
     "memonger.report.memory_count": ("count_memory",),
+    "memonger.runtime.fleet": ("Fleet", "FleetMemory", "FleetModel"),
+    "memonger.runtime.pipeline": ("Pipeline",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }

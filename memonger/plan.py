@@ -19,6 +19,7 @@ from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes
 from memonger.layout import lower_bound
 from memonger.model import training_roles
+from memonger.model.kept_state import state_of
 from memonger.model.model import Model
 from memonger.model.save import as_proto, check_not_its_weights
 from memonger.model.training_roles import Training
@@ -202,6 +203,16 @@ class Plan(BasePlan, Header):
         """Inputs that a caller gives for each run."""
         return input_bytes(self.model, self.training)
 
+    @cached_property
+    def state(self) -> Mapping[str, str]:
+        """Inputs that a session keeps, and which output each becomes for the next run."""
+        return state_of(self.model, str(self.model.graph.name))
+
+    @property
+    def state_bytes(self) -> int:
+        """What that takes: once where a kernel writes it in place, else twice."""
+        return state_bytes(self.model, self.graph)
+
     @property
     def workspace_bytes(self) -> int | None:
         """Most workspace any step takes beside the arena; None if never measured."""
@@ -220,11 +231,12 @@ class Plan(BasePlan, Header):
 
     @property
     def total_bytes(self) -> int:
-        """All that the plan's memory comes to, and what a budget holds: arena, workspace, parameters and inputs.
+        """All that the plan's memory comes to, and what a budget holds: arena, workspace, parameters, inputs and state.
 
         A workspace that was never measured counts as none.
         """
-        return self.arena_bytes + (self.workspace_bytes or 0) + self.parameter_bytes + self.input_bytes
+        fixed = self.parameter_bytes + self.input_bytes + self.state_bytes
+        return self.arena_bytes + (self.workspace_bytes or 0) + fixed
 
     @property
     def session_bytes(self) -> int | None:
@@ -505,9 +517,17 @@ def parameter_bytes(model: ir.Model, training: Training | None) -> int:
 
 def input_bytes(model: ir.Model, training: Training | None) -> int:
     """Bytes of the inputs that a caller gives: they don't persist and have no default."""
-    persistent = set(training.persistent) if training else set()
+    persistent = set(training.persistent if training else state_of(model, str(model.graph.name)))
     given = (v for v in model.graph.inputs if v.name not in persistent and v.name not in model.graph.initializers)
     return sum(nbytes(value) or 0 for value in given)
+
+
+def state_bytes(model: ir.Model, graph: Graph) -> int:
+    """Bytes of what an inference session keeps between runs: once where it is written in place, else twice."""
+    in_place = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
+    state = state_of(model, str(model.graph.name))
+    kept = (value for value in model.graph.inputs if value.name in state)
+    return sum((nbytes(value) or 0) * (1 if value.name in in_place else 2) for value in kept)
 
 
 def graph_of(
@@ -520,12 +540,13 @@ def graph_of(
 ) -> Graph:
     """The graph of a lowered model, with the roles a training model gives its inputs and outputs."""
     results = {*training.outputs, *([training.loss] if training.loss else [])} if training else None
-    updates = training.updates if training else None
+    state = state_of(model, str(model.graph.name))
     return from_model(
         model,
         seconds=seconds,
         workspace=workspace,
-        updates=updates,
+        updates=training.updates if training else state,
+        apart=state.values(),
         after=training.verdicts if training else (),
         results=results,
         host=host,

@@ -86,6 +86,8 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
             job.model, device=device, intra_op_threads=job.threads, check_order=False, cuda_graph=job.cuda_graph
         )
         copy = not device.is_host  # there a stock session copies its outputs to the host
+        if planned.state:
+            return lambda: {**planned.run(feeds), **_next_state(planned)}
         return lambda: planned.run(feeds, copy=copy)  # stock sessions hold their outputs once, too
     options = ort.Options(
         job.level,
@@ -98,6 +100,11 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
     stock = ort.make_session(Path(job.model), device, options)
     names = list(dict.fromkeys(ort.names_of(stock.get_outputs())))
     return lambda: dict(zip(names, stock.run(names, dict(feeds)), strict=True))
+
+
+def _next_state(session: Session) -> dict[str, np.ndarray]:
+    """What a session keeps, by the names of the outputs that it was."""
+    return {session.state[name]: array for name, array in session.state_dict().items()}
 
 
 def serve(job: Job) -> None:

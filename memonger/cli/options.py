@@ -27,6 +27,16 @@ def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str])
     return sizes
 
 
+def _state(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    becomes = {}
+    for value in values:
+        old, _, new = value.rpartition("=")
+        if not old or not new:
+            raise click.BadParameter(f"{value!r} is not INPUT=OUTPUT, such as h=h_next.")
+        becomes[old] = new
+    return becomes
+
+
 def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Bytes from a text such as 4GiB."""
     try:
@@ -133,6 +143,9 @@ LOWERING = (
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
 )  # fmt: skip
 
+STATE = click.option("--state", multiple=True, callback=_state, metavar="INPUT=OUTPUT",
+                     help="An input that a session keeps, and the output that it becomes for the next run: h=h_next. "
+                          "May be repeated.")  # fmt: skip
 CHUNKS = (
     click.option("--chunks", default="auto", metavar="N", show_default=True, shell_complete=completes("auto", "off"),
                  help="Inference on the CPU: run on slices, one after the other. auto, off, a number of slices of the "
@@ -152,6 +165,7 @@ PLANNING = (
     click.option("--mirror", multiple=True, metavar="PATTERN",
                  help="Recompute these nodes (name, operator or output). May be repeated."),
     *CHUNKS,
+    STATE,
     click.option("--trials", type=Whole(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
                  help="Thresholds in the sweep's grid."),
 )  # fmt: skip
@@ -187,7 +201,7 @@ _OPTIONS = {
     "Model": ("batch", "dims", "vary", "batches", "mode", "inputs", "name", "instances"),
     "Memory": (
         "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "chunks", "max_overhead",
-        "allow_rounding", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
+        "allow_rounding", "state", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
@@ -229,7 +243,7 @@ NOT_FROM_ENVIRONMENT = ("output", "annotated", "outputs", "force", "help", "vers
 ONLY_PLANNING = (
     "mode", "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit",
     "no_inplace", "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic", "chunks",
-    "max_overhead", "allow_rounding",
+    "max_overhead", "allow_rounding", "state",
 )  # fmt: skip
 """Parameters that have no effect on a model that has a plan already."""
 

@@ -158,6 +158,10 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
         _check_mode(plan, origin)
+        if plan.state:
+            raise PlanError(
+                f"{origin} keeps a state between runs, and a server runs anybody's requests: plan without it."
+            )
         loaded.append(plan)
     try:
         program.check_family(loaded)

@@ -10,6 +10,7 @@ from memonger.graph import schedule
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.runtime import feeds, onnxruntime, ort
+from memonger.runtime.weights import LEND_ALL
 
 TOLERANCE = 1e-3  # between a row of a batch and the row alone: kernels block them differently
 
@@ -59,7 +60,7 @@ def _open(model: ir.Model) -> None:
 
 
 def _run(model: ir.Model, given: feeds.Feeds) -> list[np.ndarray]:
-    session = ort.make_session(model, CPU, ort.Options(lend_weights=True))
+    session = ort.make_session(model, CPU, ort.Options(lending=LEND_ALL))
     outputs: list[np.ndarray] = session.run(None, dict(given))
     return outputs
 

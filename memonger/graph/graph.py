@@ -131,6 +131,7 @@ def from_model(
     seconds: Mapping[str, float] | None = None,
     workspace: Mapping[str, int] | None = None,
     updates: Mapping[str, str] | None = None,
+    apart: Collection[str] = (),
     after: Collection[str] = (),
     results: Collection[str] | None = None,
     host: Collection[str] = (),
@@ -144,6 +145,7 @@ def from_model(
         workspace: Measured workspace of each node in bytes, by name.
         updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
             their input where they are computed are planned as any other.
+        apart: Names of values with memory of their own: they aren't planned.
         after: Names of the outputs that say whether a step may update anything: every node that writes over a
             persistent input reads them too, so that it comes after them in any schedule.
         results: Names of the outputs of the forward pass; None: all outputs.
@@ -162,7 +164,7 @@ def from_model(
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
     forward = needed_by(v for v in model.graph.outputs if results is None or v.name in results)
     replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for), cuts)
-    elsewhere = {new for pairs in replaced.values() for _, new in pairs}
+    elsewhere = {new for pairs in replaced.values() for _, new in pairs} | {v for v in values if v.name in apart}
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
     own = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
     late = [number[v] for v in waited_for]

@@ -6,14 +6,14 @@ values afterwards reads the latest copy. Outputs of the model are the first copi
 
 import heapq
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.graph import Graph, Pair, Window, needed_by
+from memonger.graph.graph import Graph, Pair, Window, needed_by, read_values
 from memonger.model.names import fresh
 from memonger.model.training_roles import Training
 
@@ -185,3 +185,31 @@ def updates_last(model: ir.Model, roles: Training | None) -> None:
     early = [node for node in nodes[:last] if node not in wanted]
     model.graph.remove(early)
     model.graph.insert_after(nodes[last], early)
+
+
+def state_last(model: ir.Model, state: Mapping[str, str]) -> None:
+    """Put what computes the next content of a state behind all that reads its content now, where that can be.
+
+    All else keeps its order.
+
+    Args:
+        model: The model; its nodes are put into another order.
+        state: Input → the output that is its content in the next run.
+    """
+    nodes = list(model.graph)
+    number = {node: index for index, node in enumerate(nodes)}
+    producers = [[v.producer() for v in read_values(node)] for node in nodes]
+    sources = [{number[p] for p in found if p in number} for found in producers]
+    inputs, outputs = ({str(v.name): v for v in values} for values in (model.graph.inputs, model.graph.outputs))
+    for old, new in state.items():
+        maker = outputs[new].producer()
+        if maker is None:
+            continue
+        readers = {number[node] for node, _ in inputs[old].uses() if node in number} - {number[maker]}
+        after = [sources[each] | readers if each == number[maker] else sources[each] for each in range(len(nodes))]
+        order = topological_order([sorted(each) for each in after], range(len(nodes)))
+        if len(order) == len(nodes):  # else what reads it depends on what is to come
+            sources = after
+    order = topological_order([sorted(each) for each in sources], range(len(nodes)))
+    model.graph.remove(nodes)
+    model.graph.extend(nodes[each] for each in order)

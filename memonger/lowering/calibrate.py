@@ -24,6 +24,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.profile import workspace_of
+from memonger.runtime.weights import LEND_ALL
 from memonger.words import FILE, option
 
 LATER_RUNS, LATER_SECONDS, LATER_NODES = 3, 1.0, 8192
@@ -88,7 +89,7 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
         threads=threads,
         profile=folder / "calibration",
         pattern=False,  # the statistics are exact only without
-        lend_weights=True,
+        lending=LEND_ALL,
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
         cuda=cuda,
     )
@@ -212,7 +213,7 @@ def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
     outputs = {value.name for value in copy.graph.outputs}
     values = [v for node in copy.graph for v in node.outputs if v.name and v.name not in outputs]
     copy.graph.outputs.extend(v for v in values if v.type is None or dense(v))
-    with session(copy, device, ort.Options(in_order=True, lend_weights=True, cuda=cuda)) as (made, _):
+    with session(copy, device, ort.Options(in_order=True, lending=LEND_ALL, cuda=cuda)) as (made, _):
         outputs_and_places = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
         return frozenset(value.name for value, where in outputs_and_places if not device.owns(where.name))
 
@@ -237,7 +238,7 @@ def _run(model: ir.Model, threads: int, folder: ScratchFolder) -> Mapping[str, i
         in_order=True,
         threads=threads,
         pattern=False,  # the statistics are exact only without
-        lend_weights=True,
+        lending=LEND_ALL,
         entries={"session.collect_node_memory_stats_to_file": str(statistics)},
     )
     try:

@@ -30,6 +30,7 @@ from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
+from memonger.runtime.weights import LEND_ALL
 from memonger.words import option
 
 LEVELS = {
@@ -104,9 +105,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
     source, level = model.ir, LEVELS[settings.level]
     for number in range(ROUNDS):
         path = folder / f"optimized{number}.onnx"
-        options = ort.Options(
-            level=level, optimized=path, entries=_entries(path), lend_weights=True, cuda=settings.cuda
-        )
+        options = ort.Options(level=level, optimized=path, entries=_entries(path), lending=LEND_ALL, cuda=settings.cuda)
         with calibrate.session(source, device, options):
             pass  # it was written as the session was made
         lowered = _reload(path, model)

@@ -68,6 +68,8 @@ class Options:
             sums come in another order than stock onnxruntime's. None: ``all`` for inference; for training, where
             weights change and nothing could be folded into them, ``rewrite`` on the CPU and ``disable`` elsewhere.
         threads: Threads within a node; 0 leaves the number to onnxruntime.
+        state: Inputs that a session keeps, and which output each becomes for the next run: ``{"h": "h_next"}``, for
+            inference. It is written in place where a kernel may, else two buffers swap; see `memonger.Session`.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
         cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.
@@ -97,6 +99,7 @@ class Options:
     order: Order = "best"
     level: Level | None = None
     threads: int = 0
+    state: Mapping[str, str] | None = None
     inputs: Mapping[str, Any] | None = None
     cuda: Cuda = field(default_factory=Cuda)
     progress: Progress | None = None
@@ -125,10 +128,19 @@ class Options:
             )
         if self.progress is not None and not callable(self.progress):
             raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
+        self._check_state()
         if self.mode == "inference" and self.trains:
             say = option("mode", "training")
             raise PlanError(f"a loss or an optimizer is for training: leave {option('mode')} out, or say {say}.")
         self._check_strategy()
+
+    def _check_state(self) -> None:
+        if not all(isinstance(name, str) for pair in (self.state or {}).items() for name in pair):
+            raise PlanError(f"state must be names of inputs and outputs, as {{'h': 'h_next'}}, not {self.state!r}.")
+        if self.state and self.chosen_mode == "training":
+            raise PlanError(f"a state is for inference: leave {option('state')} out for training.")
+        if self.state and self.axis_and_chunks is not None:
+            raise PlanError(f"a model with a state runs without chunks: leave {option('chunks')} out.")
 
     def _check_strategy(self) -> None:
         chosen = STRATEGIES[self.chosen_strategy]
@@ -239,6 +251,7 @@ class Keywords(ForGraph, FrontierOfModel, total=False):
     """All fields of `Options` as keywords: those of `memonger.search_plan` for a model."""
 
     mirror: Sequence[str]
+    state: Mapping[str, str] | None
     chunks: str | int
     max_overhead: float
     allow_rounding: bool
@@ -331,6 +344,7 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("loss", str | Loss | None, "a name or a loss of memonger's (memonger.SoftmaxCrossEntropy())"),
     ("optimizer", Optimizer | None, "an optimizer of memonger's (memonger.SGD())"),
     ("device", str | Device | None, "a text such as 'cpu' or 'cuda:0'"),
+    ("state", Mapping | None, "names of inputs and outputs, as {'h': 'h_next'}"),
     ("inputs", Mapping | None, "arrays by name"),
     ("sharing", Sharing, "a memonger.Sharing"),
     ("cuda", Cuda, "a memonger.Cuda"),

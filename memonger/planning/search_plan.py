@@ -17,11 +17,12 @@ from memonger.lowering.lowered import Lowered, portable
 from memonger.model import marks as marks
 from memonger.model import training_roles
 from memonger.model.emitter import collecting_later
+from memonger.model.kept_state import with_state
 from memonger.model.load import Source, load
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.model.training_roles import Training
-from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes
+from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes, state_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning import both, chunking, decide, networkx_graph
 from memonger.planning.decide import Solution
@@ -115,7 +116,7 @@ def pareto(
 ) -> tuple[GraphPlan, ...]: ...
 
 
-@takes_options("budget", "strategy", "mirror", "chunks", "max_overhead", "allow_rounding")
+@takes_options("budget", "strategy", "mirror", "state", "chunks", "max_overhead", "allow_rounding")
 def pareto(
     source: Any,
     *,
@@ -149,6 +150,8 @@ def pareto(
         raise PlanError(f"{own}: leave budget, strategy and mirror out.")
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"pareto plans without chunks: leave {option('chunks')} out.")
+    if chosen.state:
+        raise PlanError(f"pareto plans without a state: leave {option('state')} out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
@@ -279,9 +282,12 @@ def prepare(source: Source | Model, options: Options) -> Job:
     lowered = _lower(model, device, options)
     tell("graph")
     roles = training_roles.read(lowered.model, model.name)
+    if options.state:
+        with_state(lowered.model, options.state, own.name)
+        schedule.state_last(lowered.model, options.state)
     graph = _graph_of(lowered, roles, device)
     recorded = place(model.ir, lowered.model, model.name)
-    base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles)
+    base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles) + state_bytes(lowered.model, graph)
     request = dataclasses.replace(
         _request(options, graph, base),
         stages=recorded.stages,
@@ -322,6 +328,8 @@ def in_chunks(job: Job, begin: float) -> Job:
         plain, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
         return time_ratio(plain, other, job.options.inputs) - 1
 
+    if job.options.state:
+        return job
     if job.mode == "training" and job.request.budget is not None and job.options.chunks != "off":
         try:
             return _for_budget(job)

@@ -14,6 +14,7 @@ from memonger.model.extract import extract, is_fed
 from memonger.model.parts import elements
 from memonger.model.values import static_shape
 from memonger.runtime import ort
+from memonger.runtime.weights import LEND_ALL
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
@@ -27,7 +28,7 @@ class SliceCheck:
     """
 
     def __init__(self, threads: int) -> None:
-        self._options = ort.Options(in_order=True, threads=threads, lend_weights=True)
+        self._options = ort.Options(in_order=True, threads=threads, lending=LEND_ALL)
         self._known: dict[Any, float] = {}
 
     def difference(

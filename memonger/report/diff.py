@@ -20,7 +20,8 @@ from memonger.units import format_size
 
 TOTALS = {
     "parameter_bytes": "weights", "arena_bytes": "arena", "workspace_bytes": "workspace", "input_bytes": "inputs",
-    "total_bytes": "total", "stock_bytes": "stock onnxruntime", "unplanned_bytes": "without reuse",
+    "state_bytes": "state", "total_bytes": "total", "stock_bytes": "stock onnxruntime",
+    "unplanned_bytes": "without reuse",
     "lower_bound_bytes": "smallest arena",
 }  # fmt: skip
 _NAMED = 5  # names of a kind that are printed

@@ -21,7 +21,7 @@ def _total(record: Mapping[str, Any]) -> str:
     total, workspace = record["total_bytes"], record["workspace_bytes"]
     parts = {
         weights_word(record): record["parameter_bytes"], "arena": record["arena_bytes"], "workspace": workspace,
-        "inputs": record["input_bytes"],
+        "inputs": record["input_bytes"], "state": record["state_bytes"] or None,
     }  # fmt: skip
     sizes = " + ".join(f"{name} {_amount(size, total)}" for name, size in parts.items() if size is not None)
     unknown = "" if workspace is not None else " Workspace, what kernels take besides, was not measured."
@@ -88,6 +88,7 @@ def _rows(record: Mapping[str, Any], lower_bound: int) -> Sequence[tuple[str, in
         ("arena", record["arena_bytes"], "one region that holds every computed value"),
         ("workspace", workspace, "the most that a kernel takes besides, measured"),
         ("inputs", record["input_bytes"], "what each run is given"),
+        ("state", record["state_bytes"] or None, "what a session keeps for the next run"),
         ("total", record["total_bytes"], "all of these: what a budget holds"),
         ("budget", record["budget_bytes"], "the most that the total may be"),
         ("beside the total", record["session_bytes"], "about what a session takes for its nodes, by their number"),

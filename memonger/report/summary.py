@@ -35,6 +35,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "workspace_bytes": plan.workspace_bytes,
         "predicted_bytes": plan.predicted_bytes,
         "input_bytes": plan.input_bytes,
+        "state_bytes": plan.state_bytes,
         "total_bytes": plan.total_bytes,
         "required_bytes": plan.required_bytes,
         "session_bytes": plan.session_bytes,

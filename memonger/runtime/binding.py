@@ -38,6 +38,7 @@ class Binding:
         scalars: Scalar inputs by name, likewise: arrays of the caller, read at each run.
         updates: Persistent input → the output that is its new content. One with an address in the arena has to be
             copied by the caller once the run is over.
+        written: Outputs that are written into a store, and the name that they have there.
         received: Inputs that lie in the arena.
         inputs_at: Where inputs are copied to, on a device that isn't the host (see `input_memory`); None for memory of
             this binding's own.
@@ -58,6 +59,7 @@ class Binding:
         fixed: Mapping[str, Store] = _NONE,
         scalars: Mapping[str, np.ndarray] = _NONE,
         updates: Mapping[str, str] = _NONE,
+        written: Mapping[str, tuple[Store, str]] = _NONE,
         received: Sequence[ArenaTensor] = (),
         inputs_at: Arena | None = None,
     ) -> None:
@@ -73,8 +75,10 @@ class Binding:
         self._required = {value.name for value in self.inputs if value.required}
         self._planned = {tensor.name: tensor for tensor in program.planned}
         self._replaced = {new: old for old, new in updates.items() if new in program.replacing}
-        self._unplanned = [n for n in program.outputs if n not in self._planned and n not in self._replaced]
-        bound = [*self._unplanned, *self._planned, *self._replaced]
+        self._written = written
+        apart = {*self._planned, *self._replaced, *written}
+        self._unplanned = [name for name in program.outputs if name not in apart]
+        bound = dict.fromkeys([*self._unplanned, *self._planned, *self._replaced, *written])
         self._position = {name: number for number, name in enumerate(bound)}
         self._own = {**program.constants, **{name: a for name, a in scalars.items() if name in self._takes}}
         self._own_store = self._store(_tensors_of(self._own))
@@ -106,6 +110,9 @@ class Binding:
             store = self.fixed[old]
             tensor = store.tensors[old]
             ort.bind_output(self.binding, new, tensor.dtype, tensor.shape, store.address(old), self.device)
+        for name, (store, key) in self._written.items():
+            tensor = store.tensors[key]
+            ort.bind_output(self.binding, name, tensor.dtype, tensor.shape, store.address(key), self.device)
         self._copy_own()
 
     def move(self, arena: Arena) -> None:
@@ -142,13 +149,17 @@ class Binding:
             self._begin_feeding(set(inputs))
         self._feed(inputs, lost)
         self._take(handed)
-        for name in self._unplanned:
-            self.binding.bind_output(name)  # a fresh one: the last run's belongs to the caller
+        self.forget_results()  # the last run's belong to the caller
         if targets or self._redirected:
             self._redirect(targets)
         self.engine.run(self.binding, self._number)
         if len(targets) > len(self._redirected):
             self._copy_out(targets)
+
+    def forget_results(self) -> None:
+        """Let go what the last run left that onnxruntime allocated."""
+        for name in self._unplanned:
+            self.binding.bind_output(name)
 
     @property
     def changes_anything(self) -> bool:
@@ -275,11 +286,13 @@ class Binding:
                 target[...] = self._read(tensor, copy=True)
 
     def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        """The outputs of the last run by name, as `memonger.Session.run` returns them."""
+        """The outputs of the last run by name, as `memonger.Session.run` returns them: those that don't persist."""
         as_arrays = copy or self.device.is_host
         bound = () if as_arrays and not self._unplanned else self.binding.get_outputs_as_ortvaluevector()
         results = {}
         for name in self.program.outputs:
+            if name in self._replaced or name in self._written:
+                continue
             if name in targets:
                 results[name] = targets[name]
             elif name not in self._planned:

@@ -18,6 +18,7 @@ from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, exposed, program_of
 from memonger.runtime.store import Store
+from memonger.runtime.weights import LEND_ALL
 from memonger.units import MiB
 
 AT_ONCE = 256 * MiB
@@ -105,7 +106,7 @@ def stock_values(model: ir.Model, names: Sequence[str], feeds: feeding.Feeds, de
     wanted = set(names)
     found = [value for node in copy.graph for value in node.outputs if value.name in wanted]
     copy.graph.outputs[:] = found
-    session = ort.make_session(copy, device, ort.Options(lend_weights=True))
+    session = ort.make_session(copy, device, ort.Options(lending=LEND_ALL))
     fetched = [str(value.name) for value in found]
     return dict(zip(fetched, session.run(fetched, dict(feeds)), strict=True))
 

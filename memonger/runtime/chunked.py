@@ -75,11 +75,13 @@ class Chunks:
         program: Of the whole plan.
         steps: What runs, in order.
         groups: Of each session a model, and what of the plan its first stretch is.
+        constants: Outputs that nothing computes.
     """
 
     program: Program
     steps: tuple[Stretch | Copied, ...]
     groups: tuple[Group, ...]
+    constants: Mapping[str, np.ndarray]
 
 
 def is_chunked(plan: Plan) -> bool:
@@ -99,7 +101,9 @@ def cut_up(plan: Plan) -> Chunks:
             steps += [copied for node in nodes for copied in cutter.copied(node)]
         else:
             steps.append(cutter.stretch(list(nodes)))
-    return Chunks(program, tuple(steps), tuple(cutter.groups))
+    fixed = (value for value in plan.model.graph.outputs if value.producer() is None)
+    constants = {str(v.name): np.array(v.const_value.numpy()) for v in fixed if v.const_value is not None}
+    return Chunks(program, tuple(steps), tuple(cutter.groups), constants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +262,29 @@ class ChunkedBinding:
         steps: What runs, in order.
         engines: The sessions.
         arena: Where planned values lie, on the host.
+        constants: Outputs that nothing computes.
     """
 
     def __init__(
-        self, program: Program, steps: Sequence[Stretch | Copied], engines: Sequence[Engine], arena: Arena
+        self,
+        program: Program,
+        steps: Sequence[Stretch | Copied],
+        engines: Sequence[Engine],
+        arena: Arena,
+        constants: Mapping[str, np.ndarray] = _NONE,
     ) -> None:
         self.program, self.arena, self._held = program, arena, dict[str, Any]()
+        self._constants = constants
+        self._passed = {i.name: i.kind for i in program.inputs if i.name in program.outputs}
         self._planned = {tensor.name: tensor for tensor in program.planned}
+        self._bindings: list[Binding] = []
         self._steps = [self._step(step, engines) for step in steps]
 
     def _step(self, step: Stretch | Copied, engines: Sequence[Engine]) -> Callable[[feeding.Feeds], None]:
         if isinstance(step, Copied):
             return self._copy(step)
         binding = Binding(step.program, engines[step.engine], self.arena, received=step.received)
+        self._bindings.append(binding)
         fed = {i.name: step.taken[i.name] for i in step.program.inputs}
         handed = {name: own for name, own in step.taken.items() if name not in fed}
 
@@ -306,17 +320,27 @@ class ChunkedBinding:
         lost = overwritten(self.arena, inputs, targets)
         inputs = {name: feeding.copy_of(feed) if name in lost else feed for name, feed in inputs.items()}
         self._held.clear()
+        for name, kind in self._passed.items():
+            self._held[name] = feeding.to_ortvalue(feeding.copy_of(inputs[name]), kind)
         for step in self._steps:
             step(inputs)
         for name, target in targets.items():
             tensor = self._planned[name]
             self.arena.copy_out(tensor.offset, feeding.address_of(target), tensor.nbytes)
 
+    def forget_results(self) -> None:
+        """Let go what the last run left that onnxruntime allocated."""
+        self._held.clear()
+        for binding in self._bindings:
+            binding.forget_results()
+
     def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         """The outputs of the last run by name, as `memonger.Session.run` returns them."""
         return {name: targets[name] if name in targets else self._result(name, copy) for name in self.program.outputs}
 
     def _result(self, name: str, copy: bool) -> Any:
+        if name in self._constants:
+            return self._constants[name].copy()
         if name not in self._planned:
             return feeding.to_python(ort.wrap(self._held[name]), self.program.kinds.get(name))
         return read_output(self.arena, self._planned[name], copy)

@@ -14,6 +14,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import workspace_of
 from memonger.runtime.program import Group
+from memonger.runtime.weights import Lending
 from memonger.words import option
 
 _FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
@@ -29,9 +30,10 @@ class Engine:
         check_order: Compare the order of the first run with the plan.
         cuda: How the CUDA provider is set up.
         graphs: Whether runs are captured as CUDA graphs: ``auto`` where it can be, ``on``, ``off``.
-        is_segment: Whether it is one of several that run one after the other: on the CPU they share one allocator, and
-            their threads sleep as soon as a run is over.
+        is_segment: Whether it is one of several that run one after the other: their threads sleep as soon as a run is
+            over.
         pool: Of a segment that was made before, on a CUDA device: workspace comes from there; None for one of its own.
+        lending: Which weights it reads where they lie; None: it has copies of all.
 
     Attributes:
         session: The ``onnxruntime.InferenceSession``.
@@ -58,6 +60,7 @@ class Engine:
         graphs: str = "off",
         is_segment: bool = False,
         pool: Any = None,
+        lending: Lending | None = None,
     ) -> None:
         self.members, self.programs, self.device = group.members, group.programs, device
         self.refused: str | None = None
@@ -70,8 +73,9 @@ class Engine:
         self._folder = ScratchFolder() if check_order else None
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(
-            in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment
-        )
+            in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
+            shares_workspace=device.is_host, lending=lending,
+        )  # fmt: skip
         self.captures, self.why_not = False, "" if device.facts.has_graphs else "CUDA graphs are for CUDA devices"
         if graphs == "off":
             self.why_not = "they were turned off"
@@ -144,9 +148,14 @@ class Engine:
                     f"the model for this device ({option('device', str(self.device))})."
                 )
 
-    def reserve(self) -> None:
-        """Take memory for workspace; of segments the last one does it, when the weights of all are loaded."""
-        need = max(program.workspace_bytes for program in self.programs)
+    @property
+    def workspace_bytes(self) -> int:
+        """Most workspace that a node takes."""
+        return max(program.workspace_bytes for program in self.programs)
+
+    def reserve(self, at_once: int = 1) -> None:
+        """Take memory for workspace of as many runs; of segments the last one does it, when all weights are loaded."""
+        need = at_once * self.workspace_bytes
         if self.pool is not None:
             self.pool.reserve(need)
         else:
@@ -251,7 +260,7 @@ class Engine:
         return self._graphs
 
     def close(self) -> None:
-        """Give back what the session took of a CUDA device. It can't run any more."""
+        """End the session, and give back what it took of a CUDA device. It can't run any more."""
         self.session = None
         if self.pool is not None:
             self.pool.close()

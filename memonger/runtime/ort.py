@@ -1,5 +1,6 @@
 """What onnxruntime is asked to do with a model."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
@@ -49,11 +51,13 @@ class Options:
         arena: Whether onnxruntime's own CPU arena is on.
         pattern: Whether onnxruntime's own memory pattern is on.
         dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
-        lend_weights: Read weights from the model's own memory, which then lives as long as the session. Right for a
-            session that is soon gone: one that stays would keep them beside the copies its kernels have prepacked.
+        lending: Which weights are read from memory that then lives as long as the session; None: none. `LEND_ALL` is
+            right for a session that is soon gone: one that stays would keep them beside the copies that its kernels
+            have packed.
         cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
-        is_segment: The session is one of several that run one after the other: on the host their workspace comes from
-            one allocator, and no thread of one spins while the next one runs.
+        is_segment: The session is one of several that run one after the other: no thread of one spins while the next
+            one runs.
+        shares_workspace: Workspace on the host comes from the allocator that all such sessions of the process share.
     """
 
     level: str = "ORT_DISABLE_ALL"
@@ -65,9 +69,10 @@ class Options:
     arena: bool = True
     pattern: bool = True
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
-    lend_weights: bool = False
+    lending: weights.Lending | None = None
     cuda: Cuda | None = field(default_factory=Cuda)
     is_segment: bool = False
+    shares_workspace: bool = False
 
     def __post_init__(self) -> None:
         if type(self.threads) is not int or not 0 <= self.threads <= MOST_THREADS:
@@ -101,7 +106,10 @@ def make_session(
     providers = backend(device).providers(options.cuda, pool, captures)
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
-    message, lent = _message(model, options, settings)
+    message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
+    if message.lent:
+        lent = [held.value for held in message.lent.values()]
+        settings.add_external_initializers(list(message.lent), lent)
     if message.folder is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", message.folder)
     try:
@@ -110,17 +118,9 @@ def make_session(
         if pool is not None and pool.refused is not None:
             raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
         raise
-    session.memonger_lent = lent  # onnxruntime points into this memory without holding it
+    session.memonger_lent = message.lent  # onnxruntime points into this memory without holding it
     session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
     return session
-
-
-def _message(model: ir.Model | weights.Message, options: Options, settings: Any) -> tuple[weights.Message, list[Any]]:
-    """What onnxruntime is given, and what it points into without holding it."""
-    if isinstance(model, weights.Message):
-        return model, []
-    message = None if options.lend_weights else weights.owned_message(model)
-    return (message, []) if message is not None else weights.lent_message(model, settings)
 
 
 def _create(model: str | bytes, settings: Any, device: Device, providers: list[Any]) -> Any:
@@ -133,7 +133,9 @@ def _create(model: str | bytes, settings: Any, device: Device, providers: list[A
     return session
 
 
-_OF_SEGMENTS = {"session.use_env_allocators": "1", "session.force_spinning_stop": "1"}
+_OF_SEGMENTS = {"session.force_spinning_stop": "1"}
+_SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
+"""Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""
 
 
 @cache
@@ -149,11 +151,42 @@ def _share_host_allocator() -> None:
         module.create_and_register_allocator(where, module.OrtArenaCfg({"arena_extend_strategy": 1}))
 
 
+class _Shrinker:
+    """A model of one node, at the end of whose runs the shared allocator gives back what no session has in use."""
+
+    def __init__(self) -> None:
+        self._lock, self._ends = threading.Lock(), np.zeros(2, np.float32)
+        kind, shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1])
+        source = ir.Value(name="x", type=kind, shape=shape)
+        node = ir.Node("", "Identity", [source], outputs=[ir.Value(name="y", type=kind, shape=shape)])
+        model = ir.Model(ir.Graph([source], node.outputs, nodes=[node], opset_imports={"": 17}), ir_version=9)
+        _share_host_allocator()
+        self._session = make_session(model, CPU, Options(threads=1, entries=_SHARING))
+        self._binding, address = self._session.io_binding(), self._ends.ctypes.data
+        bind_input(self._binding, "x", ir.DataType.FLOAT, (1,), address)
+        bind_output(self._binding, "y", ir.DataType.FLOAT, (1,), address + 4)  # the allocator must have nothing of it
+        self._options = run_options({"memory.enable_memory_arena_shrinkage": "cpu:0"})
+
+    def shrink(self) -> None:
+        with self._lock:
+            self._session.run_with_iobinding(self._binding, self._options)
+
+
+_shrinker = cache(_Shrinker)
+
+
+def shrink_host_memory() -> None:
+    """Give workspace on the host back to the system, but for regions in which some session has something."""
+    _shrinker().shrink()
+
+
 def session_options(options: Options) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
-    if options.is_segment:
+    entries = {**(_OF_SEGMENTS if options.is_segment else {}), **options.entries}
+    if options.shares_workspace:
         _share_host_allocator()
+        entries = {**_SHARING, **entries}
     settings = module.SessionOptions()
     settings.log_severity_level = 4  # its errors come back as exceptions, and those are ours to word
     settings.graph_optimization_level = getattr(module.GraphOptimizationLevel, options.level)
@@ -170,7 +203,7 @@ def session_options(options: Options) -> Any:
         settings.optimized_model_filepath = str(options.optimized)
     for name, size in options.dims.items():
         settings.add_free_dimension_override_by_name(name, size)
-    for key, value in ({**_OF_SEGMENTS, **options.entries} if options.is_segment else options.entries).items():
+    for key, value in entries.items():
         settings.add_session_config_entry(key, value)
     return settings
 

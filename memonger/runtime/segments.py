@@ -25,7 +25,7 @@ from memonger.runtime.binding import Binding, input_memory, without_defaults
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.runtime.store import Store
-from memonger.runtime.weights import Message, owned_message
+from memonger.runtime.weights import Message, message
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Cut:
     program: bytes
     segments: bytes
     kept: bytes
-    models: tuple[ir.Model | Message, ...]
+    models: tuple[Message, ...]
     settings: Cuda | None
 
 
@@ -150,7 +150,7 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
     if kept:
         program = _without_parts(whole, program, kept)
     parts = segments_of(whole, program, [program.first_update])
-    models = tuple(owned_message(part.model) or part.model for part in parts)
+    models = tuple(message(part.model) for part in parts)
     records = [(part.program, part.received, part.handed) for part in parts]
     settings = plan.stamp.cuda if plan.stamp is not None else None
     return Cut(pickle.dumps(program), pickle.dumps(records), pickle.dumps(kept), models, settings)

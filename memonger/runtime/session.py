@@ -2,28 +2,26 @@
 
 import reprlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from memonger.devices import CPU, GRAPHS, Device, parse_device
-from memonger.errors import PlanFileError, SessionError, VerificationError
+from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
-from memonger.model.operators import facts
+from memonger.model.kept_state import check_state
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
-from memonger.runtime import ort
+from memonger.runtime import ort, process_memory
 from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
-from memonger.runtime.binding import Binding, input_memory
-from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is_chunked
 from memonger.runtime.engine import Engine
-from memonger.runtime.padding import Padding, Smaller, is_smaller
-from memonger.runtime.program import Group, Program, check_family, group_plans
+from memonger.runtime.loaded_model import LoadedModel
+from memonger.runtime.places import IdleRelease, Place
+from memonger.runtime.program import check_family
 from memonger.units import format_size, shown
 from memonger.words import option
 
@@ -58,6 +56,11 @@ class Session:
             find out: with zeros in place of the last row outputs have to be the same, bit for bit. What that doesn't
             show are rows that meet only for other inputs than those of this run, and rows of a model that draws random
             numbers, where no two runs agree.
+        idle_release: Seconds after the last run at which `release` is called; None: never.
+        state: Inputs that the session keeps, and which output each becomes for the next run: ``{"h": "h_next"}``. They
+            are zero at first, needn't be given (one that is given replaces what was kept), and their outputs aren't
+            returned: see `state_dict`. None: what the plan was made for (``search_plan(state=...)``), whose kernels
+            write it in place where they may; else two buffers swap.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
@@ -77,50 +80,51 @@ class Session:
         cuda_graph: str = "auto",
         check_weights: bool = True,
         pad: bool = False,
+        idle_release: float | None = None,
+        state: Mapping[str, str] | None = None,
     ) -> None:
         _check_threads(threads)
         check_graphs(cuda_graph)
-        plans = _plans(plan, check_weights)
+        plans = plans_of(plan, check_weights)
         self.device = device_of(plans[0], device)
         self._name, self._batches = plans[0].name, _batches(plans)
         for one in plans:
             check_stamp(one, self.device)
         if threads == "arena" and not self.device.is_host:
             raise SessionError("threads='arena' is for the CPU: on a CUDA device make a session for each thread.")
-        threads_within = intra_op_threads or plans[0].threads
         check_room(plans, self.device)
-        settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
-
-        def make_engine(group: Group, is_segment: bool) -> Engine:
-            graphs = "off" if is_segment else cuda_graph
-            return Engine(group, self.device, threads_within, check_order, settings, graphs, is_segment)
-
-        self._runners = _runners(plans, self.device, make_engine)
-        self._programs = tuple(runner.program for runner in self._runners)
-        self._padding = _padding(plans, self._programs) if pad else None
-        self._lock = threading.Lock()
-        self._of_thread = threading.local()
-        self._shared = self._bind() if threads == "lock" else None
+        self._model = LoadedModel(
+            plans, self.device, threads=intra_op_threads or plans[0].threads, check_order=check_order,
+            cuda_graph=cuda_graph, pad=pad, state=_state(plans, state, threads, pad),
+        )  # fmt: skip
+        self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
+        self._shared = self._new_place() if threads == "lock" else None
+        self._idle = IdleRelease(self, idle_release) if idle_release is not None else None
 
     def __repr__(self) -> str:
         """As ``<Session densenet121 on cpu: batch 1, arena 6.89 MiB>``."""
-        arena = max(program.arena_bytes for program in self._programs)
-        return shown(f"<Session {self._name} on {self.device}: {self._batches}arena {format_size(arena)}>")
+        arena = format_size(self._model.arena_bytes)
+        return shown(f"<Session {self._name} on {self.device}: {self._batches}arena {arena}>")
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the model's inputs."""
-        return tuple(value.name for value in self._programs[0].inputs)
+        return tuple(value.name for value in self._model.programs[0].inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the model's outputs, each once."""
-        return self._programs[0].outputs
+        return self._model.programs[0].outputs
+
+    @property
+    def state(self) -> Mapping[str, str]:
+        """Inputs that the session keeps, and the output that each becomes for the next run."""
+        return {} if self._model.kept is None else dict(self._model.kept.state)
 
     @property
     def arena(self) -> Arena:
         """The arena this thread runs in."""
-        return self._bindings()[0].arena
+        return self._place().arena
 
     @property
     def cuda_graph(self) -> bool:
@@ -135,7 +139,7 @@ class Session:
     @property
     def engines(self) -> tuple[Engine, ...]:
         """What runs the plans, each once."""
-        return tuple(dict.fromkeys(engine for runner in self._runners for engine in runner.engines))
+        return self._model.engines
 
     def run(
         self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None = None, *, copy: bool = True
@@ -156,72 +160,87 @@ class Session:
             SessionError: a wrong name or type; a shape no plan was made for; the runtime failed; or it didn't follow
                 the planned order.
         """
-        inputs = feeding.in_place(inputs, self.device)
-        given, outputs = outputs or {}, feeding.in_place(outputs or {}, self.device)
-        smaller = self._padding.find(inputs) if self._padding is not None else None
-        index = smaller.program if smaller is not None else self._pick(inputs)
-        _check_targets(self._programs[index], outputs, smaller.rows if smaller is not None else None)
-        engines = self._runners[index].engines
-        for engine in engines:
-            engine.check_usable()
-        if self._shared is not None or any(engine.unchecked for engine in engines):
-            with self._lock:
-                return {**self._run_any(index, smaller, inputs, outputs, copy), **given}
-        return {**self._run_any(index, smaller, inputs, outputs, copy), **given}
+        if self._idle is not None:
+            self._idle.touch()
+        try:
+            return self._place().run(self._model, self._without_state(inputs), outputs, copy)
+        finally:
+            if self._idle is not None:
+                self._idle.touch()
 
-    def _run_any(
-        self, index: int, smaller: Smaller | None, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool
-    ) -> dict[str, Any]:
-        if smaller is None or self._padding is None:
-            return self._run(index, inputs, outputs, copy)
-        if not copy and not self.device.is_host:
-            raise SessionError("a batch that is filled up has its outputs cut on the host: leave out copy=False.")
+    def _without_state(self, inputs: feeding.Feeds) -> feeding.Feeds:
+        """The other inputs, once those of the state are taken over."""
+        kept = self._model.kept
+        if kept is None or kept.state.keys().isdisjoint(inputs):
+            return inputs
+        kept.take({name: feed for name, feed in inputs.items() if name in kept.state})
+        return {name: feed for name, feed in inputs.items() if name not in kept.state}
 
-        def run(filled: feeding.Feeds) -> dict[str, Any]:
-            feeding.check_feeds(self._programs[index].inputs, filled, "the model")
-            return self._run(index, filled, {}, copy)
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of what is kept between runs, by the inputs' names; empty without a state.
 
-        results = self._padding.run(smaller, inputs, run)
-        for name, target in outputs.items():
-            target[...] = results[name]
-        return results
+        Raises:
+            SessionError: it was lost in a run that failed.
+        """
+        return {} if self._model.kept is None else self._model.kept.arrays()
 
-    def _run(self, index: int, inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        binding = self._bindings()[index]
-        binding.run(inputs, outputs)
-        return binding.results(outputs, copy)
+    def load_state_dict(self, tensors: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave, or some of it; all of it is taken or nothing.
 
-    def _pick(self, inputs: feeding.Feeds) -> int:
-        if len(self._programs) == 1:
-            try:
-                feeding.check_feeds(self._programs[0].inputs, inputs, "the model")
-            except SessionError as error:
-                if self._padding is None and is_smaller(self._programs[0].inputs, inputs):
-                    raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
-                raise
-            return 0
-        for index, program in enumerate(self._programs):
-            if _fits(program, inputs):
-                feeding.check_feeds(program.inputs, inputs, "the model")
-                return index
-        given = {name: list(feeding.shape_of(feed) or ()) for name, feed in inputs.items()}
-        planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self._programs]
-        raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
+        Raises:
+            SessionError: it names what is no state, or of another type or shape.
+        """
+        if self._model.kept is None:
+            raise SessionError(f"this session keeps no state: make one with {option('state', {'h': 'h_next'})}.")
+        self._model.kept.take(tensors)
 
-    def _bindings(self) -> Sequence[Binding | ChunkedBinding]:
-        """The bindings of every plan into the arena this thread runs in."""
+    def reset_state(self) -> None:
+        """Begin anew: all that is kept is zero."""
+        if self._model.kept is not None:
+            self._model.kept.reset()
+
+    def release(self) -> None:
+        """Give the arena and the workspace back to the system; the next run takes them again.
+
+        Waits for a run that is under way. What ``copy=False`` returned isn't valid any more. Weights stay; see `close`.
+        On a CUDA device the workspace stays as well.
+        """
+        for place in list(self._places):
+            place.release()
+        if self.device.is_host:
+            ort.shrink_host_memory()
+
+    def close(self) -> None:
+        """Give everything back, weights as well. The session doesn't run any more."""
+        if self._idle is not None:
+            self._idle.end()
+        self.release()
+        for place in list(self._places):
+            place.forget(self._model)
+        self._model.close()
+        process_memory.settle()
+
+    def __enter__(self) -> Self:
+        """The session itself; the end of the ``with`` block closes it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _place(self) -> Place:
+        """Where this thread runs."""
         if self._shared is not None:
             return self._shared
-        bindings: Sequence[Binding | ChunkedBinding] | None = getattr(self._of_thread, "bindings", None)
-        if bindings is None:
-            bindings = self._of_thread.bindings = self._bind()
-        return bindings
+        place: Place | None = getattr(self._of_thread, "place", None)
+        if place is None:
+            place = self._of_thread.place = self._new_place()
+        return place
 
-    def _bind(self) -> Sequence[Binding | ChunkedBinding]:
-        """Every plan bound into one new arena: what one run at a time needs."""
-        arena = backend(self.device).arena(max(program.arena_bytes for program in self._programs))
-        memory = input_memory(self._programs, self.device)
-        return [runner.bind(arena, memory) for runner in self._runners]
+    def _new_place(self) -> Place:
+        place = Place(self.device, self._model.arena_bytes)
+        place.bind(self._model)
+        self._places.add(place)
+        return place
 
 
 def _check_threads(threads: object) -> None:
@@ -232,7 +251,7 @@ def _check_threads(threads: object) -> None:
         )
 
 
-def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
+def plans_of(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
     """The plans of a session, each verified, all of one model."""
     given = [plan] if isinstance(plan, Plan | str | Path) else plan
     if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
@@ -243,86 +262,30 @@ def _plans(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights:
     return plans
 
 
+def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Threads, pad: bool) -> Mapping[str, str]:
+    """The state that is kept; a plan made for one has no other."""
+    planned = plans[0].state
+    if state is None or dict(state) == planned:
+        state = planned
+    elif planned:
+        raise SessionError(f"the plan was made for the state {planned}, and keeps no other: leave state out.")
+    else:
+        try:
+            check_state(plans[0].model, state, plans[0].name)
+        except PlanError as error:
+            raise SessionError(str(error)) from error
+    if not state:
+        return {}
+    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks:
+        reason = "one plan without chunks, threads='lock' and no pad"
+        raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
+    return state
+
+
 def _batches(plans: Sequence[Plan]) -> str:
     """The batches planned for, in words."""
     batches = [str(one.batch) for one in plans if one.batch is not None]
     return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Runner:
-    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena."""
-
-    program: Program
-    engines: tuple[Engine, ...]
-    bind: Callable[[Arena, Arena | None], Binding | ChunkedBinding]
-
-
-def _runners(
-    plans: Sequence[Plan], device: Device, make_engine: Callable[[Group, bool], Engine]
-) -> tuple[_Runner, ...]:
-    """What runs each plan. Those with chunks have sessions of their own; the others share them where they can."""
-    found: dict[int, _Runner] = {}
-    plain = [index for index, plan in enumerate(plans) if not (device.is_host and is_chunked(plan))]
-    for index in sorted(set(range(len(plans))) - set(plain)):
-        chunks = cut_up(plans[index])
-        engines = tuple(make_engine(group, True) for group in chunks.groups)
-        engines[-1].reserve()
-        found[index] = _Runner(
-            chunks.program, engines, partial(_bound_in_chunks, chunks.program, chunks.steps, engines)
-        )
-    for group in group_plans([plans[index] for index in plain]):
-        engine = make_engine(group, False)
-        for member, program in zip(group.members, group.programs, strict=True):
-            found[plain[member]] = _Runner(program, (engine,), partial(_bound, program, engine))
-    return tuple(found[index] for index in range(len(plans)))
-
-
-def _bound_in_chunks(
-    program: Program, steps: Sequence[Stretch | Copied], engines: Sequence[Engine], arena: Arena, _: Arena | None
-) -> ChunkedBinding:
-    return ChunkedBinding(program, steps, engines, arena)
-
-
-def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:
-    return Binding(program, engine, arena, inputs_at=inputs_at)
-
-
-def _padding(plans: Sequence[Plan], programs: Sequence[Program]) -> Padding:
-    """What fills up batches for these plans."""
-    draws = any(facts(node).random for plan in plans for node in plan.model.graph)
-    return Padding(programs, [plan.batch for plan in plans], is_tried=not draws)
-
-
-def _fits(program: Program, inputs: feeding.Feeds) -> bool:
-    return all(
-        value.shape is None or feeding.shape_of(inputs[value.name]) == value.shape
-        for value in program.inputs
-        if feeding.shape_of(inputs.get(value.name)) is not None
-    )
-
-
-def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | None) -> None:
-    """Check what outputs are to be written to; ``rows``: how many of each are given, where a batch is filled up."""
-    planned = {tensor.name: tensor for tensor in program.planned}
-    for name, target in outputs.items():
-        if name not in program.outputs:
-            raise SessionError(f"the model has no output '{name}'; it has {', '.join(program.outputs)}.")
-        tensor = planned.get(name)
-        if tensor is None:
-            raise SessionError(f"output '{name}' has no planned size, so it can't be written to a given array.")
-        dtype, shape = feeding.described(target)
-        wanted = tensor.shape if rows is None else (rows, *tensor.shape[1:])
-        if rows is not None and not isinstance(target, np.ndarray):
-            raise SessionError(f"output '{name}' of a batch that is filled up is written to arrays of the host alone.")
-        if (dtype, shape) != (tensor.dtype, wanted):
-            given = dtype.numpy() if dtype is not None else type(target).__name__
-            raise SessionError(
-                f"output '{name}' is {tensor.dtype.numpy()}{list(wanted)}, what was given for it is "
-                f"{given}{list(shape or ())}."
-            )
-        if isinstance(target, np.ndarray) and not (target.flags.c_contiguous and target.flags.writeable):
-            raise SessionError(f"the array given for output '{name}' has to be contiguous and writable.")
 
 
 def check_graphs(choice: str) -> None:

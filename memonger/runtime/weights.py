@@ -1,9 +1,10 @@
 """How a model's weights reach onnxruntime without being serialized: that would copy them twice, at a crawl."""
 
-from collections.abc import Iterator
+import hashlib
+import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,8 +23,65 @@ MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB
 _GRAPH, _INITIALIZER, _RAW_DATA = bytes([7 << 3 | 2]), bytes([5 << 3 | 2]), bytes([9 << 3 | 2])
 
 
-def split(model: ir.Model) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
-    """The model with its large weights taken out, and those weights. What lies in files of its own stays there."""
+class Held:
+    """A weight in memory of its own, and the runtime's tensor over it."""
+
+    def __init__(self, tensor: ir.TensorProtocol) -> None:
+        make = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
+        self.value = make(np.require(tensor.numpy(), requirements="C"), int(tensor.dtype))
+
+
+class Lending:
+    """Which weights a session reads where they lie, instead of making its own copy: all of them."""
+
+    def lends(self, value: ir.Value) -> bool:
+        """Whether this initializer is lent."""
+        return True
+
+    def is_shared(self, value: ir.Value) -> bool:
+        """Whether this initializer is, and other sessions read the same."""
+        return False
+
+    def held(self, tensor: ir.TensorProtocol) -> Held:
+        """The weight where the session is to read it."""
+        return Held(tensor)
+
+
+LEND_ALL = Lending()
+
+_READ_AS_THEY_ARE = frozenset(
+    {"Add", "BatchNormalization", "Concat", "Div", "Gather", "Mul", "Sub", "Where", "com.microsoft.nchwc:Conv"}
+)
+"""Operators whose kernels on the CPU read a weight where it lies: all others may pack it into a copy of their own."""
+
+
+class SharedWeights(Lending):
+    """Weights that several sessions have in common, once: those that no kernel packs. They live as long as one does."""
+
+    def __init__(self) -> None:
+        self._held: weakref.WeakValueDictionary[tuple[object, ...], Held] = weakref.WeakValueDictionary()
+
+    def lends(self, value: ir.Value) -> bool:
+        """Whether all that read it read it where it lies."""
+        readers = [f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node, _ in value.uses()]
+        return bool(readers) and _READ_AS_THEY_ARE.issuperset(readers)
+
+    def is_shared(self, value: ir.Value) -> bool:
+        """Whether it is lent: all that is lent is shared."""
+        return self.lends(value)
+
+    def held(self, tensor: ir.TensorProtocol) -> Held:
+        """The weight, or one of the same bytes, type and shape that is there already."""
+        key = (tensor.dtype, tensor_shape(tensor).numpy(), hashlib.sha256(tensor.tobytes()).digest())
+        found = self._held.get(key)
+        if found is None:
+            found = Held(ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype))
+            self._held[key] = found
+        return found
+
+
+def split(model: ir.Model, lending: Lending | None) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
+    """A copy of the model, and its large weights but for those in files of their own that sessions needn't share."""
     try:
         copy = model.clone()
     except RuntimeError as error:  # onnx-ir's
@@ -31,7 +89,9 @@ def split(model: ir.Model) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
     weights = {}
     for value in copy.graph.initializers.values():
         tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < LARGE:
+        if tensor is None or tensor.nbytes < LARGE:
+            continue
+        if isinstance(tensor, ir.ExternalTensor) and not (lending is not None and lending.is_shared(value)):
             continue
         if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
             continue
@@ -46,27 +106,42 @@ class Message:
     Attributes:
         data: The ``ModelProto``.
         folder: Where external data lies that it refers to; None if it refers to none.
+        lent: Weights that a session reads where they lie, by name. It doesn't hold on to them: whoever makes it has to,
+            for as long as it lives.
     """
 
     data: bytes
     folder: str | None
+    lent: Mapping[str, Held]
 
 
-def owned_message(model: ir.Model) -> Message | None:
-    """The model as one message that the runtime makes its own copy of; None where that would be over 2 GiB.
+def message(model: ir.Model, lending: Lending | None = None) -> Message:
+    """The model as one message.
 
-    Messages of one type that stand one after the other are one message, with the repeated fields of each: so the
-    weights are joined to the graph as bytes.
+    Messages of one type that stand one after the other are one message, with the repeated fields of each: so weights
+    are joined to the graph as bytes, of which the runtime makes its own copy.
+
+    Args:
+        model: The model.
+        lending: Which weights are lent; None: none, and all where the message would be over 2 GiB.
 
     Raises:
         SessionError: it can't be cloned or written.
     """
-    copy, weights = split(model)
-    if sum(tensor.nbytes for tensor in weights.values()) > MOST_IN_MESSAGE:
-        return None
-    for name in weights:
-        del copy.graph.initializers[name]
-    return Message(b"".join([_serialized(copy), *_joined(weights)]), _folder(model))
+    copy, weights = split(model, lending)
+    constants = copy.graph.initializers
+    lent = {name for name in weights if lending is not None and lending.lends(constants[name])}
+    own = {name: tensor for name, tensor in weights.items() if name not in lent}
+    if sum(tensor.nbytes for tensor in own.values()) > MOST_IN_MESSAGE:
+        lent, own, lending = set(weights), {}, LEND_ALL
+    for name, tensor in weights.items():
+        if name in own:
+            del constants[name]
+        else:
+            where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=name)
+            constants[name].const_value = where
+    held = {name: (lending or LEND_ALL).held(tensor) for name, tensor in weights.items() if name in lent}
+    return Message(b"".join([_serialized(copy), *_joined(own)]), _folder(model), held)
 
 
 def _serialized(model: ir.Model) -> bytes:
@@ -97,28 +172,3 @@ def _varint(number: int) -> bytes:
         parts.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*parts, number])
-
-
-def lent_message(model: ir.Model, settings: Any) -> tuple[Message, list[Any]]:
-    """The model as a message without its weights, and OrtValues over their memory.
-
-    The session reads the weights through those, and doesn't hold on to them: whoever makes the session has to, for as
-    long as it lives.
-
-    Args:
-        model: The model.
-        settings: The session's options; the weights are added to them.
-
-    Raises:
-        SessionError: it can't be cloned or written.
-    """
-    copy, weights = split(model)
-    make = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
-    values = [make(np.require(t.numpy(), requirements="C"), int(t.dtype)) for t in weights.values()]
-    for name, tensor in weights.items():
-        copy.graph.initializers[name].const_value = ir.ExternalTensor(
-            "lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=name
-        )
-    if weights:
-        settings.add_external_initializers(list(weights), values)
-    return Message(_serialized(copy), _folder(model)), values

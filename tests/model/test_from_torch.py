@@ -96,7 +96,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", torch_networks.NETWORKS)
 def test_a_network_computes_what_it_computes_in_eval_and_keeps_what_it_is_trained_with(name: str) -> None:
-    model, module = torch_networks.exported(name, 0.25), torch_networks.build(name, 0.25)
+    model, module = torch_networks.exported(name), torch_networks.build(name, torch_networks.DROPOUT)
     results = []
     for seed in (3, 4):
         x, _ = torch_networks.data(name, seed)
@@ -105,7 +105,7 @@ def test_a_network_computes_what_it_computes_in_eval_and_keeps_what_it_is_traine
     assert np.abs(results[0] - results[1]).max() > 1e-2
     assert listed(model) == [key for key, _ in module.named_parameters()]
     assert (len(nodes(model, "BatchNormalization")), len(ratios(model))) == KEPT[name]
-    assert set(ratios(model)) == {0.25}
+    assert set(ratios(model)) == {torch_networks.DROPOUT}
     assert not {"SplitToSequence", "SequenceAt", "CastLike", "Identity"} & {node.op_type for node in model.ir.graph}
     check_weights(model, module)
 
@@ -135,7 +135,8 @@ def test_both_modes_give_the_same_model() -> None:
 
 
 def test_no_dropout_is_no_node() -> None:
-    assert ratios(torch_networks.exported("gpt_fused", 0.0)) == []  # the exporter gives attention one anyway
+    module, (tokens, _) = torch_networks.build("gpt_fused"), torch_networks.data("gpt_fused")
+    assert ratios(from_torch(module, tokens)) == []  # the exporter gives attention one anyway
 
 
 def test_attention_and_recurrent_layers_keep_their_dropout_in_eval() -> None:
@@ -326,7 +327,7 @@ def test_nothing_is_printed_or_logged(capfd: pytest.CaptureFixture[str], caplog:
 def test_the_reference_is_the_same_at_every_call_and_in_either_precision(name: str) -> None:
     single, again = torch_networks.reference_step(name), torch_networks.reference_step(name)
     double = torch_networks.reference_step(name, dtype=torch.float64)
-    assert list(single.gradients) == listed(torch_networks.exported(name, 0.25))
+    assert list(single.gradients) == listed(torch_networks.exported(name))
     assert single.loss == pytest.approx(double.loss, rel=1e-4)
     for key, gradient in double.gradients.items():
         assert gradient.dtype == np.float64

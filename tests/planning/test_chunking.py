@@ -190,6 +190,18 @@ def test_sessions_of_chunks_take_and_give_what_others_do() -> None:
         session.run({"x": feeds["x"][:3]})
 
 
+def test_outputs_that_nothing_computes_come_as_well() -> None:
+    """Constants, and inputs that are outputs: of plans with chunks as of others."""
+    model = convolutions()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(3, dtype=np.float32), "labels"))
+    model.graph.output.append(helper.make_tensor_value_info("labels", onnx.TensorProto.FLOAT, [3]))
+    model.graph.output.append(model.graph.input[0])
+    feeds = feeds_of(model)
+    results = memonger.Session(plan(model, chunks=4)).run(feeds)
+    assert networks.same_bits(results, networks.run_stock(networks.stock(model), feeds))
+    assert not np.shares_memory(results["x"], feeds["x"])
+
+
 def test_nodes_that_round_otherwise_on_slices_stay_whole() -> None:
     """Some kernels compute the last few elements of a value another way: of a small slice all."""
     nodes = [

@@ -54,9 +54,12 @@ def model_of(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def stock(model: onnx.ModelProto | bytes | str, level: str = "ORT_ENABLE_ALL") -> onnxruntime.InferenceSession:
-    """A stock session, nothing set but the optimization level."""
+def stock(
+    model: onnx.ModelProto | bytes | str, level: str = "ORT_ENABLE_ALL", threads: int = 0
+) -> onnxruntime.InferenceSession:
+    """A stock session, nothing set but the optimization level and, if not 0, how many threads there are."""
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model

@@ -17,6 +17,9 @@ import memonger
 from memonger.model.from_torch import from_torch
 from tests.support import torch_modules as modules
 
+DROPOUT = 0.25
+"""The ratio of the networks that are exported."""
+
 torch.set_num_threads(1)  # networks this small only wait for a second thread, and sums keep their order
 
 
@@ -103,11 +106,18 @@ class Training:
 
 
 def build(name: str, dropout: float = 0.0) -> nn.Module:
-    """Return a network, the same at every call, in ``train()``. No weight or running statistic is left at 0 or 1."""
+    """Return a network, the same at every call and with any dropout, in ``train()``.
+
+    No weight or running statistic is left at 0 or 1.
+    """
     network = NETWORKS[name]
+    if dropout:
+        module = network.make(dropout)
+        module.load_state_dict(build(name).state_dict())
+        return module
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = network.make(dropout)
+        module = network.make(0.0)
         for part in module.modules():
             if isinstance(part, nn.BatchNorm2d | nn.LayerNorm):
                 nn.init.uniform_(part.weight, 0.5, 1.5)
@@ -128,9 +138,12 @@ def data(name: str, seed: int = 0, batch: int | None = None) -> tuple[Tensor, Te
 
 
 @functools.cache
-def exported(name: str, dropout: float = 0.0) -> memonger.Model:
-    """Return the network as a forward model: input ``x``, output ``scores``, at the batch of `data`."""
-    return from_torch(build(name, dropout), data(name)[0], input_names=["x"], output_names=["scores"])
+def exported(name: str) -> memonger.Model:
+    """Return the network, its dropout at `DROPOUT`, as a forward model: input ``x``, output ``scores``.
+
+    At the batch of `data`. An export takes a second or more, so all tests share it.
+    """
+    return from_torch(build(name, DROPOUT), data(name)[0], input_names=["x"], output_names=["scores"])
 
 
 def reference_step(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Step:

@@ -11,10 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
 
 from memonger.devices import Device
 from memonger.errors import MemongerError
 from memonger.runtime.cuda import driver
+from memonger.runtime.onnxruntime import onnxruntime
 from memonger.units import format_size
 from memonger.words import option
 
@@ -71,6 +75,16 @@ class Event:
     size: int | None
 
 
+@cache
+def _allocator_of_tensors(index: int) -> None:
+    """Have onnxruntime make the allocator of `OrtValue`s on a device now.
+
+    It is one for the process, made with the first such tensor, and takes the functions of the session made last:
+    tensors of the caller's would lie in a pool's region, and outlive it.
+    """
+    onnxruntime().OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda", index)
+
+
 class Pool:
     """The device memory of an onnxruntime session beside our arena: weights, and one region for workspace.
 
@@ -100,6 +114,7 @@ class Pool:
 
     def options(self) -> dict[str, str]:
         """The provider options that make a session use the pool, which has to outlive it."""
+        _allocator_of_tensors(self.device.index)
         names = ("gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache")
         addresses = (ctypes.cast(call, ctypes.c_void_p).value for call in self._calls)
         return {name: str(address) for name, address in zip(names, addresses, strict=True)}

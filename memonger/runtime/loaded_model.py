@@ -1,0 +1,276 @@
+"""A model loaded into onnxruntime: the sessions of its plans, without the memory that they run in."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from memonger.devices import Device
+from memonger.errors import SessionError
+from memonger.model.operators import facts
+from memonger.plan import Plan
+from memonger.runtime import feeds as feeding
+from memonger.runtime.arena import Arena
+from memonger.runtime.binding import Binding, input_memory
+from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is_chunked
+from memonger.runtime.engine import Engine
+from memonger.runtime.kept_state import KeptState, StatefulBinding
+from memonger.runtime.padding import Padding, Smaller, is_smaller
+from memonger.runtime.program import Group, Program, group_plans
+from memonger.runtime.weights import Lending
+from memonger.words import option
+
+Bound = Binding | ChunkedBinding | StatefulBinding
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A run that was asked for, checked.
+
+    Attributes:
+        plan: Index of the plan that takes it.
+        smaller: How its batch is filled up; None where it isn't.
+        inputs: What the plan reads, by name.
+        outputs: Tensors of the caller that outputs are written to.
+        given: The same as the caller gave them.
+    """
+
+    plan: int
+    smaller: Smaller | None
+    inputs: feeding.Feeds
+    outputs: Mapping[str, Any]
+    given: Mapping[str, Any]
+
+
+class LoadedModel:
+    """Plans of one model in onnxruntime sessions, which they share where only shapes differ.
+
+    Args:
+        plans: Verified, and for this device.
+        device: Where to run.
+        threads: Threads within a node; 0 leaves it to onnxruntime.
+        check_order: Compare the order of each session's first run with the plan.
+        cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
+        pad: Fill up smaller batches.
+        lending: Which weights sessions read where they lie; None: each has copies of all.
+        at_once: How many runs there may be at once: workspace is taken for as many.
+        state: Of the only plan, input → the output that is its content in the next run.
+
+    Attributes:
+        programs: What of each plan is kept, without inputs that are state.
+        kept: The state; None where there is none.
+        arena_bytes: What an arena needs, for any of the plans.
+        workspace_bytes: Most workspace that a node takes beside it.
+
+    Raises:
+        SessionError: onnxruntime refuses the model; ``pad`` can't be.
+        RuntimeUnavailableError: the device isn't there.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        device: Device,
+        *,
+        threads: int,
+        check_order: bool = True,
+        cuda_graph: str = "off",
+        pad: bool = False,
+        lending: Lending | None = None,
+        at_once: int = 1,
+        state: Mapping[str, str] | None = None,
+    ) -> None:
+        self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
+        settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
+
+        def make_engine(group: Group, is_segment: bool) -> Engine:
+            graphs = "off" if is_segment else cuda_graph
+            return Engine(group, device, threads, check_order, settings, graphs, is_segment, lending=lending)
+
+        self._runners = _runners(plans, device, make_engine)
+        self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
+        self.kept = KeptState(self._runners[0].program, state, device) if state else None
+        self.arena_bytes = max(program.arena_bytes for program in self.programs)
+        self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
+        self._padding = _padding(plans, self.programs) if pad else None
+        if at_once > 1:
+            self.reserve()
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """What runs the plans, each once."""
+        return tuple(dict.fromkeys(engine for runner in self._runners for engine in runner.engines))
+
+    def reserve(self) -> None:
+        """Take memory of the host for workspace: again after it was given back."""
+        if self.device.is_host:
+            max(self.engines, key=lambda engine: engine.workspace_bytes).reserve(self._at_once)
+
+    def bind(self, arena: Arena) -> list[Bound]:
+        """Each plan bound into one arena: what one run at a time needs."""
+        memory = input_memory(self.programs, self.device)
+        if self.kept is not None:
+            (runner,) = self._runners
+            return [self.kept.bind(runner.program, runner.engines[0], arena, memory)]
+        return [runner.bind(arena, memory) for runner in self._runners]
+
+    def checked(self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None) -> Call:
+        """A run, checked before anything of it happens.
+
+        Raises:
+            SessionError: as `memonger.Session.run`, but for what the runtime says.
+        """
+        inputs, given = feeding.in_place(inputs, self.device), outputs or {}
+        targets = feeding.in_place(given, self.device)
+        smaller = self._padding.find(inputs) if self._padding is not None else None
+        index = smaller.program if smaller is not None else self._pick(inputs)
+        _check_targets(self.programs[index], targets, smaller.rows if smaller is not None else None)
+        for engine in self._runners[index].engines:
+            engine.check_usable()
+        return Call(index, smaller, inputs, targets, given)
+
+    def alone(self, call: Call) -> AbstractContextManager[object]:
+        """What no other run may enter meanwhile, where the order of this one is compared with the plan."""
+        unchecked = any(engine.unchecked for engine in self._runners[call.plan].engines)
+        return self._first_run if unchecked else nullcontext()
+
+    def run(self, call: Call, bound: Sequence[Bound], copy: bool) -> dict[str, Any]:
+        """Run what was checked; see `memonger.Session.run`.
+
+        Args:
+            call: What `checked` returned.
+            bound: What `bind` returned, which nobody else runs in meanwhile.
+            copy: Whether outputs are copied out of the arena.
+        """
+        if call.smaller is None or self._padding is None:
+            return {**self._run(call.plan, bound, call.inputs, call.outputs, copy), **call.given}
+        if not copy and not self.device.is_host:
+            raise SessionError("a batch that is filled up has its outputs cut on the host: leave out copy=False.")
+
+        def run(filled: feeding.Feeds) -> dict[str, Any]:
+            feeding.check_feeds(self.programs[call.plan].inputs, filled, "the model")
+            return self._run(call.plan, bound, filled, {}, copy)
+
+        results = self._padding.run(call.smaller, call.inputs, run)
+        for name, target in call.outputs.items():
+            target[...] = results[name]
+        return {**results, **call.given}
+
+    def _run(
+        self, index: int, bound: Sequence[Bound], inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool
+    ) -> dict[str, Any]:
+        bound[index].run(inputs, outputs)
+        return bound[index].results(outputs, copy)
+
+    def _pick(self, inputs: feeding.Feeds) -> int:
+        """The plan for inputs of these shapes."""
+        if len(self.programs) == 1:
+            try:
+                feeding.check_feeds(self.programs[0].inputs, inputs, "the model")
+            except SessionError as error:
+                if self._padding is None and is_smaller(self.programs[0].inputs, inputs):
+                    raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
+                raise
+            return 0
+        for index, program in enumerate(self.programs):
+            if _fits(program, inputs):
+                feeding.check_feeds(program.inputs, inputs, "the model")
+                return index
+        given = {name: list(feeding.shape_of(feed) or ()) for name, feed in inputs.items()}
+        planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self.programs]
+        raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
+
+    def close(self) -> None:
+        """End the sessions: weights and all else that they hold go."""
+        for engine in self.engines:
+            engine.refused = engine.refused or "the session is closed: make a new one."
+            engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena."""
+
+    program: Program
+    engines: tuple[Engine, ...]
+    bind: Callable[[Arena, Arena | None], Binding | ChunkedBinding]
+
+
+def _runners(
+    plans: Sequence[Plan], device: Device, make_engine: Callable[[Group, bool], Engine]
+) -> tuple[_Runner, ...]:
+    """What runs each plan. Those with chunks have sessions of their own; the others share them where they can."""
+    found: dict[int, _Runner] = {}
+    plain = [index for index, plan in enumerate(plans) if not (device.is_host and is_chunked(plan))]
+    for index in sorted(set(range(len(plans))) - set(plain)):
+        chunks = cut_up(plans[index])
+        engines = tuple(make_engine(group, True) for group in chunks.groups)
+        engines[-1].reserve()
+        bind = partial(_bound_in_chunks, chunks.program, chunks.steps, engines, chunks.constants)
+        found[index] = _Runner(chunks.program, engines, bind)
+    for group in group_plans([plans[index] for index in plain]):
+        engine = make_engine(group, False)
+        for member, program in zip(group.members, group.programs, strict=True):
+            found[plain[member]] = _Runner(program, (engine,), partial(_bound, program, engine))
+    return tuple(found[index] for index in range(len(plans)))
+
+
+def _without(program: Program, state: Mapping[str, str]) -> Program:
+    """A program whose caller gives no state."""
+    return replace(program, inputs=tuple(value for value in program.inputs if value.name not in state))
+
+
+def _bound_in_chunks(
+    program: Program,
+    steps: Sequence[Stretch | Copied],
+    engines: Sequence[Engine],
+    constants: Mapping[str, np.ndarray],
+    arena: Arena,
+    _: Arena | None,
+) -> ChunkedBinding:
+    return ChunkedBinding(program, steps, engines, arena, constants)
+
+
+def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:
+    return Binding(program, engine, arena, inputs_at=inputs_at)
+
+
+def _padding(plans: Sequence[Plan], programs: Sequence[Program]) -> Padding:
+    """What fills up batches for these plans."""
+    draws = any(facts(node).random for plan in plans for node in plan.model.graph)
+    return Padding(programs, [plan.batch for plan in plans], is_tried=not draws)
+
+
+def _fits(program: Program, inputs: feeding.Feeds) -> bool:
+    return all(
+        value.shape is None or feeding.shape_of(inputs[value.name]) == value.shape
+        for value in program.inputs
+        if feeding.shape_of(inputs.get(value.name)) is not None
+    )
+
+
+def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | None) -> None:
+    """Check what outputs are to be written to; ``rows``: how many of each are given, where a batch is filled up."""
+    planned = {tensor.name: tensor for tensor in program.planned}
+    for name, target in outputs.items():
+        if name not in program.outputs:
+            raise SessionError(f"the model has no output '{name}'; it has {', '.join(program.outputs)}.")
+        tensor = planned.get(name)
+        if tensor is None:
+            raise SessionError(f"output '{name}' has no planned size, so it can't be written to a given array.")
+        dtype, shape = feeding.described(target)
+        wanted = tensor.shape if rows is None else (rows, *tensor.shape[1:])
+        if rows is not None and not isinstance(target, np.ndarray):
+            raise SessionError(f"output '{name}' of a batch that is filled up is written to arrays of the host alone.")
+        if (dtype, shape) != (tensor.dtype, wanted):
+            given = dtype.numpy() if dtype is not None else type(target).__name__
+            raise SessionError(
+                f"output '{name}' is {tensor.dtype.numpy()}{list(wanted)}, what was given for it is "
+                f"{given}{list(shape or ())}."
+            )
+        if isinstance(target, np.ndarray) and not (target.flags.c_contiguous and target.flags.writeable):
+            raise SessionError(f"the array given for output '{name}' has to be contiguous and writable.")

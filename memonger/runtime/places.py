@@ -1,0 +1,118 @@
+"""Where loaded models run: arenas, each used by one run at a time, and given back to the system when nobody runs."""
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from memonger.devices import Device
+from memonger.errors import SessionError
+from memonger.runtime import feeds as feeding
+from memonger.runtime.backend import backend
+from memonger.runtime.loaded_model import Bound, LoadedModel
+
+
+class Place:
+    """An arena and the models bound in it: one run at a time.
+
+    Args:
+        device: Where.
+        size: Bytes of the arena; it is replaced by a larger one when a model needs that.
+
+    Raises:
+        SessionError: there isn't as much memory.
+    """
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.arena = backend(device).arena(size)
+        self._bound: dict[LoadedModel, list[Bound]] = {}
+        self._lock = threading.Lock()
+        self._is_released = False
+
+    def _bindings(self, model: LoadedModel) -> list[Bound]:
+        if self._is_released:
+            self.arena.take_again()
+            max([model, *self._bound], key=lambda one: one.workspace_bytes).reserve()
+            self._is_released = False
+        if model.arena_bytes > self.arena.size:
+            self.arena = backend(self.arena.device).arena(model.arena_bytes)
+            self._bound.clear()
+        if model not in self._bound:
+            self._bound[model] = model.bind(self.arena)
+        return self._bound[model]
+
+    def run(
+        self, model: LoadedModel, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None = None, copy: bool = True
+    ) -> dict[str, Any]:
+        """Run a model here; see `memonger.Session.run`."""
+        call = model.checked(inputs, outputs)
+        with model.alone(call), self._lock:
+            return model.run(call, self._bindings(model), copy)
+
+    def bind(self, model: LoadedModel) -> None:
+        """Bind a model before its first run."""
+        with self._lock:
+            self._bindings(model)
+
+    def forget(self, model: LoadedModel) -> None:
+        """Drop what was bound of a model."""
+        with self._lock:
+            self._bound.pop(model, None)
+
+    def release(self) -> None:
+        """Give the arena's memory back to the system, once no run is under way; the next run takes it again."""
+        with self._lock:
+            if not self._is_released:
+                for bound in self._bound.values():
+                    for one in bound:
+                        one.forget_results()
+                self.arena.discard()
+                self._is_released = True
+                if not self.arena.device.is_host:
+                    self._bound.clear()  # it will lie elsewhere
+
+
+class Releasing(Protocol):
+    """What has memory to give back."""
+
+    def release(self) -> None: ...
+
+
+class IdleRelease:
+    """A thread that calls ``owner.release()`` when nothing has run for a while. It ends with the owner.
+
+    Args:
+        owner: Isn't kept alive.
+        seconds: How long nothing has to run.
+
+    Raises:
+        SessionError: the time isn't above 0.
+    """
+
+    def __init__(self, owner: Releasing, seconds: float) -> None:
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < threading.TIMEOUT_MAX:
+            raise SessionError(f"idle_release={seconds!r} must be seconds above 0, or None for never.")
+        self._seconds, self._used_at, self._is_used = seconds, time.monotonic(), True
+        self._ended = threading.Event()
+        known = weakref.ref(owner, lambda _: self._ended.set())
+        threading.Thread(target=self._watch, args=(known,), name="memonger idle release", daemon=True).start()
+
+    def touch(self) -> None:
+        """Say that a run begins or ends."""
+        self._used_at, self._is_used = time.monotonic(), True
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+
+    def _watch(self, known: "weakref.ref[Releasing]") -> None:
+        pause = self._seconds
+        while not self._ended.wait(pause):
+            idle = time.monotonic() - self._used_at
+            pause = self._seconds - idle if idle < self._seconds else self._seconds
+            owner = known()
+            if owner is not None and idle >= self._seconds and self._is_used:
+                self._is_used = False
+                owner.release()
+            del owner
