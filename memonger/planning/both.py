@@ -35,11 +35,10 @@ def for_budget(
     way = search.chunked(plain)
     if way is not None and search.fits(way) and way.extra <= options.max_overhead * search.once:
         return way
-    found: list[Solution | Chunking] = [] if way is None else [way]
-    alone = search.recomputed(request.budget)
-    found.append(alone)
-    if way is not None:
-        found += search.both(plain, way, found)
+    if way is None:  # it can't run in chunks
+        return search.budgets.cheapest(request.budget)
+    found: list[Solution | Chunking] = [way, search.recomputed(request.budget)]
+    found += search.both(plain, way, found)
     fitting = [one for one in found if search.fits(one)]
     if not fitting:
         raise BudgetError(request.budget, min(map(search.total, found)), request.base)
