@@ -11,7 +11,7 @@ import models
 from benchmarks.chunk_budgets import raced
 from benchmarks.chunk_plans import Planner, Wish
 from benchmarks.machine import MIB, Table, stamp
-from memonger.cli.worker import WorkerError, reason
+from memonger.cli.worker import WorkerError
 
 NETWORKS = ("mobilenet_v2", "resnet50", "densenet121", "googlenet", "unet")
 PIXELS = (224, 512)
@@ -48,7 +48,7 @@ def _lines(name: str, pixels: int, threads: int, folder: Path) -> Iterator[str]:
                 plan = planner.plan(Wish(model, 1, threads, f"strips:{count}", keep=str(folder / "way.onnx")))
                 yield _line(name, pixels, str(count), plan, plain, raced(folder, "way", threads))
             except WorkerError as error:
-                yield f"{name:<13}{pixels:>6}{count:>7}  {reason(error)}"
+                yield f"{name:<13}{pixels:>6}{count:>7}  {error}"
 
 
 def _line(
