@@ -45,6 +45,13 @@ REDUCTIONS = """
     e0 = ReduceMean(t, m1) e1 = ReduceSum<keepdims=0>(t, one) e2 = ReduceMax(t) e3 = ArgMax<axis=1, keepdims=0>(t)
     e4 = ReduceSum<noop_with_empty_axes=1>(t)
 """
+FUSED = """
+    f0, , , f3 = com.microsoft.SkipLayerNormalization(t, t, w, w) f4 = com.microsoft.BiasGelu(t, w)
+    f5 = com.microsoft.QuickGelu(t) f6 = com.microsoft.Attention<num_heads=2>(t, qkv, qkvb)
+    words = ReduceMax<keepdims=0>(at3, m1) short = Cast<to=6>(words)
+    f7, f8 = com.microsoft.EmbedLayerNormalization(short, , table, table, , w, w)
+    f9 = com.microsoft.FusedConv<activation="Relu", strides=[2,2]>(x, k) f10 = com.microsoft.ExpandDims(t, axis)
+"""
 SEQUENCES = """
     l0, l1, l2 = LSTM<hidden_size=3, direction="bidirectional">(t, lw, lr) q0, q1 = GRU<hidden_size=3>(t, gw, gr)
 """
@@ -55,23 +62,27 @@ rules (float[b,s,4] t, float[b,1,4] u, float[4,s,b] tt, float[b,4] g, float[b,3,
 
 
 def _model() -> onnx.ModelProto:
-    text = _HEAD + "".join((MOVEMENT, POINTWISE, PRODUCTS, IMAGES, REDUCTIONS, SEQUENCES)) + "}"
+    text = _HEAD + "".join((MOVEMENT, POINTWISE, PRODUCTS, IMAGES, REDUCTIONS, SEQUENCES, FUSED)) + "}"
     lines = "\n".join(line.replace(")  ", ") ") for line in text.splitlines())
     model = onnx.parser.parse_model(lines)
     rng = np.random.default_rng(0)
     shapes = {
         "w": (4,), "m": (4, 5), "v": (4,), "n": (6, 4), "k": (8, 3, 3, 3), "kt": (3, 2, 3, 3), "lw": (2, 12, 4),
         "lr": (2, 12, 3), "gw": (1, 9, 4), "gr": (1, 9, 3),
+        "qkv": (4, 12), "qkvb": (12,), "table": (20, 4),
     }  # fmt: skip
     arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     arrays |= {
         "scales": np.array([1, 1, 1.5, 0.7], np.float32), "sizes": np.array([2, 3, 5, 9], np.int64),
         "reps": np.array([1, 2, 3], np.int64), "start": np.array(1, np.int64), "step": np.array(2, np.int64),
         "one": np.array([1]), "ten": np.array([10]), "m1": np.array([-1]), "zero": np.array([0]), "two": np.array([2]),
-        "back": np.array([-3]), "values": np.array([0, 1], np.float32), "scale": np.array(0.3, np.float32),
+        "back": np.array([-3]), "axis": np.array(-1, np.int32), "values": np.array([0, 1], np.float32),
+        "scale": np.array(0.3, np.float32),
     }  # fmt: skip
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
-    model.graph.output.extend(onnx.ValueInfoProto(name=each) for node in model.graph.node for each in node.output)
+    model.graph.output.extend(
+        onnx.ValueInfoProto(name=each) for node in model.graph.node for each in node.output if each
+    )
     return model
 
 

@@ -74,6 +74,23 @@ def test_every_size_runs_to_the_bits_of_stock(steps: list[tuple[int, bool]], dev
             assert networks.same_bits(session.run({"x": x}), networks.run_stock(stock, {"x": x}))
 
 
+def test_blocked_layouts_run_at_every_size() -> None:
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        f"""{HEAD} a = Conv<pads=[1,1,1,1]>(x, stem) b = Relu(a) c = MaxPool<kernel_shape=[2,2], strides=[2,2]>(b)
+            d = Conv<pads=[1,1,1,1]>(c, more) e = Add(d, c) f = Relu(e) p = GlobalAveragePool(f) y = Mul(f, p) }}"""
+    )
+    for name, shape in (("stem", (32, 3, 3, 3)), ("more", (32, 32, 3, 3))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 9, name))
+    plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 3), "side": (4, 16)}, device="cpu")
+    assert any(op.startswith("com.microsoft.nchwc") for op in plan.graph.ops)
+    session, stock = memonger.Session(plan), networks.stock(model)
+    for n, side in ((3, 16), (1, 5), (2, 11), (3, 4)):
+        x = rng.standard_normal((n, 3, side, side), np.float32)
+        session.arena.fill(0xFF)
+        assert networks.same_bits(session.run({"x": x}), networks.run_stock(stock, {"x": x}))
+
+
 def _text(body: str, dims: str = "float[n,s] x") -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 20]> g ({dims}) => (float[a,b] y) {{ {body} }}"""
