@@ -1,6 +1,7 @@
 """A training step within a budget: by chunks, recomputation, or both, whichever holds it in the least time."""
 
 import math
+from collections.abc import Callable
 
 from memonger.devices import Device
 from memonger.errors import BudgetError
@@ -15,13 +16,30 @@ ATTEMPTS = 3
 """Budgets of which a schedule with recomputations is then cut into chunks."""
 
 
+Way = Solution | Chunking
+
+
 def for_budget(
-    lowered: Lowered, request: Request, options: Options, device: Device, strategy: str
-) -> Solution | Chunking:
-    """Of the ways that hold the budget the one that is estimated to take least time.
+    lowered: Lowered,
+    request: Request,
+    options: Options,
+    device: Device,
+    strategy: str,
+    time_ratio: Callable[[Way, Way], float],
+) -> Way:
+    """Of the ways that hold the budget the one that takes least time.
 
     Chunks that cost next to nothing are taken before anything is recomputed. Else recomputing alone is looked at, and
-    chunks of what was recomputed for larger budgets.
+    chunks of what was recomputed for larger budgets: of each kind the one that is estimated to take least, and of these
+    two the faster one.
+
+    Args:
+        lowered: The training step.
+        request: With the budget.
+        options: How to plan.
+        device: The plan's.
+        strategy: What decides what is recomputed.
+        time_ratio: Measures the time that the second way takes, as a multiple of the first one's.
 
     Raises:
         BudgetError: none was found. Planning succeeds with the budget that the error names.
@@ -33,16 +51,19 @@ def for_budget(
     if total_bytes(request, plain) <= request.budget:
         return plain
     way = search.chunked(plain)
-    if way is not None and search.fits(way) and way.extra <= options.max_overhead * search.once:
+    is_cheap = way is not None and search.fits(way) and way.extra <= options.max_overhead * search.once
+    if way is not None and is_cheap and time_ratio(plain, way) - 1 <= options.max_overhead:
         return way
     if way is None:  # it can't run in chunks
         return search.budgets.cheapest(request.budget)
-    found: list[Solution | Chunking] = [way, search.recomputed(request.budget)]
+    found: list[Way] = [way, search.recomputed(request.budget)]
     found += search.both(plain, way, found)
     fitting = [one for one in found if search.fits(one)]
     if not fitting:
         raise BudgetError(request.budget, min(map(search.total, found)), request.base)
-    return min(fitting, key=lambda one: (search.cost(one), search.total(one)))
+    best = {type(one): one for one in sorted(fitting, key=lambda one: (-search.cost(one), -search.total(one)))}
+    first, *others = sorted(best.values(), key=lambda one: isinstance(one, Chunking))
+    return others[0] if others and time_ratio(first, others[0]) < 1 else first
 
 
 class _Search:
@@ -53,15 +74,15 @@ class _Search:
         self.budgets = Budgets(request, strategy, orders_of(options.order, len(request.graph.nodes)))
         self.once = math.fsum(request.graph.costs)
 
-    def total(self, one: Solution | Chunking) -> int:
+    def total(self, one: Way) -> int:
         """What has to fit."""
         return self.request.base + one.total if isinstance(one, Chunking) else total_bytes(self.request, one)
 
-    def fits(self, one: Solution | Chunking) -> bool:
+    def fits(self, one: Way) -> bool:
         """Whether it holds the budget."""
         return self.total(one) <= (self.request.budget or 0)
 
-    def cost(self, one: Solution | Chunking) -> float:
+    def cost(self, one: Way) -> float:
         """Estimated seconds beyond those of nothing recomputed."""
         return one.extra + one.recomputed if isinstance(one, Chunking) else one.cost - self.once
 
@@ -78,7 +99,7 @@ class _Search:
             self.lowered, self.request, self.options, self.device, None, lambda _: math.inf, solution
         )
 
-    def both(self, plain: Solution, way: Chunking, found: list[Solution | Chunking]) -> list[Chunking]:
+    def both(self, plain: Solution, way: Chunking, found: list[Way]) -> list[Chunking]:
         """Chunks of schedules that were found for larger budgets, by about what chunks take off."""
         assert self.request.budget is not None
         budget, made = self.request.budget, list[Chunking]()

@@ -236,7 +236,8 @@ class _Search:
         plain, above = self.job.plain, 0.0
         most = self.options.max_overhead * math.fsum(plain.graph.costs)
         if self.job.training is not None:
-            return self._same_bits(partial(_best, plain.total_bytes, 0.0, most=most, next_to=NEAREST))
+            way = self._same_bits(partial(_best, plain.total_bytes, 0.0, most=most, next_to=NEAREST))
+            return way if way is not None and slower(way) <= self.options.max_overhead else None
         for _ in range(TIMED):
             way = self._same_bits(partial(_best, plain.total_bytes, above))
             if way is None or way.extra <= most:

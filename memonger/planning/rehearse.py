@@ -1,6 +1,7 @@
 """Runs under a first plan: to measure workspace where the model doesn't fit unplanned, and to time chunks."""
 
 import time
+from collections.abc import Callable
 
 from memonger.errors import PlanError, SessionError
 from memonger.graph.schedule import original
@@ -56,15 +57,25 @@ def time_ratio(plan: Plan, other: Plan, inputs: feeding.Feeds | None) -> float:
         other: Of the same model.
         inputs: Input arrays; random numbers if None.
     """
-    feeds = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
-    sessions = [Session(one, check_order=False) for one in (plan, other)]
+    runs = [_runner(one, inputs) for one in (plan, other)]
     least, end = [float("inf")] * 2, time.monotonic() + _SECONDS
     for turn in range(_TURNS + 1):
-        for number, session in enumerate(sessions):
+        for number, run in enumerate(runs):
             time.sleep(_PAUSE)
             begin = time.perf_counter()
-            session.run(feeds, copy=False)
+            run()
             least[number] = min(least[number], time.perf_counter() - begin if turn else float("inf"))
         if turn > 1 and time.monotonic() > end:
             break
     return least[1] / least[0]
+
+
+def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
+    """A run of a plan on the CPU, or a step."""
+    if plan.training is not None and plan.training.loss is not None:
+        trainer = Trainer(plan, check_order=False)
+        batch = inputs if inputs is not None else feeding.random_feeds(trainer.inputs)
+        return lambda: trainer.step(batch)
+    session = Session(plan, check_order=False)
+    feeds = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
+    return lambda: session.run(feeds, copy=False)

@@ -344,35 +344,35 @@ def in_chunks(job: Job, begin: float) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
     if job.ranges or job.options.state or not chunking.are_wanted(job.lowered, job.options, job.device):
         return job
-    trains = job.mode == "training"
+
+    def time_ratio(one: both.Way, other: both.Way) -> float:
+        from memonger.planning import rehearse
+
+        first, second = (finish(made.copy(), solve(made), begin) for made in (_taken(job, one), _taken(job, other)))
+        return rehearse.time_ratio(first, second, job.options.inputs)
+
+    options, trains = job.options, job.mode == "training"
     if trains and job.request.budget is not None:
         try:
-            return _for_budget(job)
+            return _taken(job, both.for_budget(job.lowered, job.request, options, job.device, job.strategy, time_ratio))
         except BudgetError as error:
             raise _explained(job, error) from error
     strategy = job.strategy if trains else "none"
-    plain = decide.decide(dataclasses.replace(job.request, budget=None), strategy, job.options.order)
-    job = dataclasses.replace(job, solution=plain)
-    asked = job.options.axis_and_chunks
+    plain = decide.decide(dataclasses.replace(job.request, budget=None), strategy, options.order)
+    asked = options.axis_and_chunks
     if asked is not None and asked[0] == ROWS:
         return _with_strips(job, plain, asked[1])
 
     def slower(way: chunking.Chunking) -> float:
-        from memonger.planning.rehearse import time_ratio
+        return time_ratio(plain, way) - 1
 
-        whole, other = (finish(one.copy(), solve(one), begin) for one in (job, _with_chunks(job, way)))
-        return time_ratio(whole, other, job.options.inputs) - 1
-
-    found = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, slower, plain)
-    return job if found is None else _with_chunks(job, found)
+    found = chunking.choose(job.lowered, job.request, options, job.device, job.source.batch, slower, plain)
+    return _taken(job, plain if found is None else found)
 
 
-def _for_budget(job: Job) -> Job:
-    """A training step in chunks, with nodes that run again, or both: what holds the budget in the least time."""
-    choice = both.for_budget(job.lowered, job.request, job.options, job.device, job.strategy)
-    if isinstance(choice, Solution):
-        return dataclasses.replace(job, solution=choice)
-    return _with_chunks(job, choice)
+def _taken(job: Job, way: both.Way) -> Job:
+    """The job with a schedule, or chunks, that were decided on."""
+    return dataclasses.replace(job, solution=way) if isinstance(way, Solution) else _with_chunks(job, way)
 
 
 def _with_strips(job: Job, plain: Solution, count: int) -> Job:
