@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 
 from memonger.devices import Device
 from memonger.errors import BudgetError
@@ -11,6 +12,9 @@ from memonger.planning.chunking import Chunking
 from memonger.planning.decide import Budgets, Solution, orders_of, total_bytes
 from memonger.planning.options import Options
 from memonger.remat import Request
+
+MINOR = 0.25
+"""Part of the missing bytes below which chunks are looked at only where recomputation can't hold the budget."""
 
 ATTEMPTS = 3
 """Budgets of which a schedule with recomputations is then cut into chunks."""
@@ -56,6 +60,9 @@ def for_budget(
         return way
     if way is None:  # it can't run in chunks
         return search.budgets.cheapest(request.budget)
+    if search.is_minor(plain, way):
+        with suppress(BudgetError):
+            return search.budgets.cheapest(request.budget)
     found: list[Way] = [way, search.recomputed(request.budget)]
     found += search.both(plain, way, found)
     fitting = [one for one in found if search.fits(one)]
@@ -81,6 +88,11 @@ class _Search:
     def fits(self, one: Way) -> bool:
         """Whether it holds the budget."""
         return self.total(one) <= (self.request.budget or 0)
+
+    def is_minor(self, plain: Solution, way: Chunking) -> bool:
+        """Whether chunks take off so little of what is too much that they don't pay a search beside recomputation."""
+        missing = self.total(plain) - (self.request.budget or 0)
+        return self.total(plain) - self.total(way) < MINOR * missing
 
     def cost(self, one: Way) -> float:
         """Estimated seconds beyond those of nothing recomputed."""
