@@ -35,8 +35,10 @@ from memonger.cli.worker import Worker, say, serve
 from memonger.runtime import process_memory
 from memonger.runtime.feeds import inputs_of, random_feeds
 
-BATCH, COPIES = 4, 8
-DIFFERENT = ("mobilenet_v2", "resnet18", "resnet50", "googlenet", "densenet121", "unet", "gpt", "vit")
+BATCH, COPIES = 1, 8
+DIFFERENT = (
+    "mobilenet_v2", "resnet18", "resnet34", "resnet50", "googlenet", "densenet121", "densenet_bc100", "vit",
+)  # fmt: skip
 CONTESTANTS = ("stock", "stock, no arena", "stock, shrinking", "sessions", "fleet", "fleet, 2 arenas")
 TURNS, CALLS = 5, 40  # turns that each contestant takes, and calls in each
 TABLE = Table(

@@ -51,9 +51,8 @@ class Options:
         arena: Whether onnxruntime's own CPU arena is on.
         pattern: Whether onnxruntime's own memory pattern is on.
         dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
-        lending: Which weights are read from memory that then lives as long as the session; None: none. `LEND_ALL` is
-            right for a session that is soon gone: one that stays would keep them beside the copies that its kernels
-            have packed.
+        lending: Which weights the session is given beside the model, in memory that then lives as long as the session;
+            None: none. `LEND_ALL` is right for a session that is soon gone: it is spared the message.
         cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
         is_segment: The session is one of several that run one after the other: no thread of one spins while the next
             one runs.
@@ -107,9 +106,11 @@ def make_session(
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
     message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
-    if message.lent:
-        lent = [held.value for held in message.lent.values()]
-        settings.add_external_initializers(list(message.lent), lent)
+    lent = {name: held.value for name, held in message.lent.items()}
+    for name, value in lent.items() if message.is_shared else ():
+        settings.add_initializer(name, value)
+    if lent and not message.is_shared:
+        settings.add_external_initializers(list(lent), list(lent.values()))
     if message.folder is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", message.folder)
     try:

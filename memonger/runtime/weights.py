@@ -2,7 +2,7 @@
 
 import hashlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +32,17 @@ class Held:
 
 
 class Lending:
-    """Which weights a session reads where they lie, instead of making its own copy: all of them."""
+    """Which weights a session is given beside its model: all of them. The model has none, and the session copies them.
+
+    Attributes:
+        is_shared: Whether they are in the model as well. The session then reads them where they lie, without a copy.
+    """
+
+    is_shared = False
 
     def lends(self, value: ir.Value) -> bool:
         """Whether this initializer is lent."""
         return True
-
-    def is_shared(self, value: ir.Value) -> bool:
-        """Whether this initializer is, and other sessions read the same."""
-        return False
 
     def held(self, tensor: ir.TensorProtocol) -> Held:
         """The weight where the session is to read it."""
@@ -58,6 +60,8 @@ _READ_AS_THEY_ARE = frozenset(
 class SharedWeights(Lending):
     """Weights that several sessions have in common, once: those that no kernel packs. They live as long as one does."""
 
+    is_shared = True
+
     def __init__(self) -> None:
         self._held: weakref.WeakValueDictionary[tuple[object, ...], Held] = weakref.WeakValueDictionary()
 
@@ -65,10 +69,6 @@ class SharedWeights(Lending):
         """Whether all that read it read it where it lies."""
         readers = [f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node, _ in value.uses()]
         return bool(readers) and _READ_AS_THEY_ARE.issuperset(readers)
-
-    def is_shared(self, value: ir.Value) -> bool:
-        """Whether it is lent: all that is lent is shared."""
-        return self.lends(value)
 
     def held(self, tensor: ir.TensorProtocol) -> Held:
         """The weight, or one of the same bytes, type and shape that is there already."""
@@ -80,8 +80,8 @@ class SharedWeights(Lending):
         return found
 
 
-def split(model: ir.Model, lending: Lending | None) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
-    """A copy of the model, and its large weights but for those in files of their own that sessions needn't share."""
+def split(model: ir.Model) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
+    """A copy of the model, and its large weights. What lies in files of its own stays there."""
     try:
         copy = model.clone()
     except RuntimeError as error:  # onnx-ir's
@@ -89,13 +89,10 @@ def split(model: ir.Model, lending: Lending | None) -> tuple[ir.Model, dict[str,
     weights = {}
     for value in copy.graph.initializers.values():
         tensor = value.const_value
-        if tensor is None or tensor.nbytes < LARGE:
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < LARGE:
             continue
-        if isinstance(tensor, ir.ExternalTensor) and not (lending is not None and lending.is_shared(value)):
-            continue
-        if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
-            continue
-        weights[str(value.name)] = tensor
+        if _is_plain(tensor):
+            weights[str(value.name)] = tensor
     return copy, weights
 
 
@@ -106,13 +103,15 @@ class Message:
     Attributes:
         data: The ``ModelProto``.
         folder: Where external data lies that it refers to; None if it refers to none.
-        lent: Weights that a session reads where they lie, by name. It doesn't hold on to them: whoever makes it has to,
+        lent: Weights that a session is given beside it, by name. It doesn't hold on to them: whoever makes it has to,
             for as long as it lives.
+        is_shared: See `Lending`.
     """
 
     data: bytes
     folder: str | None
     lent: Mapping[str, Held]
+    is_shared: bool = False
 
 
 def message(model: ir.Model, lending: Lending | None = None) -> Message:
@@ -128,20 +127,34 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
     Raises:
         SessionError: it can't be cloned or written.
     """
-    copy, weights = split(model, lending)
+    copy, large = split(model)
     constants = copy.graph.initializers
-    lent = {name for name in weights if lending is not None and lending.lends(constants[name])}
-    own = {name: tensor for name, tensor in weights.items() if name not in lent}
-    if sum(tensor.nbytes for tensor in own.values()) > MOST_IN_MESSAGE:
-        lent, own, lending = set(weights), {}, LEND_ALL
-    for name, tensor in weights.items():
-        if name in own:
+    if sum(tensor.nbytes for tensor in large.values()) > MOST_IN_MESSAGE:
+        lending = LEND_ALL
+    if lending is None or lending.is_shared:
+        lent = {} if lending is None else _shared(constants.values(), lending)
+        for name in large:
             del constants[name]
-        else:
-            where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=name)
-            constants[name].const_value = where
-    held = {name: (lending or LEND_ALL).held(tensor) for name, tensor in weights.items() if name in lent}
-    return Message(b"".join([_serialized(copy), *_joined(own)]), _folder(model), held)
+        return Message(b"".join([_serialized(copy), *_joined(large)]), _folder(model), lent, is_shared=True)
+    for name, tensor in large.items():
+        where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=name)
+        constants[name].const_value = where
+    return Message(_serialized(copy), _folder(model), {name: lending.held(tensor) for name, tensor in large.items()})
+
+
+def _shared(constants: Iterable[ir.Value], lending: Lending) -> dict[str, Held]:
+    """The large weights that are lent, those in files of their own among them."""
+    tensors = {value: value.const_value for value in constants}
+    return {
+        str(value.name): lending.held(tensor)
+        for value, tensor in tensors.items()
+        if tensor is not None and tensor.nbytes >= LARGE and _is_plain(tensor) and lending.lends(value)
+    }
+
+
+def _is_plain(tensor: ir.TensorProtocol) -> bool:
+    """Whether its elements are whole bytes."""
+    return tensor.dtype != ir.DataType.STRING and tensor.dtype.bitwidth >= 8
 
 
 def _serialized(model: ir.Model) -> bytes:
