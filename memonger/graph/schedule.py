@@ -92,6 +92,12 @@ def topological_order(sources: Sequence[Sequence[int]], keys: Sequence[int]) -> 
     return tuple(order)
 
 
+def sources_of(nodes: Sequence[ir.Node]) -> list[set[int]]:
+    """For each node the numbers of those that it reads from, its subgraphs' reads included."""
+    number = {value: index for index, node in enumerate(nodes) for value in node.outputs}
+    return [{number[v] for v in read_values(node) if v in number} for node in nodes]
+
+
 def readers_of(sources: Sequence[Sequence[int]]) -> list[list[int]]:
     """For each node the nodes of which it is a source."""
     readers: list[list[int]] = [[] for _ in sources]
@@ -188,9 +194,7 @@ def state_last(model: ir.Model, state: Mapping[str, str]) -> None:
         state: Input → the output that is its content in the next run.
     """
     nodes = list(model.graph)
-    number = {node: index for index, node in enumerate(nodes)}
-    producers = [[v.producer() for v in read_values(node)] for node in nodes]
-    sources = [{number[p] for p in found if p in number} for found in producers]
+    number, sources = {node: index for index, node in enumerate(nodes)}, sources_of(nodes)
     inputs, outputs = ({str(v.name): v for v in values} for values in (model.graph.inputs, model.graph.outputs))
     for old, new in state.items():
         maker = outputs[new].producer()

@@ -15,8 +15,7 @@ from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
-from memonger.graph.graph import read_values
-from memonger.graph.schedule import topological_order, updates_last
+from memonger.graph.schedule import sources_of, topological_order, updates_last
 from memonger.lowering import calibrate, cpu, cpu_convolutions, ranged
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
@@ -179,8 +178,7 @@ def in_source_order(model: ir.Model, source: ir.Model) -> None:
     Values keep their names. A node none of whose outputs the source has comes right before its first reader.
     """
     nodes = list(model.graph)
-    producer = {value: number for number, node in enumerate(nodes) for value in node.outputs}
-    sources = [sorted({producer[v] for v in read_values(node) if v in producer}) for node in nodes]
+    sources = [sorted(found) for found in sources_of(nodes)]
     order = topological_order(sources, _ranks(nodes, sources, source))
     model.graph.remove(nodes)
     model.graph.extend(nodes[number] for number in order)

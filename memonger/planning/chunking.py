@@ -166,29 +166,24 @@ def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
 
 def choose(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None,
-    slower: Callable[["Chunking"], float], plain: Solution | None = None,
+    slower: Callable[["Chunking"], float], plain: Solution,
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
     Args:
-        lowered: The model.
+        lowered: The model, which can run in chunks: see `are_wanted`.
         request: What is asked of it.
         options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         slower: Measures by how much of the model's time a way takes longer. It is asked where the estimate, which
             knows of more nodes, but not that their values fit the caches, is above `Options.max_overhead`.
-        plain: The schedule whose nodes are to run in chunks, recomputations included; None: of a training step
-            without a budget what its strategy finds, else the one that takes least with nothing recomputed.
+        plain: The schedule whose nodes are to run in chunks, recomputations included.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
     """
-    if not are_wanted(lowered, options, device):
-        return None
     roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
-    strategy = options.chosen_strategy if roles is not None and request.budget is None else "none"
-    plain = plain or decide(dataclasses.replace(request, budget=None), strategy, options.order)
     budget = request.budget
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None

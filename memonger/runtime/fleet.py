@@ -180,7 +180,7 @@ class Fleet:
         self._free: queue.LifoQueue[Place] = queue.LifoQueue()
         for place in self._places:
             self._free.put(place)
-        self._idle = IdleRelease(self, idle_release) if idle_release is not None else None
+        self._idle = IdleRelease(self, idle_release)
         for name, plan in (plans or {}).items():
             self.add(name, plan)
 
@@ -321,8 +321,7 @@ class Fleet:
             members = set(self._members.values())
             self._changed.wait_for(lambda: not any(member.users for member in members))
             self._members.clear()
-        if self._idle is not None:
-            self._idle.end()
+        self._idle.end()
         with self._loading:
             for member in members:
                 self._let_go(member)
@@ -466,15 +465,9 @@ class Fleet:
     @contextmanager
     def _running(self, names: Iterable[str]) -> Iterator[tuple[Place, list[LoadedModel]]]:
         """An arena, and models to run in it."""
-        if self._idle is not None:
-            self._idle.touch()
-        try:
-            with ExitStack() as stack:
-                models = [stack.enter_context(self._used(name)) for name in names]
-                yield stack.enter_context(self._place()), models
-        finally:
-            if self._idle is not None:
-                self._idle.touch()
+        with self._idle, ExitStack() as stack:
+            models = [stack.enter_context(self._used(name)) for name in names]
+            yield stack.enter_context(self._place()), models
 
 
 def _bytes(limit: str | int | None) -> int | None:

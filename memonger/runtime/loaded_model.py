@@ -131,7 +131,8 @@ class LoadedModel:
         targets = feeding.in_place(given, self.device)
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
-        _check_targets(self._program(index, inputs), targets, smaller.rows if smaller is not None else None)
+        if targets:
+            _check_targets(self._program(index, inputs), targets, smaller.rows if smaller is not None else None)
         for engine in self._runners[index].engines:
             engine.check_usable()
         return Call(index, smaller, inputs, targets, given)

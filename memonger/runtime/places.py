@@ -82,37 +82,47 @@ class Releasing(Protocol):
 class IdleRelease:
     """A thread that calls ``owner.release()`` when nothing has run for a while. It ends with the owner.
 
+    A run is a ``with`` block of it.
+
     Args:
         owner: Isn't kept alive.
-        seconds: How long nothing has to run.
+        seconds: How long nothing has to run; None: there is no such thread.
 
     Raises:
         SessionError: the time isn't above 0.
     """
 
-    def __init__(self, owner: Releasing, seconds: float) -> None:
+    def __init__(self, owner: Releasing, seconds: float | None) -> None:
+        self._ended = threading.Event()
+        if seconds is None:
+            return
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < threading.TIMEOUT_MAX:
             raise SessionError(f"idle_release={seconds!r} must be seconds above 0, or None for never.")
-        self._seconds, self._used_at, self._is_used = seconds, time.monotonic(), True
-        self._ended = threading.Event()
+        self._touch()
         known = weakref.ref(owner, lambda _: self._ended.set())
-        threading.Thread(target=self._watch, args=(known,), name="memonger idle release", daemon=True).start()
+        threading.Thread(target=self._watch, args=(known, seconds), name="memonger idle release", daemon=True).start()
 
-    def touch(self) -> None:
-        """Say that a run begins or ends."""
+    def __enter__(self) -> None:
+        """A run begins."""
+        self._touch()
+
+    def __exit__(self, *_: object) -> None:
+        self._touch()
+
+    def _touch(self) -> None:
         self._used_at, self._is_used = time.monotonic(), True
 
     def end(self) -> None:
         """Stop watching."""
         self._ended.set()
 
-    def _watch(self, known: "weakref.ref[Releasing]") -> None:
-        pause = self._seconds
+    def _watch(self, known: "weakref.ref[Releasing]", seconds: float) -> None:
+        pause = seconds
         while not self._ended.wait(pause):
             idle = time.monotonic() - self._used_at
-            pause = self._seconds - idle if idle < self._seconds else self._seconds
+            pause = seconds - idle if idle < seconds else seconds
             owner = known()
-            if owner is not None and idle >= self._seconds and self._is_used:
+            if owner is not None and idle >= seconds and self._is_used:
                 self._is_used = False
                 owner.release()
             del owner

@@ -100,7 +100,7 @@ class Session:
         )  # fmt: skip
         self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
         self._shared = self._new_place() if threads == "lock" else None
-        self._idle = IdleRelease(self, idle_release) if idle_release is not None else None
+        self._idle = IdleRelease(self, idle_release)
 
     def __repr__(self) -> str:
         """As ``<Session densenet121 on cpu: batch 1, arena 6.89 MiB>``."""
@@ -161,13 +161,8 @@ class Session:
             SessionError: a wrong name or type; a shape no plan was made for; the runtime failed; or it didn't follow
                 the planned order.
         """
-        if self._idle is not None:
-            self._idle.touch()
-        try:
+        with self._idle:
             return self._place().run(self._model, self._without_state(inputs), outputs, copy)
-        finally:
-            if self._idle is not None:
-                self._idle.touch()
 
     def _without_state(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """The other inputs, once those of the state are taken over."""
@@ -213,8 +208,7 @@ class Session:
 
     def close(self) -> None:
         """Give everything back, weights as well. The session doesn't run any more."""
-        if self._idle is not None:
-            self._idle.end()
+        self._idle.end()
         self.release()
         for place in list(self._places):
             place.forget(self._model)
