@@ -32,12 +32,12 @@ def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.V
 def needed_nodes(nodes: Sequence[ir.Node], active: set[ir.Value], seeds: Iterable[ir.Value]) -> list[ir.Node]:
     """The nodes between what is differentiated by and ``seeds``, in order: those that need a rule."""
     wanted = {value for value in seeds if value in active}
-    found = []
+    needed = []
     for node in reversed(nodes):
         if any(v in wanted for v in node.outputs) and any(v in active for v in read_values(node)):
-            found.append(node)
+            needed.append(node)
             wanted.update(v for v in read_values(node) if v in active)
-    return found[::-1]
+    return needed[::-1]
 
 
 def backward(
@@ -66,21 +66,21 @@ def backward(
     needed = needed_nodes(nodes, active, seeds)
     gradients = Sums(op, {value: seed for value, seed in seeds.items() if value in active})
     closing = _closing(needed, wrt)
-    found: dict[ir.Value, ir.Value] = {}
+    gradient_of: dict[ir.Value, ir.Value] = {}
     kept = frozenset(wrt)
     for node in reversed(needed):
         _through(op, node, active, gradients, kept)
         for value in closing.get(node, ()):
             if value in gradients:
-                found[value] = gradients.take(value)
+                gradient_of[value] = gradients.take(value)
                 if finished is not None:
-                    finished(value, found[value])
+                    finished(value, gradient_of[value])
     for value in wrt:  # one that is a seed itself, and read by no node
         if value in gradients:
-            found[value] = gradients.take(value)
+            gradient_of[value] = gradients.take(value)
             if finished is not None:
-                finished(value, found[value])
-    return {value: found[value] for value in wrt if value in found}
+                finished(value, gradient_of[value])
+    return {value: gradient_of[value] for value in wrt if value in gradient_of}
 
 
 def _closing(needed: Sequence[ir.Node], wrt: Sequence[ir.Value]) -> dict[ir.Node, list[ir.Value]]:

@@ -145,14 +145,14 @@ class _Work:
 
     def seeds(self) -> dict[ir.Value, ir.Value]:
         """The values the backward pass begins at, with their gradients."""
-        found = {str(v.name): v for v in all_values(self.model.graph) if v.name in self.begin}
-        return {found[name]: gradient for name, gradient in self.begin.items()}
+        value_of = {str(v.name): v for v in all_values(self.model.graph) if v.name in self.begin}
+        return {value_of[name]: gradient for name, gradient in self.begin.items()}
 
     def values(self, names: Sequence[str]) -> list[ir.Value]:
         """Inputs and initializers by name, those left out that nothing reads any more."""
         graph = self.model.graph
-        found = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-        return [found[name] for name in names if name in found]
+        value_of = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+        return [value_of[name] for name in names if name in value_of]
 
     def list_inputs(self, names: Sequence[str]) -> None:
         """Make initializers inputs, before any rule could take their content for a constant."""
@@ -245,24 +245,24 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     """Write the backward pass and the updates, and make inputs, outputs and what is said of them."""
     op, graph, nodes = work.op, work.model.graph, list(work.model.graph)
     updates = dict(work.roles.updates)
-    found = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
+    gradient_of = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
     updater.close()
     keep_booleans(op, nodes)
     work.take()
-    _log_left_out(work, chosen, found)
+    _log_left_out(work, chosen, gradient_of)
     namer = _Namer(work, set(nodes))
     norm: ir.Value | None = None
     if updater.norm is not None:
         norm = namer.named(updater.norm, "gradient_norm")
         graph.outputs.append(norm)
-    results = updater.updates if updater.updating else found
+    results = updater.updates if updater.updating else gradient_of
     ending = "next" if updater.updating else "grad"
     named = {str(v.name): namer.named(result, f"{v.name}.{ending}") for v, result in results.items()}
     graph.outputs.extend(named.values())
     new = {name: str(v.name) for name, v in named.items()}
-    trained = [v for v in found if updater.updating or v.is_initializer()]
+    trained = [v for v in gradient_of if updater.updating or v.is_initializer()]
     persistent = [*trained, *work.values(work.roles.statistics), *updater.state, *updater.accumulated.values()]
-    unchanged = {v for v in work.values(chosen) if v.is_initializer() and v not in found}
+    unchanged = {v for v in work.values(chosen) if v.is_initializer() and v not in gradient_of}
     moved = {*persistent, *unchanged}
     graph.inputs[:] = [*(v for v in graph.inputs if v not in moved), *persistent]
     work.roles = Training(

@@ -226,12 +226,12 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
             name of the loss's input is taken.
     """
     name = model.name
-    known = {str(v.name): v for v in model.graph.outputs if v.name in outputs}
-    if isinstance(loss, str) and loss in known:
-        value = _own(op, known[loss], name)
+    output_of = {str(v.name): v for v in model.graph.outputs if v.name in outputs}
+    if isinstance(loss, str) and loss in output_of:
+        value = _own(op, output_of[loss], name)
         return Built(value, value, op.constant(np.ones(op.dims(value), (value.dtype or _FLOAT).numpy())))
     if isinstance(loss, str) and loss not in NAMES:
-        numbers = {key: value for key, value in known.items() if op.size(value) == 1 and is_floating(value)}
+        numbers = {key: value for key, value in output_of.items() if op.size(value) == 1 and is_floating(value)}
         raise PlanError(
             f"{name}: there is no loss '{loss}': it can be {', '.join(NAMES)}, or an output that is one number "
             f"({_listed(numbers) if numbers else 'it has none'}).{did_you_mean(loss, [*NAMES, *numbers])}"
@@ -243,7 +243,7 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
         )
     _check_free(model, chosen)
     with op.at("loss"):
-        built = chosen.build(op, _output(known, chosen, name), name)
+        built = chosen.build(op, _output(output_of, chosen, name), name)
     built.loss.name = op.fresh("loss")
     model.graph.outputs.append(built.loss)
     return built

@@ -66,8 +66,8 @@ def to_training_mode(
     work = _Work(copy, Emitter(copy.ir), momentum)
     work.updates.update(statistics_of(copy.ir))
     turned = [node for node in copy.graph if _is_inference_norm(node)]
-    held = [[_statistic(work, node, slot) for slot in _SLOTS] for node in turned]
-    for node, statistics in zip(turned, held, strict=True):
+    statistics_of_norms = [[_statistic(work, node, slot) for slot in _SLOTS] for node in turned]
+    for node, statistics in zip(turned, statistics_of_norms, strict=True):
         _turn_norm(work, node, statistics)
     dropped = _turn_dropouts(work) if dropout else 0
     if not turned and not dropped and not work.updates:
@@ -121,14 +121,14 @@ def statistics_of(model: ir.Model) -> dict[str, str]:
     A statistic is an initializer, or an input; its new content is an output of the model that is the second or third of
     the node. One that several nodes read belongs to the last.
     """
-    found = {}
+    updates = {}
     for node in model.graph:
         if not _is_norm(node) or _is_inference_norm(node):
             continue
         for old, new in zip(node.inputs[3:5], node.outputs[1:3], strict=False):
             if old is not None and old.producer() is None and new.is_graph_output():
-                found[str(old.name)] = str(new.name)
-    return found
+                updates[str(old.name)] = str(new.name)
+    return updates
 
 
 def roles_of_statistics(model: ir.Model) -> Training:
@@ -230,9 +230,9 @@ def _turn_dropouts(work: _Work) -> int:
     op, graph, count = work.op, work.model.graph, 0
     for node in [n for n in graph if n.op_type == "Dropout" and n.domain == ""]:
         mode = node.inputs[2] if len(node.inputs) > 2 else None
-        known = op.content(mode)
-        if mode is not None and (known is None or known.all()):
-            if known is not None:
+        content = op.content(mode)
+        if mode is not None and (content is None or content.all()):
+            if content is not None:
                 continue  # it drops already
             raise PlanError(
                 f"{work.model.name}: whether Dropout '{node.name}' drops is the input '{mode.name}': make it a "

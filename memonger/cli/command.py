@@ -200,13 +200,13 @@ def _check_targets(ctx: click.Context) -> None:
 
 def _paths(ctx: click.Context, kind: type[click.Path]) -> list[tuple[str, Path]]:
     """The paths given as parameters of exactly this type, with what the parameter is called."""
-    found = []
+    named = []
     for parameter in ctx.command.params:
         given = ctx.params.get(str(parameter.name))
         if type(parameter.type) is kind and given is not None:
             paths = given if isinstance(given, tuple) else (given,)
-            found += [(parameter.opts[0], Path(path)) for path in paths]
-    return found
+            named += [(parameter.opts[0], Path(path)) for path in paths]
+    return named
 
 
 def _same(one: Path, other: Path) -> bool:

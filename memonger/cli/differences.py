@@ -74,8 +74,8 @@ def difference(
             gaps.append(largest(ours, theirs))
         if reason or not allowed.takes(ours, theirs):
             names.append(name)
-    found = [max(parts, default=0.0) for parts in ([a for a, _ in gaps], [r for _, r in gaps])]
-    absolute, relative = (None, None) if why else found
+    largest_gaps = [max(parts, default=0.0) for parts in ([a for a, _ in gaps], [r for _, r in gaps])]
+    absolute, relative = (None, None) if why else largest_gaps
     return Difference(not names, equal, absolute, relative, tuple(names), why)
 
 

@@ -23,10 +23,12 @@ def draw(
     form = _form(output, dot)
     if output is None and as_json:
         raise click.UsageError("--json is for a drawing in a file: name it with -o.")
-    found = planned_file(model)
-    if not isinstance(found, Path | str) and (batch is not None or dims):
+    loaded = planned_file(model)
+    if not isinstance(loaded, Path | str) and (batch is not None or dims):
         raise click.UsageError(f"{model} has a plan, for sizes that --batch and --dim can't change.")
-    made = drawing(load(found, batch=batch, dims=dims) if isinstance(found, Path | str) else found, Settings(**flags))
+    made = drawing(
+        load(loaded, batch=batch, dims=dims) if isinstance(loaded, Path | str) else loaded, Settings(**flags)
+    )
     if output is None:
         click.echo(made.text, nl=False)
         return

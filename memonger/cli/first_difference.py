@@ -97,9 +97,9 @@ def find(
     words = OWN if is_own else f"{stock.name} run by stock onnxruntime, nothing optimized"
     if plan.stamp is None:
         return _first(plan, theirs, feeds, device, threads, tolerance.takes, words)
-    found = _first(plan, plan.model, feeds, device, threads, tolerance.takes, OWN)
-    if found is not None or is_own:
-        return found
+    difference = _first(plan, plan.model, feeds, device, threads, tolerance.takes, OWN)
+    if difference is not None or is_own:
+        return difference
     allowed = _rounding if tolerance.is_exact else tolerance.takes
     return _first(plan, theirs, feeds, device, threads, allowed, words)
 
@@ -115,11 +115,11 @@ def _rounding(ours: np.ndarray, theirs: np.ndarray) -> bool:
 def _first(
     plan: Plan, model: ir.Model, feeds: Feeds, device: Device, threads: int, allowed: Allowed, words: str
 ) -> FirstDifference | None:
-    known = capture.values_of(model)
-    shared = {name for name in capture.values_of(plan.model) if original(name) in known or name in known}
+    stock_names = capture.values_of(model)
+    shared = {name for name in capture.values_of(plan.model) if original(name) in stock_names or name in stock_names}
     producer = {value.name: node for node in plan.model.graph for value in node.outputs}
     for part in capture.parts(plan, shared):
-        of_stock = {name: name if name in known else original(name) for name in part}
+        of_stock = {name: name if name in stock_names else original(name) for name in part}
         ours = capture.planned_values(plan, part, feeds, device, threads)
         theirs = capture.stock_values(model, list(of_stock.values()), feeds, device)
         for name in part:

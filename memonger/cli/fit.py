@@ -29,23 +29,23 @@ def fit(
         raise click.UsageError("--certificate names the planned file: say with -o where that goes.")
     _, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Fitting {model.name}") as tell:
-        found = planner.fit(
+        fitted = planner.fit(
             model, memory, vary, train_mode=train_mode, frontier=frontier, options=options, progress=tell
         )
     written = None
-    if found.plan is not None:
-        print_notes(found.plan.notes)
+    if fitted.plan is not None:
+        print_notes(fitted.plan.notes)
         if output is not None:
-            found.plan.save(output)
+            fitted.plan.save(output)
             written = output
     if certificate is not None:
-        found.save_certificate(certificate, written)
+        fitted.save_certificate(certificate, written)
     if as_json:
         names = [None if path is None else str(path) for path in (written, certificate)]
-        print_json(fit_record(found, str(model), *names))
+        print_json(fit_record(fitted, str(model), *names))
     else:
-        _print(found, model, written, certificate)
-    if not found.fits:
+        _print(fitted, model, written, certificate)
+    if not fitted.fits:
         sys.exit(1)
 
 

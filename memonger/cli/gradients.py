@@ -13,17 +13,17 @@ def summary(roles: Training, outputs: Mapping[str, np.ndarray]) -> dict[str, Any
 
     Norm and largest number are those of the finite numbers.
     """
-    found = {of: outputs[name].astype(np.float64) for of, name in roles.gradients.items() if name in outputs}
-    if not found:
+    arrays = {of: outputs[name].astype(np.float64) for of, name in roles.gradients.items() if name in outputs}
+    if not arrays:
         return None
-    finite = {of: array[np.isfinite(array)] for of, array in found.items()}
+    finite = {of: array[np.isfinite(array)] for of, array in arrays.items()}
     largest = {of: float(np.abs(array).max(initial=0.0)) for of, array in finite.items()}
     most = max(largest, key=lambda of: largest[of])
     return {
-        "count": len(found), "numbers": sum(array.size for array in found.values()),
+        "count": len(arrays), "numbers": sum(array.size for array in arrays.values()),
         "norm": float(np.sqrt(sum(float((array * array).sum()) for array in finite.values()))),
         "largest": largest[most], "largest_of": most,
-        "not_finite": [of for of, array in found.items() if finite[of].size < array.size],
+        "not_finite": [of for of, array in arrays.items() if finite[of].size < array.size],
     }  # fmt: skip
 
 

@@ -132,10 +132,10 @@ class StockTrainer:
         for name in roles.updates.values():
             binding.bind_output(name, self.device.kind, self.device.index)
         self.session.run_with_iobinding(binding)
-        found = dict(zip([*shown, *roles.updates.values()], binding.get_outputs(), strict=True))
-        self.state.update({old: found[new] for old, new in roles.updates.items()})
-        self.last = {name: found[name] for name in shown}
-        loss, *others = (float(found[name].numpy().reshape(())) for name in (roles.loss, *norm))
+        outputs = dict(zip([*shown, *roles.updates.values()], binding.get_outputs(), strict=True))
+        self.state.update({old: outputs[new] for old, new in roles.updates.items()})
+        self.last = {name: outputs[name] for name in shown}
+        loss, *others = (float(outputs[name].numpy().reshape(())) for name in (roles.loss, *norm))
         self.steps += int(np.isfinite([loss, *others]).all())  # else the model has updated nothing
         return loss
 

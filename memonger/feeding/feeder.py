@@ -94,14 +94,14 @@ class Feeder:
         read_together: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        known = _in_order(identities)
-        config = dataclasses.replace(config, sample_count=_count(config, len(known)))
+        names = _in_order(identities)
+        config = dataclasses.replace(config, sample_count=_count(config, len(names)))
         together = None if read_together is None else whole("read_together", read_together, 1)
         reading = Reading(_readers(config, reader, output_reader), config.one_read_count, together)
         self._set_up(config, config.room(), (apply_on_input_batch, apply_on_output_batch), tensors, timeout)
         maker = self._new_maker(last_batch, padding)
         chosen = whole("seed", seed, 0)
-        self._source = FromReader(config, self.room, reading, known, maker, chosen if shuffle else None)
+        self._source = FromReader(config, self.room, reading, names, maker, chosen if shuffle else None)
 
     @classmethod
     def from_loader(
@@ -355,10 +355,10 @@ def _in_order(identities: Iterable[Any]) -> Sequence[Any]:
             f"identities must be in an order, as a list of file names, not a {type(identities).__name__}."
             f"{' Sort it.' if isinstance(identities, Set) else ''}"
         )
-    known = identities if isinstance(identities, Sequence) else list(identities)
-    if not len(known):
+    sequence = identities if isinstance(identities, Sequence) else list(identities)
+    if not len(sequence):
         raise FeedError("there are no identities: nothing to feed.")
-    return known
+    return sequence
 
 
 def _count(config: FeederConfig, identities: int) -> int:

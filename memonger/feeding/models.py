@@ -26,14 +26,14 @@ def batch_of(
     """
     if isinstance(model, Plan):
         return _planned(model, tensors, memory), True
-    found = model if isinstance(model, Fit) else _fitted(model, memory, options)
-    if found.plan is None:
-        least = found.beyond.total_bytes if found.beyond is not None else None
+    fit = model if isinstance(model, Fit) else _fitted(model, memory, options)
+    if fit.plan is None:
+        least = fit.beyond.total_bytes if fit.beyond is not None else None
         takes = f"; the smallest that was found takes {in_full(least)}" if least else ""
-        raise FeedError(f"no batch of the model fits {in_full(found.memory)}{takes}.")
-    if _planned(found.plan, tensors, None) != found.size:
-        raise FeedError(f"the model was fitted by {found.vary!r}, which isn't its batch: say vary='batch'.")
-    return found.size, False
+        raise FeedError(f"no batch of the model fits {in_full(fit.memory)}{takes}.")
+    if _planned(fit.plan, tensors, None) != fit.size:
+        raise FeedError(f"the model was fitted by {fit.vary!r}, which isn't its batch: say vary='batch'.")
+    return fit.size, False
 
 
 def _fitted(model: Source | Model, memory: int | None, options: Mapping[str, Any]) -> Fit:

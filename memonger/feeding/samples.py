@@ -63,7 +63,7 @@ def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
     """A type by name (also ``bfloat16`` and its like), of numpy, or of torch."""
     text = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype
     try:
-        found = np.dtype(text)
+        kind = np.dtype(text)
     except TypeError:
         import ml_dtypes
 
@@ -72,12 +72,12 @@ def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
             raise FeedError(
                 f"samples[{name!r}] has type {dtype!r}, which is none: write 'float32', 'int64' ..."
             ) from None
-        found = np.dtype(scalar)
-    if found.kind in "OSU" or found.itemsize == 0:
+        kind = np.dtype(scalar)
+    if kind.kind in "OSU" or kind.itemsize == 0:
         raise FeedError(
             f"samples[{name!r}] has type {dtype!r}, whose elements have no size of their own: give numbers."
         )
-    return found
+    return kind
 
 
 def checked(given: Any, tensors: Sequence[Tensor]) -> Arrays:

@@ -228,11 +228,11 @@ class _Band:
         if begin == 0 and end == self.band.size and value not in self.stage_of:
             return value
         key = (value, axis, begin, end)
-        found = self.pieces.get(key)
-        if found is None:
-            found = self._part_of_whole(*key) if value not in self.stage_of else self._from_pieces(*key)
-            self.pieces[key] = found
-        return found
+        piece = self.pieces.get(key)
+        if piece is None:
+            piece = self._part_of_whole(*key) if value not in self.stage_of else self._from_pieces(*key)
+            self.pieces[key] = piece
+        return piece
 
     def _part_of_whole(self, value: ir.Value, axis: int, begin: int, end: int) -> ir.Value:
         unit = self.scale(value, axis)
@@ -358,8 +358,8 @@ class _Chunk:
 
     def _added_to(self, node: ir.Node, inputs: list[ir.Value | None], answer: Slicing) -> list[ir.Value | None]:
         """The inputs of a copy: a Gemm adds its product to the sum of those before it."""
-        found = [self.band.sums[node.outputs[index]] for index in answer.sums if self.begin]
-        return [*inputs[:2], *found] if found else inputs
+        added = [self.band.sums[node.outputs[index]] for index in answer.sums if self.begin]
+        return [*inputs[:2], *added] if added else inputs
 
     def _copy(self, node: ir.Node, inputs: list[ir.Value | None], answer: Slicing) -> ir.Node:
         writer, outputs = self.band.writer, []

@@ -44,7 +44,7 @@ class ImageBand:
 
 def images_read(model: ir.Model) -> list[frozenset[int] | Refusal]:
     """For each node of a model the inputs that are images, or why it can't run in strips of them."""
-    found: list[frozenset[int] | Refusal] = []
+    answers: list[frozenset[int] | Refusal] = []
     for node in model.graph:
         read = frozenset(index for index, value in enumerate(node.inputs) if is_image(value))
         answer: Rows | Refusal | None = None
@@ -53,8 +53,8 @@ def images_read(model: ir.Model) -> list[frozenset[int] | Refusal]:
         elif read:
             shape = static_shape(node.outputs[0]) or ()
             answer = rows_of(node, read, (0, shape[ROWS] if len(shape) > ROWS else 1))
-        found.append(answer if isinstance(answer, Refusal) else read)
-    return found
+        answers.append(answer if isinstance(answer, Refusal) else read)
+    return answers
 
 
 def in_strips(model: ir.Model, band: ImageBand, count: int, block: int) -> ir.Model:
@@ -103,13 +103,13 @@ def _dims(value: ir.Value) -> tuple[int, ...]:
 
 def _blocked(nodes: Sequence[ir.Node]) -> set[ir.Value]:
     """The values in the blocked layout: what its operators write, and what others write of it."""
-    found: set[ir.Value] = set()
+    images: set[ir.Value] = set()
     for node in nodes:
         is_view = STRIP in node.metadata_props and node.op_type == "Reshape" and is_image(node.outputs[0])
         is_made = is_view or (node.domain == BLOCKED and node.op_type != "ReorderOutput")
-        if is_made or (node.domain != BLOCKED and any(v in found and is_image(v) for v in node.inputs)):
-            found.update(v for v in node.outputs if is_image(v))
-    return found
+        if is_made or (node.domain != BLOCKED and any(v in images and is_image(v) for v in node.inputs)):
+            images.update(v for v in node.outputs if is_image(v))
+    return images
 
 
 @dataclass(slots=True)

@@ -53,14 +53,14 @@ def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sum
 
 
 def _refuse_whatever_the_axis(cut: Cut) -> None:
-    known = facts(cut.node)
+    fact = facts(cut.node)
     if subgraphs(cut.node):
         cut.refuse(f"runs a subgraph, which isn't cut: along axis {cut.axis} of its input")
-    if known.random and (cut.node.op_type != "Dropout" or _draws(cut)):
+    if fact.random and (cut.node.op_type != "Dropout" or _draws(cut)):
         cut.refuse(f"draws random numbers, others for slices of axis {cut.axis}")
-    if known.sized_at_run_time:
+    if fact.sized_at_run_time:
         cut.refuse(f"has outputs whose size only the run can tell; its input is cut along axis {cut.axis}")
-    if known.shape_only:
+    if fact.shape_only:
         cut.refuse(f"gives the size of its input, which is cut along axis {cut.axis}")
 
 
@@ -82,7 +82,7 @@ def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str
     """
     size = _common_size(model, seeds)
     axis_of: dict[ir.Value, int] = {v: seeds[str(v.name)] for v in all_values(model.graph) if v.name in seeds}
-    found: list[Slicing | Refusal | None] = []
+    answers: list[Slicing | Refusal | None] = []
     for node in model.graph:
         axes = {index: axis_of[v] for index, v in enumerate(node.inputs) if v is not None and v in axis_of}
         answer = slicing(node, axes, size) if axes else None
@@ -91,8 +91,8 @@ def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str
                 axis_of.setdefault(node.outputs[index], axis)
             if str(node.name) in refused:
                 answer = sentence(node, refused[str(node.name)])
-        found.append(answer)
-    return Axes(size, tuple(found), {str(value.name): axis for value, axis in axis_of.items()})
+        answers.append(answer)
+    return Axes(size, tuple(answers), {str(value.name): axis for value, axis in axis_of.items()})
 
 
 def _common_size(model: ir.Model, seeds: Mapping[str, int]) -> int:

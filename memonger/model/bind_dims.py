@@ -148,11 +148,11 @@ def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int])
     if not unknown:
         return
     symbolic = [(value, axis) for value in values for axis, dim in enumerate(_dims(value)) if not isinstance(dim, int)]
-    known = dict.fromkeys(_keys(value, axis)[-1] for value, axis in symbolic)
+    open_names = dict.fromkeys(_keys(value, axis)[-1] for value, axis in symbolic)
     raise LoadError(
         f"{name} has no dimension named {', '.join(map(repr, unknown))}; "
-        + (f"it has {', '.join(map(repr, known))}." if known else "all of its dimensions are fixed.")
-        + did_you_mean(unknown[0], known)
+        + (f"it has {', '.join(map(repr, open_names))}." if open_names else "all of its dimensions are fixed.")
+        + did_you_mean(unknown[0], open_names)
     )
 
 

@@ -173,12 +173,12 @@ def described(node: ir.Node) -> str:
 
 def check_operators(model: Model) -> None:
     """Every operator is one that ONNX defines, or lies in a domain of onnxruntime's own."""
-    known = {schema.domain for schema in onnx.defs.get_all_schemas()}
+    domains = {schema.domain for schema in onnx.defs.get_all_schemas()}
     for node in model.graph.all_nodes():
         if node.domain in RUNTIME_DOMAINS:
             continue
         where = described(node)
-        if node.domain not in known:
+        if node.domain not in domains:
             raise LoadError(
                 f"{model.name}: {where} is in the domain '{node.domain}', which neither ONNX nor onnxruntime defines. "
                 "Give the operator a function body in the model, or cut it out."

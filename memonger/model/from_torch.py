@@ -126,11 +126,11 @@ def _examples(example: object, name: str, dynamic_batch: bool) -> "tuple[torch.T
     import torch
 
     single = isinstance(example, torch.Tensor)
-    found = (example,) if single else tuple(example) if isinstance(example, Sequence) else None
-    if not found:
-        what = "none was given" if example is None or found == () else f"not a {type(example).__name__}"
+    examples = (example,) if single else tuple(example) if isinstance(example, Sequence) else None
+    if not examples:
+        what = "none was given" if example is None or examples == () else f"not a {type(example).__name__}"
         raise LoadError(f"{name} needs example inputs: a tensor, or a sequence with one for each input; {what}.")
-    for index, tensor in enumerate(found):
+    for index, tensor in enumerate(examples):
         if not isinstance(tensor, torch.Tensor):
             raise LoadError(f"{name}: example {index} is a {type(tensor).__name__}: give a torch.Tensor.")
         if dynamic_batch and tensor.dim() and tensor.shape[0] < 2:
@@ -138,7 +138,7 @@ def _examples(example: object, name: str, dynamic_batch: bool) -> "tuple[torch.T
                 f"{name}: example {index} has a first dimension of {tensor.shape[0]}: torch.export takes that for a "
                 "constant. For dynamic_batch give an example with a batch of 2 or more."
             )
-    return found
+    return examples
 
 
 def _check_names(inputs: Sequence[str] | None, outputs: Sequence[str] | None, count: int, name: str) -> None:
@@ -373,12 +373,12 @@ def _write_parameters(model: ir.Model, module: "torch.nn.Module") -> None:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
             names.setdefault(id(parameter), []).append(name)
-    found = []
+    trained = []
     for first, *others in names.values():
         kept = next((name for name in (first, *others) if name in initializers), None)
         if kept is None:
             continue
         if kept != first:
             initializers[kept].name = first
-        found.append(first)
-    model.metadata_props[KEY] = json.dumps(found)
+        trained.append(first)
+    model.metadata_props[KEY] = json.dumps(trained)

@@ -175,14 +175,14 @@ def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
     copy = model.ir.clone()
     for patterns, decision in ((mirror, "True"), (keep, "False")):
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found = [node for node in copy.graph if _matches(node, pattern)]
-            if not found:
-                known = ", ".join(sorted({node.op_type for node in copy.graph})[:12])
+            matching = [node for node in copy.graph if _matches(node, pattern)]
+            if not matching:
+                types = ", ".join(sorted({node.op_type for node in copy.graph})[:12])
                 raise PlanError(
-                    f"{model.name}: '{pattern}' names no node: give a node's name, its operator ({known} ...) or its "
+                    f"{model.name}: '{pattern}' names no node: give a node's name, its operator ({types} ...) or its "
                     f"output; * and ? stand for any letters.{did_you_mean(pattern, _names(copy))}"
                 )
-            for node in found:
+            for node in matching:
                 node.metadata_props[FORCE] = decision
                 node.metadata_props.pop(PART, None)
     return dataclasses.replace(model, ir=copy)

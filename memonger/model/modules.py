@@ -51,6 +51,6 @@ def carry_modules(source: ir.Model, made: ir.Model) -> None:
     for node in made.graph:
         base = _FUSED.sub("", str(node.name))
         names = (base, *(value.name for value in node.outputs))
-        found = scopes.get(base) or next((of_value[name] for name in names if name in of_value), None)
-        if found is not None:
-            node.metadata_props.setdefault(SCOPES, found)
+        scope = scopes.get(base) or next((of_value[name] for name in names if name in of_value), None)
+        if scope is not None:
+            node.metadata_props.setdefault(SCOPES, scope)

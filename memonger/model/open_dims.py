@@ -54,10 +54,10 @@ def put(model: ir.Model, sizes: Sizes, shapes: Mapping[str, Shape]) -> None:
     Raises:
         SizesError: the shapes contradict each other.
     """
-    known = dict(zip(sizes.names, sizes.at(shapes), strict=True))
+    shape_of = dict(zip(sizes.names, sizes.at(shapes), strict=True))
     bind(model, shapes)
     for value in (value for node in model.graph for value in node.outputs if value.name):
-        shape = known[str(value.name)]
+        shape = shape_of[str(value.name)]
         value.shape = None if shape is None else ir.Shape(list(shape))
 
 
@@ -65,8 +65,10 @@ def opened(model: ir.Model, ranges: Mapping[str, Range]) -> ir.Model:
     """A copy as a file has it: the ranges' dimensions have the ranges' names, others that vary with them have none."""
     copy = model.clone()
     shapes, sizes = largest(model, ranges), Sizes(model)
-    found = [sizes.at(shapes_at(shapes, ranges, at)) for at in points(ranges)]
-    common: dict[str, ir.Shape | None] = {name: _common(each) for name, *each in zip(sizes.names, *found, strict=True)}
+    measured = [sizes.at(shapes_at(shapes, ranges, at)) for at in points(ranges)]
+    common: dict[str, ir.Shape | None] = {
+        name: _common(each) for name, *each in zip(sizes.names, *measured, strict=True)
+    }
     for value in (value for node in copy.graph for value in node.outputs if value.name):
         value.shape = common[str(value.name)]
     by_name: dict[str, ir.Value] = {str(value.name): value for value in copy.graph.inputs}
@@ -81,10 +83,10 @@ def opened(model: ir.Model, ranges: Mapping[str, Range]) -> ir.Model:
 
 def _common(shapes: list[Shape | None]) -> ir.Shape | None:
     """The dimensions that all shapes have; None where one isn't known, or they differ in rank."""
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+    complete = [shape for shape in shapes if shape is not None]
+    if len(complete) < len(shapes) or len({len(shape) for shape in complete}) > 1:
         return None
-    return ir.Shape([dims[0] if len(set(dims)) == 1 else None for dims in zip(*known, strict=True)])
+    return ir.Shape([dims[0] if len(set(dims)) == 1 else None for dims in zip(*complete, strict=True)])
 
 
 def at_largest(model: ir.Model, ranges: Mapping[str, Range]) -> None:

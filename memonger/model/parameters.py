@@ -84,7 +84,7 @@ def choose(model: Model, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tu
 
 
 def _matching(values: dict[str, ir.Value], patterns: Sequence[str], name: str, flag: str) -> list[str]:
-    found: list[str] = []
+    matching: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         names = [pattern] if pattern in values else [n for n in values if fnmatch.fnmatchcase(n, pattern)]
         if not names:
@@ -93,5 +93,5 @@ def _matching(values: dict[str, ir.Value], patterns: Sequence[str], name: str, f
                 f"{name}: {option(flag)} names '{pattern}', which is no input or initializer; there are {some} ..."
                 f"{did_you_mean(pattern, values)}"
             )
-        found += names
-    return found
+        matching += names
+    return matching

@@ -65,11 +65,11 @@ def place_of(text: str) -> tuple[str, int]:
 def points(ranges: Mapping[str, Range]) -> tuple[dict[str, int], ...]:
     """Sizes to measure at: all at their largest, smallest, middle; and one at one end with all others at the other."""
     most, least = ({name: getattr(one, end) for name, one in ranges.items()} for end in ("most", "least"))
-    found = [most, least, {name: one.between() for name, one in ranges.items()}]
+    corners = [most, least, {name: one.between() for name, one in ranges.items()}]
     for name in ranges:
-        found += [{**least, name: most[name]}, {**most, name: least[name]}]
+        corners += [{**least, name: most[name]}, {**most, name: least[name]}]
     unique: list[dict[str, int]] = []
-    for each in found:
+    for each in corners:
         if each not in unique:
             unique.append(each)
     return tuple(unique)
@@ -79,12 +79,12 @@ def shapes_at(
     shapes: Mapping[str, tuple[int, ...]], ranges: Mapping[str, Range], sizes: Sizes
 ) -> dict[str, tuple[int, ...]]:
     """The inputs' shapes, by name, with these sizes in place of those that are ranges."""
-    found = {name: list(shape) for name, shape in shapes.items()}
+    dims_of = {name: list(shape) for name, shape in shapes.items()}
     for name, one in ranges.items():
         for text in one.places:
             where, axis = place_of(text)
-            found[where][axis] = sizes[name]
-    return {name: tuple(shape) for name, shape in found.items()}
+            dims_of[where][axis] = sizes[name]
+    return {name: tuple(shape) for name, shape in dims_of.items()}
 
 
 def in_words(sizes: Sizes) -> str:

@@ -44,14 +44,14 @@ def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Val
 
     ``overridden``: whether callers may override initializers that are inputs as well.
     """
-    known = {v for v in model.graph.initializers.values() if not (overridden and v.is_graph_input())}
+    fixed = {v for v in model.graph.initializers.values() if not (overridden and v.is_graph_input())}
     for node in model.graph:
         if facts(node).random or subgraphs(node):
             continue
         first = node.inputs[0] if facts(node).shape_only else None
-        if (first is not None and static_shape(first) is not None) or all(v is None or v in known for v in node.inputs):
-            known.update(node.outputs)
-    return known
+        if (first is not None and static_shape(first) is not None) or all(v is None or v in fixed for v in node.inputs):
+            fixed.update(node.outputs)
+    return fixed
 
 
 def fold_shape_arithmetic(model: ir.Model) -> bool:
@@ -72,14 +72,14 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
             values.update(zip(node.outputs, results, strict=True))
             evaluated.append(node)
     made: dict[ir.Value, ir.Value] = {}
-    taken = {str(value.name) for value in all_values(model.graph)}
+    names = {str(value.name) for value in all_values(model.graph)}
     for node in list(model.graph.all_nodes()):
         for place in facts(node).sized_by:
             value = node.inputs[place] if place < len(node.inputs) and node.domain == "" else None
             if value is None or value in known or value not in values:
                 continue
             if value not in made:
-                made[value] = _constant(model, value, values[value], taken)
+                made[value] = _constant(model, value, values[value], names)
             node.replace_input_with(place, made[value])
     outputs = set(model.graph.outputs)
     for node in reversed(evaluated):

@@ -173,10 +173,10 @@ def _contradiction(name: str, complaint: Exception) -> str:
 
 
 def _merge_all(model: ir.Model, inferred: onnx.ModelProto) -> None:
-    known = {info.name: info for info in (*inferred.graph.value_info, *inferred.graph.output)}
+    info_of = {info.name: info for info in (*inferred.graph.value_info, *inferred.graph.output)}
     for node in model.graph:
         for value in node.outputs:
-            info = known.get(value.name or "")
+            info = info_of.get(value.name or "")
             if info is not None:
                 _merge(value, info)
 

@@ -191,13 +191,13 @@ def _wanted(model: ir.Model) -> set[ir.Value]:
         for place in facts(node).sized_by
         if place < len(node.inputs) and (value := node.inputs[place]) is not None
     ]
-    found: set[ir.Value] = set()
+    sources: set[ir.Value] = set()
     while pending:
         value = pending.pop()
-        if value in found:
+        if value in sources:
             continue
-        found.add(value)
+        sources.add(value)
         node = value.producer()
         if node is not None and not facts(node).shape_only:
             pending.extend(each for each in node.inputs if each is not None)
-    return found
+    return sources

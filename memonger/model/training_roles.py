@@ -65,8 +65,8 @@ class Training:
     @property
     def persistent(self) -> tuple[str, ...]:
         """Every input that a session keeps from step to step."""
-        found = (*self.parameters, *self.statistics, *self.state, *self.accumulated.values())
-        return tuple(dict.fromkeys(found))
+        inputs = (*self.parameters, *self.statistics, *self.state, *self.accumulated.values())
+        return tuple(dict.fromkeys(inputs))
 
     @property
     def verdicts(self) -> tuple[str, ...]:

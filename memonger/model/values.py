@@ -76,10 +76,10 @@ def is_swapped(value: ir.Value | None) -> bool:
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Bodies of If, Loop, Scan and their like."""
-    found: list[ir.Graph] = []
+    bodies: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
+            bodies.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
+            bodies.extend(attribute.as_graphs())
+    return bodies

@@ -37,10 +37,10 @@ def diff_record(
         plans: Their plans; a plan's model is the one in ``models``.
         names: What they are called.
     """
-    found = {"facts": _facts(models, plans), **_nodes(models), "weights": _weights(models), "totals": {}}
+    parts = {"facts": _facts(models, plans), **_nodes(models), "weights": _weights(models), "totals": {}}
     if plans[0] is not None and plans[1] is not None:
-        found |= _plans(plans[0], plans[1], names)
-    return {"models": list(names), "same": not any(_differs(part) for part in found.values()), **found}
+        parts |= _plans(plans[0], plans[1], names)
+    return {"models": list(names), "same": not any(_differs(part) for part in parts.values()), **parts}
 
 
 def _differs(part: Any) -> bool:

@@ -168,8 +168,8 @@ def draw(
 
 def drawing(source: Source | Model | Plan | GraphPlan, settings: Settings) -> Drawing:
     """As `draw`, with what was left out."""
-    found = planned_file(source) if isinstance(source, str | Path) else source
-    subject = _of_plan(found) if isinstance(found, BasePlan) else _of_model(load(found))
+    loaded = planned_file(source) if isinstance(source, str | Path) else source
+    subject = _of_plan(loaded) if isinstance(loaded, BasePlan) else _of_model(load(loaded))
     chosen = _chosen(subject, settings)
     return Drawing("\n".join(_lines(subject, chosen, settings)) + "\n", len(subject.graph.nodes), len(chosen))
 
@@ -265,15 +265,15 @@ def _matches(graph: Graph, step: int, pattern: str) -> bool:
 
 def _near(graph: Graph, begin: Sequence[int], depth: int) -> list[int]:
     """Steps within some edges of others, nearest first."""
-    found = dict.fromkeys(begin, 0)
+    depth_of = dict.fromkeys(begin, 0)
     pending = list(begin)
     for step in pending:
-        if found[step] == depth:
+        if depth_of[step] == depth:
             continue
         beside = [*graph.sources[step], *(reader for value in graph.writes[step] for reader in graph.readers[value])]
         for other in beside:
-            if other not in found:
-                found[other] = found[step] + 1
+            if other not in depth_of:
+                depth_of[other] = depth_of[step] + 1
                 pending.append(other)
     return pending
 

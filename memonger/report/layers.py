@@ -93,11 +93,11 @@ def _states(plan: Plan) -> dict[str, str]:
 
 def _flops(node: ir.Node) -> int | None:
     try:
-        found = costs.flops(node)
+        flops = costs.flops(node)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None  # no inference has seen this file: its attributes can be of any type and its shapes of any rank
     values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
-    return found if found or all(static_shape(value) is not None for value in values) else None
+    return flops if flops or all(static_shape(value) is not None for value in values) else None
 
 
 def layer_record(layer: Layer) -> dict[str, Any]:

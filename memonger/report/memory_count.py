@@ -142,10 +142,10 @@ def count_memory(
     Raises:
         LoadError, PlanError, PlanFileError, TypeError: as `memonger.search_plan` and `memonger.Plan.load`.
     """
-    found = planned_file(source) if isinstance(source, str | Path) else source
-    if isinstance(found, BasePlan):
-        return count_plan(found)
-    job = prepare(found, combine(options, keywords))
+    loaded = planned_file(source) if isinstance(source, str | Path) else source
+    if isinstance(loaded, BasePlan):
+        return count_plan(loaded)
+    job = prepare(loaded, combine(options, keywords))
     model, graph = job.lowered.model, job.request.graph
     roles = training_roles.read(model, str(model.graph.name))
     rest = replace(_persistent(model, roles), workspace=max(graph.workspace, default=0) or None)
@@ -214,13 +214,13 @@ def _temporaries(graph: Graph) -> set[int]:
     """
     groups = [schedule.original(name).rpartition("/")[0] for name in graph.nodes]
     outputs = set(graph.outputs)
-    found = set[int]()
+    inner = set[int]()
     for value, (node, readers) in enumerate(zip(graph.producer, graph.readers, strict=True)):
         group = groups[node] if node >= 0 else ""
         inside = group.startswith("grad/") and {groups[reader] for reader in readers} == {group}
         if (inside and value not in outputs) or group.partition("/")[0] == "update":
-            found.add(value)
-    return found
+            inner.add(value)
+    return inner
 
 
 class _CopiesAsOriginals:

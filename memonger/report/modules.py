@@ -37,9 +37,9 @@ class Modules:
         """The modules around a node, outermost first; empty where nothing is known."""
         node = self._before_chunks.get(node, node)
         for name in (node, *writes):
-            found = self._of_name.get(schedule.original(name))
-            if found:
-                return found
+            modules = self._of_name.get(schedule.original(name))
+            if modules:
+                return modules
         kind, _, rest = schedule.original(node).partition("/")
         if kind not in ("grad", "update", "loss") or not rest:
             return _parts(schedule.original(node))
@@ -52,9 +52,9 @@ class Modules:
         """The path of the node whose name this one begins with, else the name as a path."""
         parts = name.split("/")
         for end in range(len(parts), 0, -1):
-            found = self._of_name.get("/".join(parts[:end]))
-            if found:
-                return found
+            modules = self._of_name.get("/".join(parts[:end]))
+            if modules:
+                return modules
         return _parts(name)
 
 

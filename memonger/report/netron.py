@@ -34,12 +34,12 @@ def annotated(view: View) -> ir.Model:
 
 
 def _described(name: str, place: Rectangle) -> dict[str, str]:
-    found = {
+    facts = {
         "memonger.offset": str(place.offset), "memonger.bytes": str(place.size),
         "memonger.steps": f"{place.start} to {place.stop - 1}", "memonger.kind": place.kind,
     }  # fmt: skip
     if not place.others:
-        return found
+        return facts
     others = [other for other in (place.name, *place.others) if other != name]
     more = f" and {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
-    return found | {"memonger.shared_with": ", ".join(others[:MOST_OTHERS]) + more}
+    return facts | {"memonger.shared_with": ", ".join(others[:MOST_OTHERS]) + more}

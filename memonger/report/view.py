@@ -117,17 +117,17 @@ class View:
             if number >= 0:
                 members[number].append(value)
         kept, shapes = _kept(self.plan), self._shapes
-        found = []
+        rectangles = []
         for buffer, values in zip(storage.buffers, members, strict=True):
             values.sort(key=lambda value: (graph.producer[value], value))
             values.sort(key=lambda value: graph.sizes[value] < buffer.size)  # what fills it gives it its name
             names = [graph.values[value] for value in values]
             kind = _kind(names, not kept.isdisjoint(values))
             offset, shape = plan.offsets[values[0]], shapes.get(names[0], "")
-            found.append(
+            rectangles.append(
                 Rectangle(names[0], kind, offset, buffer.size, buffer.start, buffer.stop, shape, tuple(names[1:]))
             )
-        return tuple(sorted(found, key=lambda each: (each.start, each.offset)))
+        return tuple(sorted(rectangles, key=lambda each: (each.start, each.offset)))
 
     @cached_property
     def rectangles(self) -> tuple[Rectangle, ...]:

@@ -27,7 +27,7 @@ from memonger.runtime.pipeline import Pipeline, steps_of
 from memonger.runtime.places import IdleRelease, Place
 from memonger.runtime.session import check_stamp, device_of, plans_of
 from memonger.runtime.weights import SharedWeights
-from memonger.units import format_size, in_full, parse_size, shown
+from memonger.units import format_size, in_bytes, in_full, shown
 
 Source = Plan | str | Path | Sequence[Plan | str | Path]
 
@@ -170,7 +170,7 @@ class Fleet:
             raise SessionError(f"arenas={arenas!r} must be a whole number from 1 to 1024.")
         if wait is not None and not (isinstance(wait, int | float) and 0 <= wait <= threading.TIMEOUT_MAX):
             raise SessionError(f"wait={wait!r} must be seconds from 0 on, or None for as long as it takes.")
-        self._limit, self._wait, self._count = _bytes(limit), wait, arenas
+        self._limit, self._wait, self._count = _limit_in_bytes(limit), wait, arenas
         self._threads, self._check_order, self._check_weights = intra_op_threads, check_order, check_weights
         self._members: dict[str, _Member] = {}
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
@@ -470,13 +470,11 @@ class Fleet:
             yield stack.enter_context(self._place()), models
 
 
-def _bytes(limit: str | int | None) -> int | None:
-    if limit is None or (type(limit) is int and limit > 0):
-        return limit
+def _limit_in_bytes(limit: str | float | None) -> int | None:
     try:
-        return parse_size(str(limit))
+        return None if limit is None else in_bytes("limit", limit)
     except ValueError as error:
-        raise SessionError(f"limit={limit!r}: {error}") from error
+        raise SessionError(str(error)) from error
 
 
 def _checked(source: Source, check_weights: bool) -> list[Plan]:

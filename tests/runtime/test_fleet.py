@@ -204,7 +204,7 @@ def test_a_pipeline_keeps_what_one_model_computes_for_the_next() -> None:
     [
         ({"arenas": 0}, "arenas=0"),
         ({"wait": -1}, "wait=-1"),
-        ({"limit": "much"}, "limit='much'"),
+        ({"limit": "much"}, "limit: 'much' is no size"),
         ({"idle_release": 0}, "idle_release=0"),
     ],
 )

@@ -132,10 +132,10 @@ def ranges(op: Emitter, node: ir.Node, dims: Sequence[int]) -> list[range]:
     starts, stops = constants(op, node, 1, "starts") or (), constants(op, node, 2, "ends") or ()
     axes = constants(op, node, 3, "axes") or tuple(range(len(starts)))
     steps = constants(op, node, 4, "steps") or (1,) * len(starts)
-    found = [range(size) for size in dims]
+    each_axis = [range(size) for size in dims]
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
-        found[axis] = range(dims[axis])[start:stop:step]
-    return found
+        each_axis[axis] = range(dims[axis])[start:stop:step]
+    return each_axis
 
 
 def _spaced(

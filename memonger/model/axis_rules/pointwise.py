@@ -12,13 +12,13 @@ def broadcast(cut: Cut, inputs: Iterable[int], outputs: Iterable[int] | None = N
     if len(axes) > 1:
         cut.refuse(f"reads values that are cut along different axes: {sorted(axes)} of its output")
     axis = axes.pop()
-    found = {}
+    sliced = {}
     for index in inputs:
         own = cut.dims(index)
         place = axis - len(dims) + len(own)
         if place >= 0 and own[place] == dims[axis]:
-            found[index] = place
-    return cut.along(found, dict.fromkeys(cut.outputs if outputs is None else outputs, axis))
+            sliced[index] = place
+    return cut.along(sliced, dict.fromkeys(cut.outputs if outputs is None else outputs, axis))
 
 
 @axis_rule(
@@ -53,17 +53,17 @@ def _quantized_activations(cut: Cut) -> Slicing:
 )
 def _quantize(cut: Cut) -> Slicing:
     """One scale for all; one for each element of an axis; or one for each block of an axis, of the input's rank."""
-    axis, found = cut.axis, {0: cut.axis}
+    axis, sliced = cut.axis, {0: cut.axis}
     of_scales = cut.positive(cut.integer("axis", 1)) if len(cut.dims(0)) > 1 else 0
     for index in (1, 2):
         dims = cut.dims(index) if cut.has(index) else ()
         if len(dims) == 1 and dims[0] > 1 and axis == of_scales:
-            found[index] = 0
+            sliced[index] = 0
         elif len(dims) > 1:
             if axis == of_scales:
                 cut.refuse(f"has scales for blocks of axis {axis}")
-            found[index] = axis
-    return cut.along(found, {0: axis})
+            sliced[index] = axis
+    return cut.along(sliced, {0: axis})
 
 
 @axis_rule("BatchNormalization")
@@ -71,7 +71,7 @@ def _batch_normalization(cut: Cut) -> Slicing:
     """With given statistics each channel is a line; without, a batch is one whole."""
     if cut.integer("training_mode", 0) or len(cut.outputs) > 1:
         cut.refuse(f"takes statistics over its input, which is cut along axis {cut.axis}")
-    found = {0: cut.axis}
+    sliced = {0: cut.axis}
     if cut.axis == 1:
-        found.update(dict.fromkeys(range(1, 5), 0))
-    return cut.along(found, {0: cut.axis})
+        sliced.update(dict.fromkeys(range(1, 5), 0))
+    return cut.along(sliced, {0: cut.axis})

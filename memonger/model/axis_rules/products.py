@@ -139,15 +139,15 @@ def _gemm(cut: Cut) -> Slicing:
     if added is not None and len(cut.axes) == 1:
         cut.refuse(f"adds a value that is cut along axis {added} to a product of whole operands")
     operands = Cut(cut.node, {index: axis for index, axis in cut.axes.items() if index != 2}, cut.size)
-    found = product(operands, a, b)
-    result = found.outputs[0]
-    inputs = dict(found.inputs)
+    answer = product(operands, a, b)
+    result = answer.outputs[0]
+    inputs = dict(answer.inputs)
     if cut.has(2):
         dims = cut.dims(2)
         place = result - 2 + len(dims)
         if place >= 0 and dims[place] == cut.out()[result]:
             inputs[2] = place
-    return cut.along(inputs, found.outputs, found.whole)
+    return cut.along(inputs, answer.outputs, answer.whole)
 
 
 @axis_rule("Einsum")

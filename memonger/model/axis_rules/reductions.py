@@ -35,10 +35,10 @@ def _normalization(cut: Cut) -> Slicing:
 @axis_rule("com.microsoft::SkipLayerNormalization com.microsoft::SkipSimplifiedLayerNormalization")
 def _skip_normalization(cut: Cut) -> Slicing:
     """The second input, which is added, may be broadcast to the first."""
-    found = broadcast(cut, [0, 1])
-    if found.outputs[0] == len(cut.out()) - 1:
+    slices = broadcast(cut, [0, 1])
+    if slices.outputs[0] == len(cut.out()) - 1:
         cut.refuse(f"reduces over axis {cut.axis}")
-    return found
+    return slices
 
 
 @axis_rule("LpNormalization")

@@ -11,16 +11,16 @@ def _of_batch(
     """Cut along the batch, or the heads: of ``optional`` inputs those that have as many elements there."""
     first = min(index for index in inputs if cut.has(index))
     length = cut.dims(first)[inputs[first]]
-    found = {index: axis for index, axis in inputs.items() if cut.has(index)}
+    sliced = {index: axis for index, axis in inputs.items() if cut.has(index)}
     for index, axis in (optional or {}).items():
         dims = cut.dims(index) if cut.has(index) else ()
         if len(dims) > axis and dims[axis] == length:
-            found[index] = axis
+            sliced[index] = axis
         elif len(dims) == 1 and dims[0] > 1:
             cut.refuse(f"has '{cut.name(index)}' of {list(dims)}, and no rule cuts that along the batch")
-    if any(found.get(index) != axis for index, axis in cut.axes.items()):
+    if any(sliced.get(index) != axis for index, axis in cut.axes.items()):
         cut.refuse(f"relates the elements of a sequence, and can't be cut along axis {cut.axis}")
-    return cut.along(found, {index: axis for index, axis in outputs.items() if index in cut.outputs})
+    return cut.along(sliced, {index: axis for index, axis in outputs.items() if index in cut.outputs})
 
 
 def _of_queries(cut: Cut, scores: tuple[int, ...], *, ordered: bool) -> Slicing:

@@ -94,8 +94,8 @@ def _measured(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _figures(given: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """Of a record what the page shows; None in place of what is no number, for which JSON has no form."""
-    found = {key: given.get(key) for key in keys}
-    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in found.items()}
+    figures = {key: given.get(key) for key in keys}
+    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in figures.items()}
 
 
 def _step_columns(view: View) -> dict[str, Any]:
