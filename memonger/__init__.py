@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
+    BusyError,
     FeedError,
     LayoutError,
     LoadError,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "Cuda", "FeedError", "Feeder",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "Cuda", "FeedError", "Feeder",
     "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
     "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",

@@ -70,6 +70,10 @@ class SessionError(MemongerError):
     """A session can't run: wrong inputs, an order the runtime didn't follow, a shape no plan was made for."""
 
 
+class BusyError(SessionError):
+    """A run waited for as long as it may, and others still had the memory it needs: the same run may succeed later."""
+
+
 class FeedError(MemongerError):
     """Samples can't be read or fed, or no configuration holds its limits.
 

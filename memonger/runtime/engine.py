@@ -20,6 +20,10 @@ from memonger.words import option
 _FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
 
 
+class RefusedError(SessionError):
+    """The engine doesn't run any more: what onnxruntime ran wasn't the plan, or couldn't be compared with it."""
+
+
 class Engine:
     """An onnxruntime session, and whether it was seen to follow the planned order.
 
@@ -186,7 +190,7 @@ class Engine:
             SessionError: an earlier run wasn't the plan's.
         """
         if self.refused is not None:
-            raise SessionError(self.refused)
+            raise RefusedError(self.refused)
 
     def run(self, binding: Any, number: int = 0) -> None:
         """Run once.
@@ -238,7 +242,7 @@ class Engine:
             runs = profile.read_profile(Path(self.session.end_profiling()), last_run=True)
         except SessionError as error:
             self.refused = f"the order of the run can't be checked: {error} Make a new session once there is room."
-            raise SessionError(self.refused) from error
+            raise RefusedError(self.refused) from error
         finally:
             folder.remove()
             self._folder = None
@@ -252,7 +256,7 @@ class Engine:
         unknown = sorted(foreign - set(program.order) - program.unordered)
         if planned != executed or unknown:
             self.refused = order_message(planned, executed, unknown, self.device)
-            raise SessionError(self.refused)
+            raise RefusedError(self.refused)
 
     def next_graph(self) -> int:
         """A number for a CUDA graph: a binding needs another one where its addresses are others."""

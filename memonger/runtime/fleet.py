@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,13 +14,14 @@ from typing import Any, Self
 import onnx_ir as ir
 
 from memonger.devices import CPU
-from memonger.errors import SessionError
+from memonger.errors import BusyError, SessionError
 from memonger.model.values import static_shape
 from memonger.plan import Plan
 from memonger.plan_file import graph_digest, weight_digests
 from memonger.runtime import feeds as feeding
-from memonger.runtime import ort, process_memory
+from memonger.runtime import ort, process_memory, program
 from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.figures import Figure, Waiting, text_of
 from memonger.runtime.loaded_model import LoadedModel
 from memonger.runtime.pipeline import Pipeline, steps_of
 from memonger.runtime.places import IdleRelease, Place
@@ -56,6 +56,44 @@ class FleetMemory:
         return self.weights + self.sessions + self.arenas + self.workspace + self.pipelines
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a model needs of a fleet, in bytes; for what the fields say see `FleetMemory`."""
+
+    weights: int
+    session: int
+    arena: int
+    workspace: int
+
+
+def need_of(plans: Sequence[Plan]) -> Need:
+    """What plans of one model need: weights of those that differ in shapes alone once, the largest of all else."""
+    groups = [group.members[0] for group in program.group_plans(plans)] if len(plans) > 1 else [0]
+    return Need(
+        weights=sum(plans[index].parameter_bytes for index in groups),
+        session=max(plan.session_bytes or 0 for plan in plans),
+        arena=max(plan.arena_bytes for plan in plans),
+        workspace=max(plan.workspace_bytes or 0 for plan in plans),
+    )
+
+
+def memory_of(needs: Sequence[Need], arenas: int = 1, pipelines: int = 0) -> FleetMemory:
+    """What a fleet of models takes.
+
+    Args:
+        needs: Of each model.
+        arenas: How many runs may go on at once.
+        pipelines: Bytes that pipelines keep between their models.
+    """
+    return FleetMemory(
+        sum(need.weights for need in needs),
+        sum(need.session for need in needs),
+        arenas * max((need.arena for need in needs), default=0),
+        arenas * max((need.workspace for need in needs), default=0),
+        arenas * pipelines,
+    )
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """Plans under one or several names, loaded or not.
@@ -64,10 +102,7 @@ class _Member:
         key: The same for plans that are the same.
         source: Where they come from again: paths; None for plans that were given as objects.
         pad: As in `memonger.Session`.
-        weights: Bytes of the weights.
-        session: Bytes beside them.
-        arena: Bytes.
-        workspace: Bytes.
+        need: In bytes.
         inputs: Names of the model's inputs.
         outputs: Its outputs by name, with type and shape; None where that isn't one shape.
         model: Loaded; None where it was let go.
@@ -79,10 +114,7 @@ class _Member:
     key: str
     source: Source | None
     pad: bool
-    weights: int
-    session: int
-    arena: int
-    workspace: int
+    need: Need
     inputs: tuple[str, ...]
     outputs: Mapping[str, ArenaTensor | None]
     model: LoadedModel | None = None
@@ -121,8 +153,9 @@ class FleetModel:
         Returns: the outputs by name, in memory of their own.
 
         Raises:
-            SessionError: as `memonger.Session.run`; no arena was free in time; the fleet is closed, or has no such
-                model any more; it was let go, and its file has changed or its memory isn't there again.
+            BusyError: no arena, or no room for the model, was free in time.
+            SessionError: as `memonger.Session.run`; the fleet is closed, or has no such model any more; it was let go,
+                and its file has changed or its memory isn't there again.
         """
         with self._fleet._running([self.name]) as (place, (model,)):
             return place.run(model, inputs, outputs)
@@ -174,7 +207,8 @@ class Fleet:
         self._threads, self._check_order, self._check_weights = intra_op_threads, check_order, check_weights
         self._members: dict[str, _Member] = {}
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-        self._weights, self._runs, self._waited, self._is_closed = SharedWeights(), 0, 0.0, False
+        self._weights, self._runs, self._is_closed = SharedWeights(), 0, False
+        self.waiting = Waiting()
         self._loading, self._changed = threading.Lock(), threading.Condition()
         self._places = [Place(CPU, 0) for _ in range(arenas)]
         self._free: queue.LifoQueue[Place] = queue.LifoQueue()
@@ -291,17 +325,19 @@ class Fleet:
         return self._memory([member for member in set(self._members.values()) if member.model is not None])
 
     def metrics(self) -> str:
-        """Figures in Prometheus' text format: bytes, runs, and seconds that runs have waited for an arena."""
-        memory = self.memory()
-        lines = ["# TYPE memonger_bytes gauge"]
-        lines += [f'memonger_bytes{{of="{key}"}} {size}' for key, size in dataclasses.asdict(memory).items()]
-        lines += ["# TYPE memonger_waiting_seconds_total counter", f"memonger_waiting_seconds_total {self._waited:.6f}"]
-        members = [(_escaped(name), member) for name, member in sorted(self._members.items())]
-        lines += ["# TYPE memonger_runs_total counter"]
-        lines += [f'memonger_runs_total{{model="{name}"}} {member.runs}' for name, member in members]
-        lines += ["# TYPE memonger_loaded gauge"]
-        lines += [f'memonger_loaded{{model="{name}"}} {int(member.model is not None)}' for name, member in members]
-        return "\n".join([*lines, ""])
+        """Figures in Prometheus' text format: bytes, who waits for an arena and for how long, runs of each model."""
+        return text_of(self.figures())
+
+    def figures(self) -> list[Figure]:
+        """What `metrics` says, each figure apart."""
+        members = sorted(self._members.items())
+        loaded = {name: int(member.model is not None) for name, member in members}
+        return [
+            Figure("memonger_bytes", "What the fleet is planned to take.", "of", dataclasses.asdict(self.memory())),
+            *self.waiting.figures(),
+            Figure("memonger_runs_total", "Runs.", "model", {name: member.runs for name, member in members}),
+            Figure("memonger_loaded", "Whether the model is loaded.", "model", loaded),
+        ]
 
     def release(self) -> None:
         """Give arenas and workspace back to the system; weights stay. The next runs take them again.
@@ -341,13 +377,8 @@ class Fleet:
         return member
 
     def _memory(self, members: Sequence[_Member]) -> FleetMemory:
-        return FleetMemory(
-            sum(member.weights for member in members),
-            sum(member.session for member in members),
-            self._count * max((member.arena for member in members), default=0),
-            self._count * max((member.workspace for member in members), default=0),
-            self._count * sum(pipeline.nbytes for pipeline in self._pipelines),
-        )
+        kept = sum(pipeline.nbytes for pipeline in self._pipelines)
+        return memory_of([member.need for member in members], self._count, kept)
 
     def _load(self, member: _Member, name: str, plans: Sequence[Plan]) -> None:
         """Load a model, within the limit."""
@@ -367,7 +398,7 @@ class Fleet:
         with self._changed:
             self._check_fits(wanted, name)
             if not self._changed.wait_for(lambda: self._to_let_go(wanted) is not None, self._wait):
-                raise SessionError(f"there was no room for '{name}' within {self._wait} s: models that run hold it.")
+                raise BusyError(f"there was no room for '{name}' within {self._wait} s: models that run hold it.")
             gone = self._to_let_go(wanted) or []
             models = [member.model for member in gone]
             for member in gone:
@@ -445,18 +476,16 @@ class Fleet:
         """An arena that nobody runs in.
 
         Raises:
-            SessionError: there was none in time.
+            BusyError: there was none in time.
         """
-        begin = time.perf_counter()
-        try:
-            place = self._free.get(timeout=self._wait) if self._wait != 0 else self._free.get_nowait()
-        except queue.Empty:
-            raise SessionError(
-                f"no arena was free within {self._wait} s: {self._count} are in use. Give the fleet more (arenas=...), "
-                "or wait longer (wait=...)."
-            ) from None
-        finally:
-            self._waited += time.perf_counter() - begin
+        with self.waiting.counted():
+            try:
+                place = self._free.get(timeout=self._wait) if self._wait != 0 else self._free.get_nowait()
+            except queue.Empty:
+                raise BusyError(
+                    f"no arena was free within {self._wait} s: {self._count} are in use. Give the fleet more "
+                    "(arenas=...), or wait longer (wait=...)."
+                ) from None
         try:
             yield place
         finally:
@@ -499,10 +528,7 @@ def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
         key=_key(plans, pad),
         source=None if any(isinstance(one, Plan) for one in given) else source,
         pad=pad,
-        weights=max(plan.parameter_bytes for plan in plans),
-        session=max(plan.session_bytes or 0 for plan in plans),
-        arena=max(plan.arena_bytes for plan in plans),
-        workspace=max(plan.workspace_bytes or 0 for plan in plans),
+        need=need_of(plans),
         inputs=tuple(str(value.name) for value in graph.inputs if value.name not in graph.initializers),
         outputs={str(value.name): _tensor(value) if is_fixed else None for value in graph.outputs},
     )
@@ -522,8 +548,3 @@ def _key(plans: Sequence[Plan], pad: bool) -> str:
         made_for = (plan.stamp, plan.threads, dict(plan.ranges))
         digest.update(repr((graph_digest(plan.model), weights, offsets, *made_for)).encode())
     return digest.hexdigest()
-
-
-def _escaped(name: str) -> str:
-    """A name within quotes of Prometheus' text format."""
-    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
