@@ -12,12 +12,13 @@ from typing import Any
 from memonger.errors import PlanError, PlanFileError
 from memonger.export import bentoml, form, kserve, onnxruntime, openvino, ray, triton, triton_python
 from memonger.export.folder import files_in, new_folder
-from memonger.export.package import Estimate, Package, name_of, pack
+from memonger.export.package import FLEETS, WAIT, Estimate, Package, Sharing, name_of, pack
+from memonger.export.sources import Plans, files_of, several_of
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning.options import Options
-from memonger.units import shown
+from memonger.units import parse_size, shown
 from memonger.words import did_you_mean, option
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
@@ -55,7 +56,7 @@ class Exported:
 
 
 def export(
-    plans: Plan | Source | Model | Sequence[Plan | str | Path],
+    plans: Plan | Source | Model | Sequence[Plan | str | Path] | Mapping[str, Any],
     target: str,
     output: str | Path,
     *,
@@ -64,71 +65,116 @@ def export(
     force: bool = False,
     batches: Sequence[int] = (),
     options: Options | None = None,
+    arenas: int | None = None,
+    limit: str | int | None = None,
+    wait: float | None = None,
 ) -> Exported:
     """Write what a serving stack loads; whole or not at all.
 
     Args:
         plans: A plan for inference, the path of a planned file, or several of one model for different batches; or a
-            model without a plan, which is planned as the target needs it.
+            model without a plan, which is planned as the target needs it. Several models share the memory of a process
+            (`memonger.Fleet`): plans by name (several of one model in a list), or a folder with a planned file, or a
+            folder of plans, for each.
         target: One of `TARGETS`.
         output: The folder to make.
-        name: The model's name for the server; the first file's name if None.
-        instances: How many requests are served at a time, each in memory of its own.
+        name: The model's name for the server; the first file's name if None. Of several models: the name of the
+            whole, the folder's or ``models`` if None.
+        instances: How many processes serve, each with memory of its own.
         force: Replace the folder if it is an earlier export.
         batches: For a model without a plan: the batches to plan for. If left out, those of `memonger.export.form` where
             the model's batch is open.
         options: For a model without a plan: how to plan it. The mode is inference; the device, where it is None, what
             the target needs.
+        arenas: How many requests run at a time in one process; 1 if None.
+        limit: Most bytes that the models of one process may take, such as ``512MiB``: see `memonger.Fleet`.
+        wait: Seconds that a request waits for an arena at most; 30 if None.
 
     Raises:
-        PlanError: an unknown target; a training plan; plans of different models; a name, type, shape or operator that
-            the target doesn't take. The message says what would work.
+        PlanError: an unknown target; a training plan; plans of different models under one name; a name, type, shape or
+            operator that the target doesn't take; a model that never fits the limit; arenas, limit or wait for a target
+            without memonger. The message says what would work.
         PlanFileError: a planned file can't be read, or lies in the folder; the folder exists or can't be written.
         VerificationError: a plan is wrong.
     """
     write = TARGETS.get(target)
     if write is None:
         raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.{did_you_mean(str(target), TARGETS)}")
-    sources: list[Any] = list(plans) if isinstance(plans, list | tuple) else [plans]
+    sharing = _sharing(target, arenas, limit, wait)
+    models, whole, notes = _models(plans, target, batches, options)
     if force:
-        _check_outside(sources, Path(output))
-    given, planned = _planned(sources, target, batches, options)
-    named = name if name is not None or not planned else name_of(sources[0])
-    package = pack(given, named, instances)
+        _check_outside(files_of(models), Path(output))
+    if name is not None and len(models) == 1 and whole is None:
+        models = {name: next(iter(models.values()))}
+    package = pack(models, name or whole or next(iter(models)), instances, sharing)
     with new_folder(Path(output), force) as folder:
-        estimate, notes = write(package, folder)
-    said = tuple(map(shown, dict.fromkeys((*planned, *package.notes, *notes))))
+        estimate, written = write(package, folder)
+    said = tuple(map(shown, dict.fromkeys((*notes, *package.notes, *written))))
     return Exported(Path(output), target, package.name, estimate, files_in(Path(output)), said)
 
 
-def _planned(
-    sources: Sequence[Any], target: str, batches: Sequence[int], options: Options | None
-) -> tuple[Sequence[Plan | str | Path], tuple[str, ...]]:
-    """What is served, and notes on what was planned for that.
+def _models(
+    given: Any, target: str, batches: Sequence[int], options: Options | None
+) -> tuple[dict[str, Plans], str | None, tuple[str, ...]]:
+    """What is served: plans by name, the name of the whole if it has one of its own, and notes on what was planned.
 
     Raises:
         PlanError: models without a plan beside others; options of planning for what has a plan.
     """
-    without = [source for source in sources if not form.has_plan(source)]
+    sources: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    several = several_of(sources[0]) if len(sources) == 1 else None
+    without = [] if several is not None else [source for source in sources if not form.has_plan(source)]
+    if not without and (batches or options is not None):
+        raise PlanError("what is exported has a plan already: batches and options are for a model without one.")
+    if several is not None:
+        return several, "models" if isinstance(given, Mapping) else Path(sources[0]).resolve().name, ()
+    name = name_of(sources[0]) if sources else "model"
     if not without:
-        if batches or options is not None:
-            raise PlanError("what is exported has a plan already: batches and options are for a model without one.")
-        return sources, ()
+        return {name: sources}, None, ()
     if len(sources) > 1:
         where = f"{without[0]} has" if isinstance(without[0], str | Path) else "one of the models has"
         raise PlanError(
             f"{where} no plan in it: several files are plans of one model. Name the model alone, with "
-            f"{option('batches')} for several batches."
+            f"{option('batches')} for several batches; or a folder of planned models."
         )
     plans = form.plans_for(target, without[0], batches, options or Options())
-    return plans, (*form.notes_for(target, plans), *(note for plan in plans for note in plan.notes))
+    notes = (*form.notes_for(target, plans), *(note for plan in plans for note in plan.notes))
+    return {name: list(plans)}, None, notes
 
 
-def _check_outside(sources: Sequence[Any], folder: Path) -> None:
+def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: float | None) -> Sharing | None:
+    """How models share memory; None where nothing was said of it.
+
+    Raises:
+        PlanError: a number is wrong, or the target takes none.
+    """
+    given = {"arenas": arenas, "limit": limit, "wait": wait}
+    said = [name for name, value in given.items() if value is not None]
+    if not said:
+        return None
+    if target not in FLEETS:
+        raise PlanError(f"{target} runs models without memonger: {option(said[0])} is for {', '.join(FLEETS)}.")
+    if arenas is not None and (type(arenas) is not int or not 1 <= arenas <= 1024):
+        raise PlanError(f"{option('arenas')} must be a whole number from 1 to 1024, not {arenas!r}.")
+    if wait is not None and not (type(wait) in (int, float) and 0 <= wait <= 86400):
+        raise PlanError(f"{option('wait')} must be seconds from 0 to 86400, not {wait!r}.")
+    return Sharing(arenas or 1, _bytes(limit), WAIT if wait is None else wait)
+
+
+def _bytes(limit: str | int | None) -> int | None:
+    if limit is None or (type(limit) is int and limit > 0):
+        return limit
+    try:
+        return parse_size(str(limit))
+    except ValueError as error:
+        raise PlanError(f"{option('limit')}: {error}") from error
+
+
+def _check_outside(files: Sequence[Path], folder: Path) -> None:
     """No file that is read lies in the folder, which is replaced as a whole."""
-    for plan in sources:
-        if isinstance(plan, str | Path) and folder.resolve() in Path(plan).resolve().parents:
-            raise PlanFileError(f"{plan} lies in {folder}, which would be replaced: name another folder.")
+    for file in files:
+        if folder.resolve() in file.resolve().parents:
+            raise PlanFileError(f"{file} lies in {folder}, which would be replaced: name another folder.")
 
 
 __all__ = ["TARGETS", "Estimate", "Exported", "Package", "Write", "export"]

@@ -1,4 +1,4 @@
-"""A BentoML service whose workers hold a `memonger.Session` each."""
+"""A BentoML service whose workers hold a `memonger.Fleet` each."""
 
 from pathlib import Path
 
@@ -12,8 +12,11 @@ form of the Open Inference Protocol, answers likewise:
 
 ```bash
 curl localhost:3000/infer -H 'Content-Type: application/json' \\
-    -d '{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+    -d '{"model": "NAME", "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
 ```
+
+Where there is one model, it needn't be named. A request that has no arena within WAIT seconds gets the status 503;
+`/metrics` has figures of the fleets of all workers.
 
 Every worker is a process with weights and an arena of its own.
 """
@@ -38,11 +41,9 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     words = "BentoML takes lower-case letters, digits and ._- that begin and end with a letter or digit, 63 at most"
     check_name(package.name, r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?", words)
     estimate = package.as_planned()
-    names = files.add_plans(package, folder)
+    settings = files.add_models(package, folder)
     files.add_file(folder, "bentoml_service.py", "service.py")
     (folder / "bentofile.yaml").write_text(BENTOFILE)
-    files.add_settings(
-        package, folder, estimate, plans=names, request_bytes=package.instances * request_bytes(estimate)
-    )
-    files.add_readme(package, folder, estimate, TEXT)
+    files.add_settings(package, folder, estimate, **settings, request_bytes=package.instances * request_bytes(estimate))
+    files.add_readme(package, folder, estimate, TEXT.replace("WAIT", f"{package.sharing.wait:g}"))
     return estimate, binding_notes(package)

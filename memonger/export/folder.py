@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -88,14 +89,20 @@ def add_file(folder: Path, source: str, name: str) -> None:
     (folder / name).write_text(resources.files("memonger.export").joinpath("files", source).read_text())
 
 
-def add_plans(package: Package, folder: Path) -> list[str]:
-    """Write the planned files; returns their names, by rising batch."""
-    plans = package.plans
-    marks = [f".{batch}" for batch in package.batches or range(len(plans))] if len(plans) > 1 else [""]
-    names = [f"model{mark}.planned.onnx" for mark in marks]
-    for plan, name in zip(plans, names, strict=True):
-        plan.save(folder / name)
-    return names
+def add_models(package: Package, folder: Path) -> dict[str, Any]:
+    """Write the planned files of all models; returns the settings from which `memonger.export.serving` loads them.
+
+    Those of a single model lie in the folder itself, and of several in ``models/NAME``.
+    """
+    files = dict[str, list[str]]()
+    for model in package.models:
+        own = Path(".") if len(package.models) == 1 else Path("models", model.name)
+        (folder / own).mkdir(parents=True, exist_ok=True)
+        marks = [f".{batch}" for batch in model.batches or range(len(model.plans))] if len(model.plans) > 1 else [""]
+        files[model.name] = [str(own / f"model{mark}.planned.onnx") for mark in marks]
+        for plan, name in zip(model.plans, files[model.name], strict=True):
+            plan.save(folder / name)
+    return {"models": files, **asdict(package.sharing)}
 
 
 def add_settings(package: Package, folder: Path, estimate: Estimate, **settings: Any) -> None:
@@ -118,10 +125,18 @@ def add_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def add_readme(package: Package, folder: Path, estimate: Estimate, text: str) -> None:
     """Write README.md: the target's own text, and the memory."""
-    memory = (
+    memory, limit = "", package.sharing.limit
+    if len(package.models) > 1:
+        memory = f"## Models\n\n{', '.join(model.name for model in package.models)}\n\n"
+    memory += (
         f"## Memory\n\nPredicted for one instance: {in_full(estimate.instance_bytes)} beside the process itself "
         f"({describe(estimate)}). For {estimate.instances}: {in_full(estimate.total_bytes)}"
         f"{', the weights once' if estimate.shared and estimate.instances > 1 else ''}.\n"
     )
+    if limit is not None:
+        memory += (
+            f"\nA fleet takes {in_full(limit)} at most: models that haven't run for longest go, and are loaded again "
+            "for the next request that asks for them.\n"
+        )
     notes = "".join(f"\n{note}\n" for note in package.notes)
     (folder / "README.md").write_text(f"# {package.name}\n\n{text.strip()}\n\n{memory}{notes}")

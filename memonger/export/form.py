@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memonger.errors import PlanError
-from memonger.export.package import Package
+from memonger.export.package import Package, ServedModel
 from memonger.model.bind_dims import has_open_batch
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
@@ -74,7 +74,7 @@ def plans_for(target: str, source: Source | Model, batches: Sequence[int], optio
     chosen = options_for(target, source, batches, options)
     plans = smaller(source, tuple(search_plan(source, options=one) for one in chosen), chosen)
     is_ours = not batches and options.batch is None and chosen[-1].batch not in (None, 1)
-    if is_ours and Package(plans, "", 1).batches is None:  # no request could be put together with another
+    if is_ours and ServedModel("", plans).batches is None:  # no request could be put together with another
         return (search_plan(source, options=replace(chosen[0], batch=1)),)
     return plans
 
@@ -91,7 +91,7 @@ def smaller(source: Source | Model, plans: tuple[Plan, ...], chosen: Sequence[Op
     if len(plans) < 2 or not is_free or not any(plan.chunks for plan in plans):
         return plans
     whole = tuple(search_plan(source, options=replace(one, chunks="off")) for one in chosen)
-    return min(plans, whole, key=lambda each: Package(each, "", 1).as_planned().instance_bytes)
+    return min(plans, whole, key=lambda each: Package("", (ServedModel("", each),)).as_planned().instance_bytes)
 
 
 def notes_for(target: str, plans: Sequence[Plan]) -> tuple[str, ...]:

@@ -56,9 +56,10 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     Raises:
         PlanError: several plans; an operator that is bound to the processor.
     """
-    if len(package.plans) > 1:
+    model = package.only("onnxruntime")
+    if len(model.plans) > 1:
         raise PlanError("plain onnxruntime loads one plan: export each batch on its own.")
-    plan = package.largest
+    plan = model.largest
     check_standard(plan, "onnxruntime", own=True)
     plan.save(folder / MODEL)
     best, planned = order.best_file_order(plan.graph), order.written_as_is(plan.graph)
@@ -67,13 +68,13 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         save_model(stock.model_in_order(plan, best.written), folder / OTHER)
     files.add_json(folder / OPTIONS, options(plan.threads))
     files.add_file(folder, "onnxruntime_load.py", "load.py")
-    estimate = package.as_stock(range(len(plan.graph.nodes)))
+    estimate = package.as_stock(plan, range(len(plan.graph.nodes)))
     names = [str(value.name) for value in plan.model.graph.inputs if value.name not in plan.model.graph.initializers]
     other = BETTER.format(best=best.peak_bytes, planned=planned.peak_bytes) if is_better else SAME
     inputs = "{" + ", ".join(f'"{name}": ...' for name in names) + "}"
     files.add_readme(package, folder, estimate, TEXT.format(inputs=inputs, other=other))
     files.add_settings(package, folder, estimate)
-    return estimate, tuple(stock_notes(package))
+    return estimate, tuple(stock_notes(plan))
 
 
 def options(threads: int) -> dict[str, object]:

@@ -30,14 +30,15 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     Raises:
         PlanError: several plans; an operator that isn't ONNX's own.
     """
-    if len(package.plans) > 1:
+    model = package.only("openvino")
+    if len(model.plans) > 1:
         raise PlanError("OpenVINO loads one plan: export each batch on its own.")
-    plan = package.largest
+    plan = model.largest
     check_standard(plan, "OpenVINO", own=False)
     executed = range(len(plan.graph.nodes))
     save_model(stock.model_in_order(plan, executed), folder / "model.onnx")
     files.add_file(folder, "openvino_load.py", "load.py")
-    estimate = package.as_stock(executed, shared=True)
+    estimate = package.as_stock(plan, executed, shared=True)
     files.add_settings(package, folder, estimate, threads=plan.threads)
     names = [str(value.name) for value in plan.model.graph.inputs if value.name not in plan.model.graph.initializers]
     files.add_readme(package, folder, estimate, TEXT.format(inputs=", ".join(f'"{name}": ...' for name in names)))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,16 @@ from memonger.lowering import calibrate
 from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
+from memonger.runtime.fleet import memory_of, need_of
+from memonger.runtime.session import device_of
 from memonger.units import MOST_INSTANCES, in_full
 from memonger.words import either, option
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+FLEETS = ("triton-python", "kserve", "ray", "bentoml")
+"""Targets whose processes hold a fleet of memonger's: they take several models."""
+WAIT = 30
+"""Seconds that a request waits for an arena at most, where nothing is said."""
 STOCK_NOTE = (
     "Stock onnxruntime lays values out itself: over 8 networks it took 1.4 to 1.7 times the predicted activations and "
     "workspace, a session of memonger 1.05 times (docs/EXPORT.md)."
@@ -71,20 +77,31 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
-    """A model to be exported.
+class Sharing:
+    """How the models of one process share its memory.
 
     Attributes:
-        plans: Plans of one model for different input shapes, by rising batch.
-        name: The model's name for the server.
-        instances: How many instances are served.
-        notes: What the user should know, one sentence each.
+        arenas: How many requests run at a time.
+        limit: Most bytes of the fleet, see `memonger.Fleet`; None for no limit.
+        wait: Seconds that a request waits for an arena at most.
     """
 
-    plans: tuple[Plan, ...]
+    arenas: int = 1
+    limit: int | None = None
+    wait: float = WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model to be served.
+
+    Attributes:
+        name: By which requests ask for it.
+        plans: Plans for different input shapes, by rising batch.
+    """
+
     name: str
-    instances: int
-    notes: tuple[str, ...] = ()
+    plans: tuple[Plan, ...]
 
     @property
     def largest(self) -> Plan:
@@ -104,20 +121,53 @@ class Package:
             sizes += first
         return tuple(sizes) if len(set(sizes)) == len(sizes) else None
 
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What is exported: one model, or several that share the memory of a process.
+
+    Attributes:
+        name: Of the whole, for the server; of a single model that as well.
+        models: By name.
+        instances: How many processes are served.
+        sharing: How models share the memory of each.
+        notes: What the user should know, one sentence each.
+    """
+
+    name: str
+    models: tuple[ServedModel, ...]
+    instances: int = 1
+    sharing: Sharing = Sharing()
+    notes: tuple[str, ...] = ()
+
+    def only(self, target: str) -> ServedModel:
+        """The model, for a target that takes one.
+
+        Raises:
+            PlanError: there are several.
+        """
+        if len(self.models) > 1:
+            raise PlanError(
+                f"{target} takes one model, and there are {', '.join(one.name for one in self.models)}: export each on "
+                f"its own, or all of them for one of {', '.join(FLEETS)}."
+            )
+        return self.models[0]
+
     def as_planned(self) -> Estimate:
-        """What instances that hold a `memonger.Session` take: one arena each, as large as the largest plan needs."""
-        groups = program.group_plans(self.plans)
+        """What processes that hold a `memonger.Fleet` take: as many arenas each as large as the largest plan needs."""
+        arenas, limit = self.sharing.arenas, self.sharing.limit
+        memory = memory_of([need_of(model.plans) for model in self.models], arenas)
+        room = memory.weights if limit is None else limit - memory.arenas - memory.workspace
         return Estimate(
-            parameters=sum(self.plans[group.members[0]].parameter_bytes for group in groups),
-            inputs=max(plan.input_bytes for plan in self.plans),
-            activations=max(plan.arena_bytes for plan in self.plans),
-            workspace=sum(max(one.workspace_bytes for one in group.programs) for group in groups),
+            parameters=max(0, min(memory.weights, room)),
+            inputs=arenas * max(plan.input_bytes for model in self.models for plan in model.plans),
+            activations=memory.arenas,
+            workspace=memory.workspace,
             instances=self.instances,
         )
 
-    def as_stock(self, executed: Sequence[int], *, shared: bool = False) -> Estimate:
-        """What stock onnxruntime takes for the largest plan, its nodes run in an order, without an arena of its own."""
-        plan = self.largest
+    def as_stock(self, plan: Plan, executed: Sequence[int], *, shared: bool = False) -> Estimate:
+        """What stock onnxruntime takes for a plan, its nodes run in an order, without an arena of its own."""
         live = stock_bytes(dataclasses.replace(plan.graph, workspace=(0,) * len(plan.graph.nodes)), executed)
         most = stock_bytes(plan.graph, executed)
         return Estimate(plan.parameter_bytes, plan.input_bytes, live, most - live, self.instances, shared)
@@ -143,19 +193,40 @@ def _tensor(value: ir.Value, kind: str) -> Tensor:
     return Tensor(str(value.name), value.type.dtype, dims)
 
 
-def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -> Package:
+def pack(
+    models: Mapping[str, Sequence[Plan | str | Path]], name: str, instances: int, sharing: Sharing | None = None
+) -> Package:
     """Read and check what is to be exported.
 
+    Args:
+        models: The plans of each model by its name.
+        name: Of the whole.
+        instances: How many processes.
+        sharing: How models share the memory of each.
+
     Raises:
-        PlanError: no plan, a training plan, plans of different models, fewer than one instance, or a value that
-            servers have no type for.
+        PlanError: no plan, a training plan, plans of different models under one name, fewer than one instance, a value
+            that servers have no type for, a model that never fits the limit, or several of which one isn't for the CPU.
         PlanFileError, VerificationError: as `Plan.load`.
     """
-    if not plans:
+    if not models or not all(models.values()):
         raise PlanError("nothing to export: name at least one planned file.")
     if type(instances) is not int or not 1 <= instances <= MOST_INSTANCES:
         raise PlanError(f"instances must be a whole number from 1 to {MOST_INSTANCES}, not {instances!r}.")
-    loaded, notes = [], []
+    served = tuple(_served(one, plans) for one, plans in models.items())
+    if len(models) > 1 or sharing is not None:
+        _check_sharing(served, sharing or Sharing())
+    notes = list[str]()
+    if any(plan.workspace is None for model in served for plan in model.plans):
+        notes.append(
+            "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
+        )
+    return Package(name, served, instances, sharing or Sharing(), tuple(notes))
+
+
+def _served(name: str, plans: Sequence[Plan | str | Path]) -> ServedModel:
+    """A model with its plans, read and checked."""
+    loaded = []
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
         _check_mode(plan, origin)
@@ -174,27 +245,43 @@ def pack(plans: Sequence[Plan | str | Path], name: str | None, instances: int) -
     except SessionError as error:
         raise PlanError(f"these plans can't be served as one model: {error}") from error
     loaded.sort(key=lambda plan: plan.input_bytes)
-    measured = [_with_workspace(plan) for plan in loaded]
-    if any(plan.workspace is None for plan in measured):
-        notes.append(
-            "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
-        )
-    return Package(tuple(measured), name_of(plans[0]) if name is None else name, instances, tuple(notes))
+    return ServedModel(name, tuple(_with_workspace(plan) for plan in loaded))
 
 
-def stock_notes(package: Package) -> list[str]:
+def _check_sharing(models: Sequence[ServedModel], sharing: Sharing) -> None:
+    """Check that the models can share memory, and that each fits its limit alone."""
+    for model in models:
+        device = device_of(model.largest, None)
+        if not device.is_host:
+            raise PlanError(
+                f"'{model.name}' is planned for {device}, and models share memory on the CPU alone: plan it with "
+                f"{option('device', 'cpu')}, or export it on its own."
+            )
+        needed = memory_of([need_of(model.plans)], sharing.arenas).total
+        if sharing.limit is not None and needed > sharing.limit:
+            raise PlanError(
+                f"'{model.name}' alone takes {in_full(needed)} with {sharing.arenas} "
+                f"arena{'' if sharing.arenas == 1 else 's'}, and the limit is {in_full(sharing.limit)}: "
+                f"{option('limit')} has to be at least that."
+            )
+
+
+def stock_notes(plan: Plan) -> list[str]:
     """What to say of the figure where stock onnxruntime runs the plan."""
     chunks = CHUNKS_NOTE.format(chunks=option("chunks", "off"))
-    return [STOCK_NOTE, chunks] if package.largest.chunks else [STOCK_NOTE]
+    return [STOCK_NOTE, chunks] if plan.chunks else [STOCK_NOTE]
 
 
 def binding_notes(package: Package) -> tuple[str, ...]:
     """What to say of plans that a session elsewhere would refuse."""
-    stamp = package.largest.stamp
-    if stamp is None:
+    bound = [model for model in package.models if model.largest.stamp is not None]
+    if not bound:
         return ()
+    stamp = bound[0].largest.stamp
+    assert stamp is not None
+    what = "The plan" if len(package.models) == 1 else f"The plan of '{bound[0].name}'"
     return (
-        f"The plan is bound to {stamp.runtime} and this kind of processor: a session elsewhere refuses it. A plan "
+        f"{what} is bound to {stamp.runtime} and this kind of processor: a session elsewhere refuses it. A plan "
         f"made with {option('device', 'none')} runs everywhere.",
     )
 

@@ -1,24 +1,42 @@
-"""serving: what an exported program holds, planned models that answer requests of any batch a plan was made for."""
+"""serving: what an exported program holds, planned models in one fleet that answer requests of any batch a plan is for.
 
+A single model is a fleet of one.
+"""
+
+import asyncio
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self, TypeVar
 
 import numpy as np
 
-from memonger.errors import MemongerError, SessionError
+from memonger.errors import BusyError, MemongerError, SessionError
 from memonger.plan import Plan
+from memonger.runtime.engine import RefusedError
 from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.figures import Figure
+from memonger.runtime.fleet import Fleet, FleetModel
 from memonger.runtime.padding import NoBatchError
-from memonger.runtime.session import Session
+from memonger.runtime.session import Session, device_of
+from memonger.units import shown
 
 Arrays = Mapping[str, np.ndarray]
+Made = TypeVar("Made")
+Grow = Callable[[str, float, float], None]
+"""Takes a label's value, what the figure is now, and by how much it is more than before."""
 
 _log = logging.getLogger(__name__)
 
 
+class UnknownModelError(SessionError):
+    """No model has the name that a request asks for."""
+
+
 class PlannedModel:
-    """A session of one or several plans of a model. Threads may share it: one run at a time.
+    """A model that answers requests. Threads may share it.
 
     Where outputs begin with the batch, a batch that no plan was made for is filled up to the next larger one.
 
@@ -26,38 +44,46 @@ class PlannedModel:
     not on a client's inputs, and the first answer comes as fast as the others.
 
     Args:
+        fleet: What the model is added to; one for a CUDA device has a session of its own.
+        name: Its name there.
         plans: Planned files, or plans.
+        reloads: Whether the model may be let go for others, and loaded again from its files.
 
     Raises:
-        PlanFileError, VerificationError, RuntimeUnavailableError, SessionError: as `memonger.Session`; onnxruntime
+        PlanFileError, VerificationError, RuntimeUnavailableError, SessionError: as `memonger.Fleet.add`; onnxruntime
             doesn't run the planned order.
     """
 
-    def __init__(self, plans: Sequence[Plan | str | Path]) -> None:
+    def __init__(self, fleet: Fleet, name: str, plans: Sequence[Plan | str | Path], *, reloads: bool = False) -> None:
         loaded = [plan if isinstance(plan, Plan) else Plan.load(plan) for plan in plans]
         self.batches = tuple(sorted(_batch(plan) for plan in loaded))
-        self.session = _session(loaded)
         self.input_names = tuple(value.name for value in inputs_of(loaded[0].model.graph) if value.required)
-        self.output_names = self.session.output_names
+        self._model: FleetModel | Session
+        if device_of(loaded[0], None).is_host:
+            source = list(plans) if reloads else loaded
+            self._model = _filled_up(lambda pad: fleet.add(name, source, pad=pad))
+        else:
+            self._model = _filled_up(lambda pad: Session(loaded, pad=pad))
+        self.output_names = self._model.output_names
         for plan in loaded:
             self._warm(plan)
 
     def _warm(self, plan: Plan) -> None:
         """Run a plan once. A model that fails on made-up inputs may still run on those of a client."""
         try:
-            self.session.run(random_feeds(inputs_of(plan.model.graph)))
+            self.run(random_feeds(inputs_of(plan.model.graph)))
+        except RefusedError:
+            raise
         except SessionError as error:
-            if any(engine.refused for engine in self.session.engines):
-                raise
             _log.warning("no run before the first request: %s", error)
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Run inputs of the shapes of a plan, or of a smaller batch.
 
         Raises:
-            SessionError: as `memonger.Session.run`.
+            SessionError: as `memonger.FleetModel.run`.
         """
-        return self.session.run(inputs)
+        return self._model.run(inputs)
 
     def answer(self, requests: Sequence[Arrays], *, together: bool) -> list[dict[str, np.ndarray] | MemongerError]:
         """Answer each request on its own: a bad one gets its error, and the others their outputs.
@@ -126,17 +152,168 @@ class PlannedModel:
             left = rows - start
             batch = next((size for size in self.batches if size >= left), self.batches[-1])
             count = min(batch, left)
-            parts.append(self.session.run({k: v[start : start + count] for k, v in joined.items()}))
+            parts.append(self.run({k: v[start : start + count] for k, v in joined.items()}))
             start += count
         return {name: np.concatenate([part[name] for part in parts]) for name in self.output_names}
 
 
-def _session(plans: Sequence[Plan]) -> Session:
-    """A session that takes smaller batches as well, where outputs begin with the batch."""
+class PlannedFleet:
+    """The models of a server's process, in one fleet.
+
+    Args:
+        models: The plans of each by its name, or planned files.
+        arenas: How many requests run at a time.
+        limit: Most bytes of the fleet, see `memonger.Fleet`.
+        wait: Seconds that a request waits for its turn at most; None: as long as it takes.
+
+    Raises:
+        MemongerError: as `memonger.Fleet` and `PlannedModel`.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Sequence[Plan | str | Path]],
+        *,
+        arenas: int = 1,
+        limit: str | int | None = None,
+        wait: float | None = None,
+    ) -> None:
+        self.fleet, self._wait = Fleet(arenas=arenas, limit=limit, wait=wait), wait
+        self._turns, self._threads = asyncio.Semaphore(arenas), ThreadPoolExecutor(arenas, "memonger run")
+        self._meters = list[_Meter]()
+        reloads = limit is not None
+        self._models = {name: PlannedModel(self.fleet, name, one, reloads=reloads) for name, one in models.items()}
+
+    @classmethod
+    def load(cls, settings: Path) -> Self:
+        """The models of an export.
+
+        Args:
+            settings: Its settings file; the paths in it are relative to its folder.
+        """
+        given = json.loads(settings.read_text())
+        models = {name: [settings.parent / file for file in files] for name, files in given["models"].items()}
+        return cls(models, arenas=given["arenas"], limit=given["limit"], wait=given["wait"])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return tuple(self._models)
+
+    def model(self, name: object = None) -> PlannedModel:
+        """A model by its name; where there is one alone, it needs none.
+
+        Raises:
+            UnknownModelError: there is none of this name; those that are there are named.
+        """
+        if name is None and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        model = self._models.get(name) if isinstance(name, str) else None
+        if model is None:
+            asked = "the request names no model" if name is None else f"there is no model {name!r}"
+            raise UnknownModelError(shown(f"{asked}; there are {', '.join(self._models)}."))
+        return model
+
+    async def run(self, inputs: Arrays, name: object = None) -> dict[str, np.ndarray]:
+        """Run a model in its turn, while the server's loop goes on.
+
+        Raises:
+            UnknownModelError: as `model`.
+            BusyError: its turn didn't come in time.
+            SessionError: as `PlannedModel.run`.
+        """
+        model = self.model(name)
+        try:
+            with self.fleet.waiting.counted():
+                await self._turn()
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, model.run, inputs)
+            finally:
+                self._turns.release()
+        finally:
+            self._measure()
+
+    async def _turn(self) -> None:
+        """Wait until fewer requests run than there are arenas."""
+        if self._turns.locked():
+            self._measure()
+        try:
+            await asyncio.wait_for(self._turns.acquire(), self._wait)
+        except TimeoutError:
+            raise BusyError(f"the server is busy: no turn came within {self._wait} s. Try again later.") from None
+
+    def answer(self, requests: Sequence[Arrays], *, together: bool) -> list[dict[str, np.ndarray] | MemongerError]:
+        """Answer requests as `PlannedModel.answer`; tensors of several models are named ``MODEL/NAME``."""
+        answers: dict[int, dict[str, np.ndarray] | MemongerError] = {}
+        groups: dict[str | None, list[int]] = {}
+        for number, request in enumerate(requests):
+            asked = {tensor.partition("/")[0] for tensor in request} if len(self._models) > 1 else set(self._models)
+            groups.setdefault(asked.pop() if len(asked) == 1 else None, []).append(number)
+        for name, numbers in groups.items():
+            prefix = f"{name}/" if len(self._models) > 1 else ""
+            given = [{key.removeprefix(prefix): array for key, array in requests[n].items()} for n in numbers]
+            try:
+                found = self.model(name).answer(given, together=together)
+            except UnknownModelError as error:
+                found = [error] * len(numbers)
+            for number, answer in zip(numbers, found, strict=True):
+                outputs = answer if isinstance(answer, Mapping) else {}
+                answers[number] = {prefix + key: array for key, array in outputs.items()} or answer
+        self._measure()
+        return [answers[number] for number in range(len(requests))]
+
+    def figures(self) -> list[Figure]:
+        """Figures of the fleet; none where the only model runs on a CUDA device, which no fleet does."""
+        return self.fleet.figures() if len(self.fleet) else []
+
+    def report_to(self, add: Callable[[Figure], Grow]) -> None:
+        """Pass figures on to a server's own metrics, now and whenever they change.
+
+        Args:
+            add: Makes a metric of the server for a figure, and returns what sets it.
+        """
+        self._meters.append(_Meter(self.figures, add))
+        self._measure()
+
+    def _measure(self) -> None:
+        for meter in self._meters:
+            meter.update()
+
+
+class _Meter:
+    """Tells a server's metrics what changed since it was last told."""
+
+    def __init__(self, figures: Callable[[], list[Figure]], add: Callable[[Figure], Grow]) -> None:
+        self._figures, self._told = figures, dict[tuple[str, str], float]()
+        self._grow = {figure.name: add(figure) for figure in figures()}
+
+    def update(self) -> None:
+        for figure in self._figures():
+            for key, value in figure.values.items():
+                told = self._told.get((figure.name, key))
+                if value != told:
+                    self._told[figure.name, key] = value
+                    self._grow[figure.name](key, value, value - (told or 0))
+
+
+def prometheus(figure: Figure) -> Grow:
+    """A metric of the package prometheus_client, which counts over all processes of a server; see `report_to`."""
+    from prometheus_client import Counter, Gauge
+
+    labels = [figure.label] if figure.label else []
+    if figure.is_counter:
+        counter = Counter(figure.name, figure.about, labels)
+        return lambda key, _, more: (counter.labels(key) if labels else counter).inc(more)
+    gauge = Gauge(figure.name, figure.about, labels, multiprocess_mode="livesum")
+    return lambda key, value, _: (gauge.labels(key) if labels else gauge).set(value)
+
+
+def _filled_up(make: Callable[[bool], Made]) -> Made:
+    """What takes smaller batches as well, where outputs begin with the batch."""
     try:
-        return Session(plans, pad=True)
+        return make(True)
     except NoBatchError:
-        return Session(plans)
+        return make(False)
 
 
 def _batch(plan: Plan) -> int:

@@ -12,6 +12,7 @@ from memonger.export.package import Estimate, Package, check_standard, stock_not
 from memonger.export.pbtxt import text_of
 from memonger.export.triton_config import check_model_name, config
 from memonger.model.save import save_model
+from memonger.plan import Plan
 from memonger.units import MiB
 
 MODEL = "model.onnx"
@@ -47,11 +48,12 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         PlanError: a name, type or shape Triton refuses; an operator that is bound to the processor.
     """
     check_model_name(package.name)
-    plan = package.largest
+    served = package.only("triton")
+    plan = served.largest
     check_standard(plan, "Triton", own=True)
     chosen = order.best_file_order(plan.graph)
-    model, notes = stock.model_in_order(plan, chosen.written), stock_notes(package)
-    batches = package.batches
+    model, notes = stock.model_in_order(plan, chosen.written), stock_notes(plan)
+    batches = served.batches
     if batches and max(batches) > 1 and not stock.open_batch(model, max(batches)):
         notes.append(
             "Requests have to come in the planned batch: it is written into the model elsewhere than in its inputs, or "
@@ -65,8 +67,8 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
             "Requests have to come in the planned shapes: an input or output of the model doesn't begin with the batch."
         )
     shared = package.instances > 1
-    estimate = package.as_stock(chosen.executed, shared=shared)
-    content = config(package, "onnxruntime", MODEL, batches, parameters(package, estimate, shared))
+    estimate = package.as_stock(plan, chosen.executed, shared=shared)
+    content = config(package, served, MODEL, batches, parameters(plan, estimate, shared))
     if plan.stamp is not None:
         content["optimization"] = {"graph": {"level": DISABLE_ALL}}
         notes.append(f"The model has operators of {plan.stamp.runtime}: Triton's has to be that version or newer.")
@@ -80,7 +82,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     return estimate, tuple(notes)
 
 
-def parameters(package: Package, estimate: Estimate, shared: bool) -> dict[str, str]:
+def parameters(plan: Plan, estimate: Estimate, shared: bool) -> dict[str, str]:
     """The backend's parameters."""
     limit = LIMIT_FACTOR * (estimate.activations + estimate.workspace) + estimate.inputs
     settings = {
@@ -92,6 +94,6 @@ def parameters(package: Package, estimate: Estimate, shared: bool) -> dict[str, 
     }
     if shared:
         settings["share_session_between_instances"] = "true"
-    if package.largest.threads:
-        settings["intra_op_thread_count"] = str(package.largest.threads)
+    if plan.threads:
+        settings["intra_op_thread_count"] = str(plan.threads)
     return settings

@@ -4,13 +4,13 @@ What Triton refuses is taken from its source: ``ValidateModelName`` and ``Valida
 ``triton-inference-server/core``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.export.package import Package, Tensor, check_name, inputs_of, outputs_of
+from memonger.export.package import Package, ServedModel, Tensor, check_name, inputs_of, outputs_of
 from memonger.export.pbtxt import Name
 
 TYPES = {
@@ -36,13 +36,13 @@ def check_model_name(name: str) -> None:
 
 
 def config(
-    package: Package, backend: str, file: str, batches: Sequence[int] | None, parameters: dict[str, str]
+    package: Package, model: ServedModel, file: str, batches: Sequence[int] | None, parameters: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The fields of a ``ModelConfig``.
+    """The fields of a ``ModelConfig`` for Triton's ONNX Runtime backend.
 
     Args:
-        package: The model.
-        backend: Triton's name for what runs it.
+        package: What is exported.
+        model: Its model.
         file: What the backend loads from a version folder.
         batches: Batches to form from requests; None: requests are run as they come.
         parameters: The backend's own parameters.
@@ -50,23 +50,70 @@ def config(
     Raises:
         PlanError: an input or output that Triton has no type for, or a shape that it refuses.
     """
-    plan, batched = package.largest, batches is not None
-    content: dict[str, Any] = {
-        "name": package.name,
+    return {
+        **_interface(model.name, [model], batches, is_open=False),
+        **_backend("onnxruntime", file, package.instances),
+        **({"dynamic_batching": _batching(batches)} if batches else {}),
+        "parameters": [{"key": key, "value": {"string_value": text}} for key, text in parameters.items()],
+    }
+
+
+def python_config(package: Package, file: str, batches: Sequence[int] | None) -> dict[str, Any]:
+    """The same for its Python backend: several models are one there, their tensors optional and named ``MODEL/NAME``.
+
+    A request that isn't begun in time is rejected: Triton's own status for that is 503.
+    """
+    wait = {"timeout_action": Name("REJECT"), "default_timeout_microseconds": round(package.sharing.wait * 1e6)}
+    return {
+        **_interface(package.name, package.models, batches),
+        **_backend("python", file, package.instances),
+        "dynamic_batching": {**(_batching(batches) if batches else {}), "default_queue_policy": wait},
+    }
+
+
+def ensemble_config(package: Package, model: ServedModel, batches: Sequence[int] | None) -> dict[str, Any]:
+    """The configuration under which requests ask for one of several models: it costs neither a process nor a copy."""
+    plan = model.largest
+    maps = {
+        f"{kind}_map": [{"key": f"{model.name}/{one.name}", "value": one.name} for one in tensors]
+        for kind, tensors in (("input", inputs_of(plan)), ("output", outputs_of(plan)))
+    }
+    return {
+        **_interface(model.name, [model], batches),
+        "platform": "ensemble",
+        "ensemble_scheduling": {"step": [{"model_name": package.name, "model_version": -1, **maps}]},
+    }
+
+
+def _interface(
+    name: str, models: Sequence[ServedModel], batches: Sequence[int] | None, *, is_open: bool = True
+) -> dict[str, Any]:
+    """Name, largest batch, inputs and outputs; ``is_open``: smaller batches are taken where Triton knows of none."""
+    content: dict[str, Any] = {"name": name, "max_batch_size": max(batches) if batches else 0}
+    for kind, tensors_of in (("input", inputs_of), ("output", outputs_of)):
+        content[kind] = []
+        for model in models:
+            for tensor in tensors_of(model.largest):
+                port = _port(tensor, kind, batches is not None)
+                if batches is None and is_open and model.batches is not None:
+                    port["dims"] = (-1, *tensor.dims[1:])
+                if len(models) > 1:
+                    port |= {"name": f"{model.name}/{tensor.name}", **({"optional": True} if kind == "input" else {})}
+                content[kind].append(port)
+    return content
+
+
+def _backend(backend: str, file: str, instances: int) -> dict[str, Any]:
+    return {
         "backend": backend,
         "default_model_filename": file,
-        "max_batch_size": max(batches) if batches else 0,
-        "input": [_port(one, "input", batched) for one in inputs_of(plan)],
-        "output": [_port(one, "output", batched) for one in outputs_of(plan)],
-        "instance_group": {"count": package.instances, "kind": Name("KIND_CPU")},
+        "instance_group": {"count": instances, "kind": Name("KIND_CPU")},
         "version_policy": {"specific": {"versions": 1}},
     }
-    if batches:
-        content["dynamic_batching"] = {
-            "preferred_batch_size": sorted(batches), "max_queue_delay_microseconds": QUEUE_DELAY
-        }  # fmt: skip
-    content["parameters"] = [{"key": key, "value": {"string_value": text}} for key, text in parameters.items()]
-    return content
+
+
+def _batching(batches: Sequence[int]) -> dict[str, Any]:
+    return {"preferred_batch_size": sorted(batches), "max_queue_delay_microseconds": QUEUE_DELAY}
 
 
 def _port(tensor: Tensor, kind: str, batched: bool) -> dict[str, Any]:

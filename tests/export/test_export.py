@@ -68,8 +68,8 @@ def test_a_sessions_figures_are_the_plans(tmp_path: Path) -> None:
 
 def test_plans_for_several_batches_share_weights_and_the_largest_arena(tmp_path: Path) -> None:
     plans = [memonger.Plan.load(path) for path in planned(tmp_path, (8, 1, 2))]
-    package = pack(plans, "m", 2)
-    assert package.batches == (1, 2, 8)
+    package = pack({"m": plans}, "m", 2)
+    assert package.models[0].batches == (1, 2, 8)
     estimate = package.as_planned()
     assert estimate.activations == max(plan.arena_bytes for plan in plans)
     assert estimate.parameters == plans[0].parameter_bytes
@@ -80,7 +80,7 @@ def test_plans_of_one_batch_and_several_lengths_all_reach_the_folder(tmp_path: P
     plans = [plan_of(model, batch=2, dims={"n": size}) for size in (8, 3, 5)]
     export(plans, "triton-python", tmp_path / "out", name="m")
     version = tmp_path / "out" / "m" / "1"
-    names = json.loads((version / "plans.json").read_text())["plans"]
+    names = json.loads((version / "plans.json").read_text())["models"]["m"]
     assert [memonger.Plan.load(version / name).input_bytes for name in names] == [4 * 2 * n * 4 for n in (3, 5, 8)]
 
 

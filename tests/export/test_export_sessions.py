@@ -19,7 +19,7 @@ from benchmarks.serving import judge
 from memonger.errors import SessionError
 from memonger.export import export
 from memonger.export.protocol import message, read_inputs, read_request, write_body, write_outputs
-from memonger.export.serving import PlannedModel
+from memonger.export.serving import PlannedFleet
 from tests.support import triton_stand_in
 from tests.support.export_models import (
     ROOT,
@@ -195,7 +195,7 @@ def test_a_plan_without_batch_is_run_as_requests_come(tmp_path: Path, backend: M
 
 
 def test_requests_together_need_one_batch_in_all_inputs(tmp_path: Path) -> None:
-    model = PlannedModel(planned(tmp_path, (4,)))
+    model = PlannedFleet({"m": planned(tmp_path, (4,))}).model()
     (answer,) = model.answer([{"x": np.zeros((0, 3, 16, 16), np.float32)}], together=True)
     assert isinstance(answer, SessionError)
     assert "one batch" in str(answer)
@@ -229,7 +229,7 @@ def test_one_request_that_the_runtime_refuses_leaves_the_others(tmp_path: Path) 
     memonger.search_plan(onnx.parser.parse_model(text), batch=4, mode="inference", device="none").save(
         tmp_path / "gather.onnx"
     )
-    model = PlannedModel([tmp_path / "gather.onnx"])
+    model = PlannedFleet({"m": [tmp_path / "gather.onnx"]}).model()
     good, bad = {"x": np.array([0, 2])}, {"x": np.array([1, 99])}
     answers = model.answer([good, bad, good], together=True)
     assert isinstance(answers[1], SessionError)
@@ -271,7 +271,7 @@ BODIES = serving_requests.bad_requests(as_json=True)
 
 @pytest.mark.parametrize("request_", BODIES, ids=[one.kind for one in BODIES])
 def test_a_bad_body_is_refused_in_one_line(request_: serving_requests.Request, tables: list[Path]) -> None:
-    model = PlannedModel(tables)
+    model = PlannedFleet({"m": tables}).model()
     assert isinstance(request_.content, bytes)
     with pytest.raises(SessionError) as caught:
         model.run(read_request(request_.content))
@@ -289,7 +289,7 @@ def test_a_server_starts_where_made_up_inputs_fail_and_says_so(caplog: pytest.Lo
     text = """<ir_version: 10, opset_import: ["": 20]>
     g (int64[4] x) => (float[4] y) <float[3] table = {1.0, 2.0, 3.0}, int64[1] far = {99}>
     { i = Sub(x, far) y = Gather(table, i) }"""
-    PlannedModel([memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="none")])
+    PlannedFleet({"m": [memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="none")]})
     assert "no run before the first request" in caplog.text
 
 
@@ -299,7 +299,7 @@ def test_a_server_does_not_start_where_the_planned_order_is_not_run() -> None:
     half (float16[16] x) => (float16[16] y) { a = LeakyRelu(x) y = LeakyRelu(a) }"""
     plan = memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="none")
     with pytest.raises(SessionError, match="didn't run the planned order"):
-        PlannedModel([plan])
+        PlannedFleet({"m": [plan]})
 
 
 @pytest.mark.parametrize("kind", ["bool", "int8", "uint64", "int64", "float16", "float32", "float64"])

@@ -83,7 +83,7 @@ def test_tritons_python_backend_gets_a_plan_for_each_batch(
     assert done.exit_code == 0, done.output
     assert f"max_batch_size: {max(batches)}\n" in config_of(out)
     version = out / "m" / "1"
-    plans = json.loads((version / "plans.json").read_text())["plans"]
+    plans = json.loads((version / "plans.json").read_text())["models"]["m"]
     assert [memonger.Plan.load(version / name).batch for name in plans] == list(batches)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton_stand_in.backend_utils())
     served = triton_stand_in.load(version / "model.py")

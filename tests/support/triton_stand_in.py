@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,25 @@ class TritonError(Exception):
     """What a model answers a request with that it refuses."""
 
 
+class MetricFamily:
+    """Figures of one name; the values that a model gave them, by name and labels, stay in `figures`."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+    figures: ClassVar[dict[tuple[str, str], float]] = {}
+
+    def __init__(self, *, name: str, description: str, kind: str) -> None:
+        self._name = name
+
+    def Metric(self, labels: dict[str, str]) -> SimpleNamespace:  # noqa: N802  the name Triton gave it
+        """One figure."""
+        key = (self._name, ",".join(labels.values()))
+
+        def grow(by: float) -> None:
+            self.figures[key] = self.figures.get(key, 0) + by
+
+        return SimpleNamespace(set=lambda value: self.figures.update({key: value}), increment=grow)
+
+
 def backend_utils() -> ModuleType:
     """What models use of triton_python_backend_utils."""
     module = ModuleType("triton_python_backend_utils")
@@ -47,7 +66,9 @@ def backend_utils() -> ModuleType:
     def response(output_tensors: list[Tensor], error: TritonError | None = None) -> SimpleNamespace:
         return SimpleNamespace(outputs={t.name(): t.as_numpy() for t in output_tensors}, error=error)
 
-    content = {"Tensor": Tensor, "TritonError": TritonError, "InferenceResponse": response}
+    content = {
+        "Tensor": Tensor, "TritonError": TritonError, "InferenceResponse": response, "MetricFamily": MetricFamily,
+    }  # fmt: skip
     for name, value in content.items():
         setattr(module, name, value)
     return module

@@ -1,4 +1,4 @@
-"""BentoML: every worker holds a memonger.Session. ``bentoml serve service:PlannedService``"""
+"""BentoML: every worker holds a memonger.Fleet. ``bentoml serve service:PlannedService``"""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import bentoml
 
-from memonger.errors import SessionError
+from memonger.errors import BusyError, SessionError
 from memonger.export.protocol import message, read_inputs, write_outputs
-from memonger.export.serving import PlannedModel
+from memonger.export.serving import PlannedFleet, UnknownModelError, prometheus
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = json.loads((HERE / "memonger.json").read_text())
@@ -23,12 +23,17 @@ class PlannedService:
     """One worker."""
 
     def __init__(self) -> None:
-        self.model = PlannedModel([HERE / name for name in SETTINGS["plans"]])
+        self.fleet = PlannedFleet.load(HERE / "memonger.json")
+        self.fleet.report_to(prometheus)
 
     @bentoml.api
-    def infer(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Answer one request."""
+    async def infer(self, inputs: list[dict[str, Any]], model: str | None = None) -> dict[str, Any]:
+        """Answer one request; where there is one model, it needn't be named."""
         try:
-            return {"outputs": write_outputs(self.model.run(read_inputs(inputs)))}
+            return {"outputs": write_outputs(await self.fleet.run(read_inputs(inputs), model))}
+        except UnknownModelError as error:
+            raise bentoml.exceptions.NotFound(message(error)) from error
+        except BusyError as error:
+            raise bentoml.exceptions.ServiceUnavailable(message(error)) from error
         except SessionError as error:
             raise bentoml.exceptions.InvalidArgument(message(error)) from error

@@ -1,39 +1,41 @@
-"""KServe: a predictor that holds a memonger.Session. ``python server.py``"""
+"""KServe: a predictor that holds a memonger.Fleet, each of its models under its name. ``python server.py``"""
 
 import argparse
-import json
 import uuid
 from pathlib import Path
 from typing import Any
 
 import kserve
-from kserve.errors import InvalidInput
+from kserve.errors import InvalidInput, ServerNotReady
 
-from memonger.errors import SessionError
+from memonger.errors import BusyError, SessionError
 from memonger.export.protocol import message, read_inputs, write_outputs
-from memonger.export.serving import PlannedModel
+from memonger.export.serving import PlannedFleet, prometheus
 
-HERE = Path(__file__).resolve().parent
-SETTINGS = json.loads((HERE / "memonger.json").read_text())
+SETTINGS = Path(__file__).resolve().parent / "memonger.json"
+
+
+class Busy(ServerNotReady):
+    """The answer "try again later": status 503."""
+
+    def __init__(self, error: BusyError) -> None:
+        self.error_msg = message(error)
 
 
 class Planned(kserve.Model):
-    """The model, under the name the server was given."""
+    """A model of the fleet."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, fleet: PlannedFleet, planned: str) -> None:
         super().__init__(name)
-        self.load()
+        self.fleet, self.planned, self.ready = fleet, planned, True
 
-    def load(self) -> bool:
-        """Load the plans."""
-        self.model = PlannedModel([HERE / name for name in SETTINGS["plans"]])
-        self.ready = True
-        return self.ready
-
-    def predict(self, payload: kserve.InferRequest, headers: object = None) -> kserve.InferResponse:
+    async def predict(self, payload: kserve.InferRequest, headers: object = None) -> kserve.InferResponse:
         """Answer one request."""
         try:
-            answers = write_outputs(self.model.run(read_inputs([_fields(tensor) for tensor in payload.inputs])))
+            feeds = read_inputs([_fields(tensor) for tensor in payload.inputs])
+            answers = write_outputs(await self.fleet.run(feeds, self.planned))
+        except BusyError as error:
+            raise Busy(error) from error
         except SessionError as error:
             raise InvalidInput(message(error)) from error
         outputs = [kserve.InferOutput(**tensor) for tensor in answers]
@@ -51,7 +53,16 @@ def _fields(tensor: kserve.InferInput) -> dict[str, Any]:
     return {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
 
 
+def models(name: str | None) -> list[Planned]:
+    """The models to serve; a single one under another name if one is given."""
+    fleet = PlannedFleet.load(SETTINGS)
+    fleet.report_to(prometheus)
+    if len(fleet.names) == 1:
+        return [Planned(name or fleet.names[0], fleet, fleet.names[0])]
+    return [Planned(one, fleet, one) for one in fleet.names]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(parents=[kserve.model_server.parser])
     arguments, _ = parser.parse_known_args()
-    kserve.ModelServer().start([Planned(arguments.model_name if arguments.model_name != "model" else SETTINGS["name"])])
+    kserve.ModelServer().start(models(arguments.model_name if arguments.model_name != "model" else None))
