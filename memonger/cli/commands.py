@@ -385,6 +385,7 @@ def pack(**arguments: Any) -> None:
     examples=(
         "memonger export planned.onnx --target triton -o models/resnet",
         "memonger export batch1.onnx batch8.onnx --target kserve --name resnet -o served",
+        "memonger export planned-models --target ray --arenas 2 --limit 512MiB -o served",
     ),
 )
 @options(
@@ -394,7 +395,13 @@ def pack(**arguments: Any) -> None:
     click.option("--output", "-o", type=SOURCE, required=True, help="The folder to make."),
     click.option("--name", help="The model's name for the server; left out: the file's."),
     click.option("--instances", type=Whole(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
-                 help="Requests served at a time, each in memory of its own."),
+                 help="Processes that serve, each with memory of its own."),
+    click.option("--arenas", type=Whole(1, 1024), metavar="N",
+                 help="Requests that run at a time in one process; left out: 1."),
+    click.option("--limit", callback=memory_size, metavar="SIZE",
+                 help="Most that the models of one process may take: 512MiB. Those not used for longest go."),
+    click.option("--wait", type=Number(0, 86400), metavar="SECONDS",
+                 help="How long a request waits for an arena at most; left out: 30."),
     click.option("--force", is_flag=True, help="Replace an earlier export."),
     click.option("--batches", callback=parse_batches, metavar="N,N,...",
                  help="Batches to plan a MODEL without a plan for, as 1,4,16; left out: what suits the target."),
@@ -406,7 +413,9 @@ def export_command(**arguments: Any) -> None:
     """Write what a serving stack loads from MODEL.
 
     One without a plan is planned for inference, in the form the target needs; an open batch stays open, or gets a plan
-    for each of --batches. Several planned files are plans of one model for different batches.
+    for each of --batches. Several planned files are plans of one model for different batches. A folder of planned
+    models is served by one fleet, which takes the arena of the largest: each file is a model by its name, and so is
+    each folder with plans for several batches.
     """
     from memonger.cli import export
 

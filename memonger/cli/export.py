@@ -14,17 +14,28 @@ from memonger.units import in_full
 
 def export(
     models: tuple[Path, ...], target: str, output: Path, name: str | None, instances: int, force: bool,
-    as_json: bool, quiet: bool, batches: tuple[int, ...], **flags: Any,
+    as_json: bool, quiet: bool, batches: tuple[int, ...], arenas: int | None, limit: int | None, wait: float | None,
+    **flags: Any,
 ) -> None:  # fmt: skip
     """Write what a serving stack loads, of a model without a plan after planning it."""
     options = None
     with progress_bar(quiet, f"Exporting {models[0].name}") as tell:
-        if form.has_plan(models[0]):
+        if models[0].is_dir() or form.has_plan(models[0]):
             refuse_planning_options(models[0], "device", "batches", "threads", "inputs")
         else:
             options = replace(options_of(flags), progress=tell)
         exported = write(
-            models, target, output, name=name, instances=instances, force=force, batches=batches, options=options
+            models,
+            target,
+            output,
+            name=name,
+            instances=instances,
+            force=force,
+            batches=batches,
+            options=options,
+            arenas=arenas,
+            limit=limit,
+            wait=wait,
         )
     print_notes(exported.notes)
     if as_json:
@@ -32,6 +43,8 @@ def export(
         return
     estimate = exported.estimate
     print_line(f"Wrote {output} for {target}: {', '.join(exported.files)}.")
+    if len(exported.models) > 1:
+        print_line(f"Models in one arena: {', '.join(exported.models)}.")
     print_line(f"Predicted for one instance: {in_full(estimate.instance_bytes)} ({describe(estimate)}).")
     print_line(f"In all, {estimate.instances}: {in_full(estimate.total_bytes)}.")
 
@@ -43,6 +56,7 @@ def _record(exported: Exported) -> dict[str, Any]:
         "target": exported.target,
         "output": str(exported.folder),
         "name": exported.name,
+        "models": list(exported.models),
         "instances": estimate.instances,
         "parameter_bytes": estimate.parameters,
         "input_bytes": estimate.inputs,

@@ -206,12 +206,13 @@ _OPTIONS = {
     "Model": ("batch", "dims", "vary", "batches", "mode", "inputs", "name", "instances"),
     "Memory": (
         "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "chunks", "max_overhead",
-        "allow_rounding", "state", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse", "capacity",
+        "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse",
+        "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
-    "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed"),
+    "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed", "arenas", "wait"),
     "Output": (
         "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
         "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",

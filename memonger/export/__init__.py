@@ -41,7 +41,8 @@ class Exported:
     Attributes:
         folder: Where to.
         target: For which serving stack.
-        name: The model's name there.
+        name: The name of the whole there, or of the only model.
+        models: Names of the models.
         estimate: What serving it takes.
         files: Paths of the files within the folder.
         notes: What the user should know, one sentence each.
@@ -50,6 +51,7 @@ class Exported:
     folder: Path
     target: str
     name: str
+    models: tuple[str, ...]
     estimate: Estimate
     files: tuple[str, ...]
     notes: tuple[str, ...]
@@ -110,7 +112,8 @@ def export(
     with new_folder(Path(output), force) as folder:
         estimate, written = write(package, folder)
     said = tuple(map(shown, dict.fromkeys((*notes, *package.notes, *written))))
-    return Exported(Path(output), target, package.name, estimate, files_in(Path(output)), said)
+    names = tuple(model.name for model in package.models)
+    return Exported(Path(output), target, package.name, names, estimate, files_in(Path(output)), said)
 
 
 def _models(

@@ -15,7 +15,7 @@ curl localhost:3000/infer -H 'Content-Type: application/json' \\
     -d '{"model": "NAME", "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
 ```
 
-Where there is one model, it needn't be named. A request that has no arena within WAIT seconds gets the status 503;
+Where there is one model, it needn't be named. A request that has no arena within WAIT seconds gets the status 429;
 `/metrics` has figures of the fleets of all workers.
 
 Every worker is a process with weights and an arena of its own.

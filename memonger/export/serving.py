@@ -235,8 +235,10 @@ class PlannedFleet:
 
     async def _turn(self) -> None:
         """Wait until fewer requests run than there are arenas."""
-        if self._turns.locked():
-            self._measure()
+        if not self._turns.locked():
+            await self._turns.acquire()
+            return
+        self._measure()
         try:
             await asyncio.wait_for(self._turns.acquire(), self._wait)
         except TimeoutError:

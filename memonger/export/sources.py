@@ -58,7 +58,7 @@ def _models_in(folder: Path) -> dict[str, Plans]:
         raise PlanFileError(
             f"{folder} holds no models: put planned files (*{SUFFIX}) there, or a folder of plans for each."
         )
-    return models
+    return dict(sorted(models.items()))
 
 
 def _files(folder: Path) -> Iterator[Path]:

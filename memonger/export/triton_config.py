@@ -78,8 +78,11 @@ def ensemble_config(package: Package, model: ServedModel, batches: Sequence[int]
         f"{kind}_map": [{"key": f"{model.name}/{one.name}", "value": one.name} for one in tensors]
         for kind, tensors in (("input", inputs_of(plan)), ("output", outputs_of(plan)))
     }
+    interface = _interface(model.name, [model], batches)
+    for port in (*interface["input"], *interface["output"]):
+        port.pop("reshape", None)  # the model of all does that: twice, and Triton finds other shapes there
     return {
-        **_interface(model.name, [model], batches),
+        **interface,
         "platform": "ensemble",
         "ensemble_scheduling": {"step": [{"model_name": package.name, "model_version": -1, **maps}]},
     }

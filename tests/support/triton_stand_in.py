@@ -39,6 +39,12 @@ class Tensor:
 class TritonError(Exception):
     """What a model answers a request with that it refuses."""
 
+    UNAVAILABLE, INVALID_ARG = 503, 400
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
 
 class MetricFamily:
     """Figures of one name; the values that a model gave them, by name and labels, stay in `figures`."""
@@ -124,7 +130,7 @@ def _answer(model: Any, given: list[Given]) -> None:
     """As Triton does, answer every request of an `execute` that raises with an internal error."""
     try:
         answers = model.execute([request_of(feeds) for feeds, _ in given])
-        found = [(400, str(one.error)) if one.error else (200, one.outputs["y"]) for one in answers]
+        found = [(one.error.code, str(one.error)) if one.error else (200, one.outputs["y"]) for one in answers]
     except Exception as error:
         found = [(500, repr(error))] * len(given)
     for (_, connection), answer in zip(given, found, strict=True):

@@ -1,6 +1,7 @@
 """BentoML: every worker holds a memonger.Fleet. ``bentoml serve service:PlannedService``"""
 
 import json
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from memonger.export.serving import PlannedFleet, UnknownModelError, prometheus
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = json.loads((HERE / "memonger.json").read_text())
+
+
+class Busy(bentoml.exceptions.BentoMLException):
+    """The answer "try again later": BentoML's own status for it is 429, and of one from 500 on it hides the message."""
+
+    error_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
 @bentoml.service(
@@ -34,6 +41,6 @@ class PlannedService:
         except UnknownModelError as error:
             raise bentoml.exceptions.NotFound(message(error)) from error
         except BusyError as error:
-            raise bentoml.exceptions.ServiceUnavailable(message(error)) from error
+            raise Busy(message(error)) from error
         except SessionError as error:
             raise bentoml.exceptions.InvalidArgument(message(error)) from error

@@ -6,7 +6,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from memonger.errors import MemongerError
+from memonger.errors import BusyError, MemongerError
 from memonger.export.protocol import message
 from memonger.export.serving import PlannedFleet
 
@@ -39,5 +39,7 @@ class TritonPythonModel:
 
 def _response(answer: Any) -> Any:
     if isinstance(answer, MemongerError):
-        return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(message(answer)))
+        kinds = pb_utils.TritonError
+        error = kinds(message(answer), kinds.UNAVAILABLE if isinstance(answer, BusyError) else kinds.INVALID_ARG)
+        return pb_utils.InferenceResponse(output_tensors=[], error=error)
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(*item) for item in answer.items()])
