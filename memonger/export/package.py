@@ -221,6 +221,12 @@ def pack(
         notes.append(
             "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
         )
+    needed = memory_of([need_of(model.plans) for model in served], (sharing or Sharing()).arenas).total
+    if sharing is not None and sharing.limit is not None and needed > sharing.limit:
+        notes.append(
+            f"All models together take {in_full(needed)}, and the limit is {in_full(sharing.limit)}: they take turns, "
+            "and one that isn't loaded is read again for the first request that asks for it."
+        )
     return Package(name, served, instances, sharing or Sharing(), tuple(notes))
 
 
