@@ -1,9 +1,11 @@
 """Exports that hold a session, each served by the real package over loopback: triton-python, kserve, ray, bentoml."""
 
 import json
+import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +35,7 @@ from tests.support.export_models import (
     post,
     server,
 )
-from tests.support.stock import run_stock
+from tests.support.stock import parse, run_stock
 from tests.support.triton_stand_in import load, request_of
 
 Ask = Callable[[dict[str, Any]], tuple[int, Any]]
@@ -42,6 +44,31 @@ Ask = Callable[[dict[str, Any]], tuple[int, Any]]
 def stock(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What stock onnxruntime says of the original model."""
     return run_stock(branched(), feeds, "ORT_DISABLE_ALL")
+
+
+def two_models(folder: Path) -> dict[str, list[Path]]:
+    """Planned files of `branched` for two batches, and of a model that doubles its input."""
+    plan = memonger.search_plan(
+        parse("g (float[2] x) => (float[2] z) { z = Add(x, x) }"), mode="inference", device="none"
+    )
+    plan.save(folder / "double.planned.onnx")
+    return {"branched": planned(folder, (1, 4)), "double": [folder / "double.planned.onnx"]}
+
+
+def check_fleet(ask: Callable[[str, dict[str, Any]], tuple[int, Any]], metrics: str = "") -> None:
+    """Both of `two_models` answer, an unknown one doesn't, and figures of the fleet can be read."""
+    check_answers(lambda request: ask("branched", request))
+    status, answer = ask("double", as_request({"x": np.array([1, 2], np.float32)}))
+    assert status == 200, answer
+    assert of_answer(answer)["z"].tolist() == [2, 4]
+    assert ask("nobody", as_request(images(7, 1)))[0] == 404
+    if metrics:
+        with urllib.request.urlopen(metrics, timeout=10) as content:
+            text = content.read().decode()
+        assert 'memonger_bytes{of="arenas"}' in text
+        runs = re.search(r'memonger_runs_total{model="double"} (\d+)', text)
+        assert runs is not None
+        assert int(runs[1]) >= 2, text  # one of a worker before the first request, and ours
 
 
 def check_answers(ask: Ask, batches: Sequence[int] = (1, 3, 4)) -> None:
@@ -65,7 +92,7 @@ def check_answers(ask: Ask, batches: Sequence[int] = (1, 3, 4)) -> None:
 
 def test_ray_serve_answers_as_the_original_does(tmp_path: Path) -> None:
     needs("ray")
-    export(planned(tmp_path, (1, 4)), "ray", tmp_path / "out", name="branched")
+    export(two_models(tmp_path), "ray", tmp_path / "out")
     port = free_port()
     program = (
         "import ray, signal; from ray import serve; "
@@ -75,14 +102,14 @@ def test_ray_serve_answers_as_the_original_does(tmp_path: Path) -> None:
     )
     address = f"http://127.0.0.1:{port}"
     with server(["-c", program], tmp_path / "out", f"{address}/-/healthz", RAY_USAGE_STATS_ENABLED="0"):
-        check_answers(lambda request: _when_routed(f"{address}/", request))
+        check_fleet(lambda name, request: _when_routed(f"{address}/v2/models/{name}/infer", request))
 
 
 def _when_routed(url: str, request: dict[str, Any]) -> tuple[int, Any]:
     """Ray's proxy is healthy before it has heard of the application."""
     for _ in range(100):
         status, answer = post(url, request)
-        if status not in (404, 503):
+        if status not in (404, 503) or "there is no model" in str(answer):
             break
         time.sleep(0.3)
     return status, answer
@@ -90,21 +117,21 @@ def _when_routed(url: str, request: dict[str, Any]) -> tuple[int, Any]:
 
 def test_bentoml_answers_as_the_original_does(tmp_path: Path) -> None:
     needs("bentoml")
-    export(planned(tmp_path, (1, 4)), "bentoml", tmp_path / "out", name="branched", instances=2)
+    export(two_models(tmp_path), "bentoml", tmp_path / "out", instances=2)
     address = f"http://127.0.0.1:{(port := free_port())}"
     command = ["-m", "bentoml", "serve", "service:PlannedService", "--host", "127.0.0.1", "--port", str(port)]
     home = {"BENTOML_HOME": str(tmp_path / "home"), "BENTOML_DO_NOT_TRACK": "True"}
     with server(command, tmp_path / "out", f"{address}/readyz", **home):
-        check_answers(lambda request: post(f"{address}/infer", request))
+        check_fleet(lambda name, request: post(f"{address}/infer", {"model": name, **request}), f"{address}/metrics")
 
 
 def test_kserve_answers_as_the_original_does(tmp_path: Path) -> None:
     needs("kserve")
-    export(planned(tmp_path, (1, 4)), "kserve", tmp_path / "out", name="branched")
+    export(two_models(tmp_path), "kserve", tmp_path / "out")
     address = f"http://127.0.0.1:{(port := free_port())}"
-    command = ["server.py", "--model_name", "branched", "--http_port", str(port), "--enable_grpc", "false"]
+    command = ["server.py", "--http_port", str(port), "--enable_grpc", "false"]
     with server(command, tmp_path / "out", f"{address}/v2/health/ready"):
-        check_answers(lambda request: post(f"{address}/v2/models/branched/infer", request))
+        check_fleet(lambda name, request: post(f"{address}/v2/models/{name}/infer", request), f"{address}/metrics")
 
 
 CHECK_YAML = """
