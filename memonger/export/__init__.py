@@ -108,7 +108,7 @@ def export(
         _check_outside(files_of(models), Path(output))
     if name is not None and len(models) == 1 and whole is None:
         models = {name: next(iter(models.values()))}
-    package = pack(models, name or whole or next(iter(models)), instances, sharing)
+    package = pack(models, name or whole or next(iter(models)), instances, sharing, ranges=target in FLEETS)
     with new_folder(Path(output), force) as folder:
         estimate, written = write(package, folder)
     said = tuple(map(shown, dict.fromkeys((*notes, *package.notes, *written))))

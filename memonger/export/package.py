@@ -111,7 +111,7 @@ class ServedModel:
     @property
     def batches(self) -> tuple[int, ...] | None:
         """The batch of each plan; None if they have none: the first size of every input and output."""
-        if len(self.plans) == 1 and self.plans[0].batch is None:
+        if self.largest.ranges or (len(self.plans) == 1 and self.largest.batch is None):
             return None
         sizes: list[int] = []
         for plan in self.plans:
@@ -175,13 +175,13 @@ class Package:
 
 def inputs_of(plan: Plan) -> tuple[Tensor, ...]:
     """The inputs a request gives."""
-    graph = plan.model.graph
+    graph = plan.open_model.graph
     return tuple(_tensor(v, "input") for v in graph.inputs if v.name not in graph.initializers)
 
 
 def outputs_of(plan: Plan) -> tuple[Tensor, ...]:
     """The outputs, each once."""
-    return tuple(_tensor(value, "output") for value in dict.fromkeys(plan.model.graph.outputs))
+    return tuple(_tensor(value, "output") for value in dict.fromkeys(plan.open_model.graph.outputs))
 
 
 def _tensor(value: ir.Value, kind: str) -> Tensor:
@@ -194,13 +194,19 @@ def _tensor(value: ir.Value, kind: str) -> Tensor:
 
 
 def pack(
-    models: Mapping[str, Sequence[Plan | str | Path]], name: str, instances: int, sharing: Sharing | None = None
+    models: Mapping[str, Sequence[Plan | str | Path]],
+    name: str,
+    instances: int,
+    sharing: Sharing | None = None,
+    *,
+    ranges: bool = True,
 ) -> Package:
     """Read and check what is to be exported.
 
     Args:
         models: The plans of each model by its name.
         name: Of the whole.
+        ranges: Whether the target takes plans for ranges of sizes.
         instances: How many processes.
         sharing: How models share the memory of each.
 
@@ -213,7 +219,7 @@ def pack(
         raise PlanError("nothing to export: name at least one planned file.")
     if type(instances) is not int or not 1 <= instances <= MOST_INSTANCES:
         raise PlanError(f"instances must be a whole number from 1 to {MOST_INSTANCES}, not {instances!r}.")
-    served = tuple(_served(one, plans) for one, plans in models.items())
+    served = tuple(_served(one, plans, ranges) for one, plans in models.items())
     if len(models) > 1 or sharing is not None:
         _check_sharing(served, sharing or Sharing())
     notes = list[str]()
@@ -230,16 +236,16 @@ def pack(
     return Package(name, served, instances, sharing or Sharing(), tuple(notes))
 
 
-def _served(name: str, plans: Sequence[Plan | str | Path]) -> ServedModel:
+def _served(name: str, plans: Sequence[Plan | str | Path], ranges: bool) -> ServedModel:
     """A model with its plans, read and checked."""
     loaded = []
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
         _check_mode(plan, origin)
-        if plan.ranges:
+        if plan.ranges and (len(plans) > 1 or not ranges):
             raise PlanError(
-                f"{origin} is planned for ranges of sizes ({described(plan.ranges)}), and what is exported is for "
-                "single ones: plan the model for those."
+                f"{origin} is planned for ranges of sizes ({described(plan.ranges)}). It can be served alone, by "
+                f"{', '.join(FLEETS)}: else plan the model for single sizes."
             )
         if plan.state:
             raise PlanError(
@@ -310,7 +316,9 @@ def _with_workspace(plan: Plan) -> Plan:
     workspace = calibrate.measured(plan.model, plan.threads)
     if workspace is None:
         return plan
-    return dataclasses.replace(plan, workspace=workspace, graph=graph_of(plan.model, plan.training, None, workspace))
+    return dataclasses.replace(
+        plan, workspace=workspace, graph=graph_of(plan.model, None, None, workspace, ranges=plan.ranges)
+    )
 
 
 def name_of(plan: object) -> str:

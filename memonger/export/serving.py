@@ -38,7 +38,8 @@ class UnknownModelError(SessionError):
 class PlannedModel:
     """A model that answers requests. Threads may share it.
 
-    Where outputs begin with the batch, a batch that no plan was made for is filled up to the next larger one.
+    Where outputs begin with the batch, a batch that no plan was made for is filled up to the next larger one. A plan
+    for ranges of sizes runs any size in them as it is.
 
     Every plan is run once on made-up inputs before the first request: the session checks the executed order then, and
     not on a client's inputs, and the first answer comes as fast as the others.
@@ -61,9 +62,9 @@ class PlannedModel:
         self._model: FleetModel | Session
         if device_of(loaded[0], None).is_host:
             source = list(plans) if reloads else loaded
-            self._model = _filled_up(lambda pad: fleet.add(name, source, pad=pad))
+            self._model = _filled_up(lambda pad: fleet.add(name, source, pad=pad), not loaded[0].ranges)
         else:
-            self._model = _filled_up(lambda pad: Session(loaded, pad=pad))
+            self._model = _filled_up(lambda pad: Session(loaded, pad=pad), True)
         self.output_names = self._model.output_names
         for plan in loaded:
             self._warm(plan)
@@ -310,10 +311,10 @@ def prometheus(figure: Figure) -> Grow:
     return lambda key, value, _: (gauge.labels(key) if labels else gauge).set(value)
 
 
-def _filled_up(make: Callable[[bool], Made]) -> Made:
-    """What takes smaller batches as well, where outputs begin with the batch."""
+def _filled_up(make: Callable[[bool], Made], pad: bool) -> Made:
+    """What takes smaller batches as well, where outputs begin with the batch; ``pad``: whether to try."""
     try:
-        return make(True)
+        return make(pad)
     except NoBatchError:
         return make(False)
 

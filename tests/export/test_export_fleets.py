@@ -243,6 +243,21 @@ def test_tritons_python_model_serves_a_folder_and_ensembles_name_its_models(fold
     assert "max_batch_size: 4\n" in ensemble
 
 
+def test_a_plan_for_a_range_of_sizes_is_served_at_each_of_them(folder: Path) -> None:
+    plan = memonger.search_plan(rows_model(), dims={"N": (1, 6)}, mode="inference", device="none")
+    plan.save(folder / "rows.planned.onnx")
+    fleet = _served(folder)
+    for batch in (6, 1, 3):
+        answer = asyncio.run(fleet.run(rows(2, batch), "rows"))
+        assert answer["z"].tobytes() == stock("rows", rows(2, batch)).tobytes()
+    with pytest.raises(SessionError, match="1 to 6"):
+        asyncio.run(fleet.run(rows(2, 7), "rows"))
+    export(folder, "triton-python", folder.parent / "triton", name="all")
+    ensemble = (folder.parent / "triton" / "rows" / "config.pbtxt").read_text()
+    assert "max_batch_size: 0\n" in ensemble
+    assert "dims: -1\n  dims: 8\n" in ensemble
+
+
 def test_an_exported_folder_of_models_is_exported_again_as_the_same_fleet(folder: Path) -> None:
     export(folder, "ray", folder.parent / "out")
     export(folder.parent / "out" / "models", "ray", folder.parent / "again")

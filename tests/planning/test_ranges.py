@@ -290,7 +290,7 @@ def test_what_takes_single_sizes_says_so(plan: memonger.Plan, tmp_path: Path) ->
         with pytest.raises(memonger.PlanError, match=r"takes single sizes, and dimension 'n' has a range \(1 to 4\)"):
             ask(_chain(), **ranges)
     with pytest.raises(memonger.PlanError, match="planned for ranges of sizes"):
-        export(plan, "kserve", tmp_path / "served")
+        export(plan, "triton", tmp_path / "served")
     with pytest.raises(memonger.SessionError, match="leave pad"):
         memonger.Session(plan, pad=True)
     single = memonger.search_plan(_chain(), mode="inference", batch=1, device="none")

@@ -31,6 +31,8 @@ class Planned(kserve.Model):
 
     async def predict(self, payload: kserve.InferRequest, headers: object = None) -> kserve.InferResponse:
         """Answer one request."""
+        if not isinstance(payload, kserve.InferRequest):
+            raise InvalidInput(f"requests are of the Open Inference Protocol: POST /v2/models/{self.name}/infer")
         try:
             feeds = read_inputs([_fields(tensor) for tensor in payload.inputs])
             answers = write_outputs(await self.fleet.run(feeds, self.planned))
