@@ -45,5 +45,6 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     files.add_file(folder, "bentoml_service.py", "service.py")
     (folder / "bentofile.yaml").write_text(BENTOFILE)
     files.add_settings(package, folder, estimate, **settings, request_bytes=package.instances * request_bytes(estimate))
-    files.add_readme(package, folder, estimate, TEXT.replace("WAIT", f"{package.sharing.wait:g}"))
+    text = TEXT.replace("WAIT", f"{package.sharing.wait:g}") + files.models_table(package)
+    files.add_readme(package, folder, estimate, text)
     return estimate, binding_notes(package)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from memonger.errors import PlanFileError
-from memonger.export.package import Estimate, Package, describe
+from memonger.export.package import Estimate, Package, ServedModel, Tensor, describe, inputs_of, outputs_of
+from memonger.export.protocol import datatype_of
 from memonger.files import folder_beside, put_folder
 from memonger.units import in_full
 from memonger.words import option
@@ -123,12 +124,28 @@ def add_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def models_table(package: Package) -> str:
+    """The models with their inputs and outputs, for README.md: the sizes that requests may have."""
+    lines = ["", "## Models", "", "| model | inputs | outputs |", "|---|---|---|"]
+    for model in package.models:
+        tensors = inputs_of(model.largest), outputs_of(model.largest)
+        cells = [", ".join(_described(model, tensor) for tensor in some) for some in tensors]
+        lines.append(f"| {model.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _described(model: ServedModel, tensor: Tensor) -> str:
+    """As ``x: FP32 [1 to 4, 3, 16, 16]``."""
+    sizes = [str(size) for size in tensor.sizes]
+    if model.batches is not None and max(model.batches) > 1:
+        sizes[0] = f"1 to {max(model.batches)}"
+    return f"`{tensor.name}`: {datatype_of(tensor.dtype)} [{', '.join(sizes)}]"
+
+
 def add_readme(package: Package, folder: Path, estimate: Estimate, text: str) -> None:
     """Write README.md: the target's own text, and the memory."""
-    memory, limit = "", package.sharing.limit
-    if len(package.models) > 1:
-        memory = f"## Models\n\n{', '.join(model.name for model in package.models)}\n\n"
-    memory += (
+    limit = package.sharing.limit
+    memory = (
         f"## Memory\n\nPredicted for one instance: {in_full(estimate.instance_bytes)} beside the process itself "
         f"({describe(estimate)}). For {estimate.instances}: {in_full(estimate.total_bytes)}"
         f"{', the weights once' if estimate.shared and estimate.instances > 1 else ''}.\n"

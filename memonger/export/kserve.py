@@ -78,5 +78,5 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         name=package.name, model="NAME" if several else package.name, request=in_full(request),
         process=in_full(PROCESS_BYTES), wait=package.sharing.wait,
     )  # fmt: skip
-    files.add_readme(package, folder, estimate, text)
+    files.add_readme(package, folder, estimate, text + files.models_table(package))
     return estimate, binding_notes(package)

@@ -37,11 +37,12 @@ CHUNKS_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output of the model: ``dims`` has -1 where only a run can tell."""
+    """An input or output of the model: ``dims`` has -1 where a request or only a run can tell, ``sizes`` says more."""
 
     name: str
     dtype: ir.DataType
     dims: tuple[int, ...]
+    sizes: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +177,22 @@ class Package:
 def inputs_of(plan: Plan) -> tuple[Tensor, ...]:
     """The inputs a request gives."""
     graph = plan.open_model.graph
-    return tuple(_tensor(v, "input") for v in graph.inputs if v.name not in graph.initializers)
+    return tuple(_tensor(v, "input", plan) for v in graph.inputs if v.name not in graph.initializers)
 
 
 def outputs_of(plan: Plan) -> tuple[Tensor, ...]:
     """The outputs, each once."""
-    return tuple(_tensor(value, "output") for value in dict.fromkeys(plan.open_model.graph.outputs))
+    return tuple(_tensor(value, "output", plan) for value in dict.fromkeys(plan.open_model.graph.outputs))
 
 
-def _tensor(value: ir.Value, kind: str) -> Tensor:
+def _tensor(value: ir.Value, kind: str, plan: Plan) -> Tensor:
     if not isinstance(value.type, ir.TensorType) or value.shape is None:
         raise PlanError(
             f"{kind} '{value.name}' is {value.type or 'of an unknown type'}: only tensors of known rank can be served."
         )
     dims = tuple(int(dim) if isinstance(dim, int) else -1 for dim in value.shape)
-    return Tensor(str(value.name), value.type.dtype, dims)
+    sizes = tuple(dim if isinstance(dim, int) else plan.ranges.get(str(dim), "any") for dim in value.shape)
+    return Tensor(str(value.name), value.type.dtype, dims, sizes)
 
 
 def pack(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from memonger.errors import SessionError
 
@@ -20,6 +21,11 @@ DATATYPES = {
 }  # fmt: skip
 LONGEST_MESSAGE = 500
 _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
+
+
+def datatype_of(kind: ir.DataType) -> str:
+    """The protocol's name for a type; onnx's own where it has none."""
+    return _NAMES.get(kind.numpy(), kind.name)
 
 
 def read_request(body: bytes) -> dict[str, np.ndarray]:

@@ -31,5 +31,6 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     settings = files.add_models(package, folder)
     files.add_file(folder, "ray_app.py", "app.py")
     files.add_settings(package, folder, estimate, **settings, request_bytes=request_bytes(estimate))
-    files.add_readme(package, folder, estimate, TEXT.replace("WAIT", f"{package.sharing.wait:g}"))
+    text = TEXT.replace("WAIT", f"{package.sharing.wait:g}") + files.models_table(package)
+    files.add_readme(package, folder, estimate, text)
     return estimate, binding_notes(package)

@@ -46,14 +46,15 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         (folder / model.name / "config.pbtxt").write_text(text_of(content))
     batching = (
         f"Requests are put together to batches of at most {max(batches)}; each is run by the plan of the next larger "
-        f"batch ({', '.join(map(str, batches))}), filled up with the last row."
+        f"batch ({', '.join(map(str, batches))}), filled up with the last row. A tensor of one number a row "
+        "is [batch, 1]."
         if batches
         else "Requests are run one by one: a plan was made without a batch, or a model's inputs and outputs don't "
         "all begin with a batch."
     )
     models = SEVERAL.format(name=package.name) if several else ""
     text = TEXT.format(name=package.name, models=models, batching=batching, wait=package.sharing.wait)
-    files.add_readme(package, folder, estimate, text)
+    files.add_readme(package, folder, estimate, text + files.models_table(package))
     return estimate, binding_notes(package)
 
 
