@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from memonger.planning.unplan import unplan
     from memonger.report.drawing import draw
     from memonger.report.memory_count import count_memory
-    from memonger.runtime.fleet import Fleet, FleetMemory, FleetModel
+    from memonger.runtime.fleet import Fleet, FleetModel
+    from memonger.runtime.fleet_memory import FleetMemory
     from memonger.runtime.pipeline import Pipeline
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
@@ -74,7 +75,8 @@ _LAZY = {
     "memonger.planning.unplan": ("unplan",),
     "memonger.report.drawing": ("draw",),
     "memonger.report.memory_count": ("count_memory",),
-    "memonger.runtime.fleet": ("Fleet", "FleetMemory", "FleetModel"),
+    "memonger.runtime.fleet": ("Fleet", "FleetModel"),
+    "memonger.runtime.fleet_memory": ("FleetMemory",),
     "memonger.runtime.pipeline": ("Pipeline",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),

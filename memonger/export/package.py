@@ -14,7 +14,7 @@ from memonger.lowering import calibrate
 from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
-from memonger.runtime.fleet import memory_of, need_of
+from memonger.runtime.fleet_memory import memory_of, need_of
 from memonger.runtime.session import device_of
 from memonger.units import MOST_INSTANCES, in_full
 from memonger.words import either, option
