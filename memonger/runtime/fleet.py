@@ -44,6 +44,8 @@ class _Member:
         need: In bytes.
         inputs: Names of the model's inputs.
         outputs: Its outputs by name, with type and shape; None where that isn't one shape.
+        checked: Whether an earlier load was seen to run the planned order: what onnxruntime's profiler takes for that
+            stays with the process.
         model: Loaded; None where it was let go.
         users: Runs that are under way, or wait for an arena.
         used: Number of the last run.
@@ -56,6 +58,7 @@ class _Member:
     need: Need
     inputs: tuple[str, ...]
     outputs: Mapping[str, ArenaTensor | None]
+    checked: bool = False
     model: LoadedModel | None = None
     users: int = 0
     used: int = 0
@@ -324,8 +327,8 @@ class Fleet:
         self._make_room(member, name)
         ort.shrink_host_memory()  # or the workspace that was large enough so far would stay beside a larger one
         member.model = LoadedModel(
-            plans, CPU, threads=self._threads or plans[0].threads, check_order=self._check_order, pad=member.pad,
-            lending=self._weights, at_once=self._count,
+            plans, CPU, threads=self._threads or plans[0].threads, pad=member.pad, lending=self._weights,
+            at_once=self._count, check_order=self._check_order and not member.checked,
         )  # fmt: skip
 
     def _make_room(self, wanted: _Member, name: str) -> None:
@@ -341,6 +344,7 @@ class Fleet:
             gone = self._to_let_go(wanted) or []
             models = [member.model for member in gone]
             for member in gone:
+                member.checked = member.checked or _is_checked(member)
                 member.model = None
         for model in models:
             self._end(model)
@@ -476,6 +480,12 @@ def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
 def _tensor(value: ir.Value) -> ArenaTensor | None:
     shape = static_shape(value)
     return ArenaTensor(str(value.name), value.dtype, shape) if shape is not None and value.dtype is not None else None
+
+
+def _is_checked(member: _Member) -> bool:
+    """Whether what is loaded was seen to run the planned order."""
+    engines = member.model.engines if member.model is not None else ()
+    return bool(engines) and not any(engine.unchecked or engine.refused for engine in engines)
 
 
 def _key(plans: Sequence[Plan], pad: bool) -> str:

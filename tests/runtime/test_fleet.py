@@ -122,6 +122,10 @@ def test_a_limit_lets_the_least_recently_used_go_and_they_come_back(
             for name in ("middle", "large", "small"):
                 assert (fleet[name].run({"ids": _ids(seed)})["y"] == expected[name, seed]).all()
                 assert fleet.memory().total <= limit
+        again = fleet._members["small"].model
+        assert again is not None
+        assert not again.engines[0].unchecked  # its order was looked at when it was loaded first
+        assert fleet._members["small"].checked
 
 
 def test_what_can_never_fit_is_refused_with_the_bytes(plans: dict[str, memonger.Plan], paths: dict[str, Path]) -> None:
