@@ -18,7 +18,7 @@ from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning.options import Options
-from memonger.units import parse_size, shown
+from memonger.units import in_bytes, shown
 from memonger.words import did_you_mean, option
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
@@ -161,16 +161,11 @@ def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: flo
         raise PlanError(f"{option('arenas')} must be a whole number from 1 to 1024, not {arenas!r}.")
     if wait is not None and not (type(wait) in (int, float) and 0 <= wait <= 86400):
         raise PlanError(f"{option('wait')} must be seconds from 0 to 86400, not {wait!r}.")
-    return Sharing(arenas or 1, _bytes(limit), WAIT if wait is None else wait)
-
-
-def _bytes(limit: str | int | None) -> int | None:
-    if limit is None or (type(limit) is int and limit > 0):
-        return limit
     try:
-        return parse_size(str(limit))
+        room = None if limit is None else in_bytes(option("limit"), limit)
     except ValueError as error:
-        raise PlanError(f"{option('limit')}: {error}") from error
+        raise PlanError(str(error)) from error
+    return Sharing(arenas or 1, room, WAIT if wait is None else wait)
 
 
 def _check_outside(files: Sequence[Path], folder: Path) -> None:
