@@ -45,7 +45,7 @@ def reset_peak() -> None:
 
 def give_back() -> None:
     """Return what the C library holds free to the system, where it can be asked to (glibc)."""
-    if sys.platform == "linux" and hasattr(_PROCESS, "malloc_trim"):
+    if _PROCESS is not None and hasattr(_PROCESS, "malloc_trim"):
         _PROCESS.malloc_trim(0)
 
 

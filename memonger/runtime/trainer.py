@@ -466,6 +466,7 @@ def _read(
         SessionError: the plans aren't for training, of different models, or for another device; the machine lacks room.
     """
     plans = [verified(one) for one in (plan, accumulation) if one is not None]
+    process_memory.settle()  # what reading left would grow with what follows, and stay in part
     roles = [_roles(one) for one in plans]
     first, where = plans[0], device_of(plans[0], device)
     for one in plans:
