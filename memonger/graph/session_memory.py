@@ -3,12 +3,12 @@
 No part of a plan decides on it, and it isn't known to the byte: the C library and Python keep pieces of what loading
 took. So it is no part of a plan's total, which is exact; it stands beside it.
 
-Fitted to the growth of processes with one session each (onnxruntime 1.31.1, Python 3.11, Linux), of the fourteen
-networks of ``benchmarks.peers``: training 749 to 12,520 nodes, 16 to 120 MiB; inference 13 to 353 nodes, 2 to 9 MiB. In
-inference a node is a whole fused layer, whose kernel keeps more. Of a training node onnxruntime keeps 6 to 8 KiB, its
-binding 0.5. The rest is Python's: arenas of 1 MiB in which a few small objects are left of all that reading a plan
-made. How many these are differs from run to run, of EfficientNet's 4,200 nodes by 9 MiB. Total and this together were within
-4 % of an LSTM, MobileNet-v2, EfficientNet and BERT, two of them with recomputation as well.
+From the growth of processes with one session each (onnxruntime 1.31.1, Python 3.11, Linux). Inference, 13 to 353
+nodes: 2 to 9 MiB; a node is a whole fused layer, whose kernel keeps more. Training, 1,169 to 4,286 nodes: 20 to 57 MiB.
+Of a training node onnxruntime keeps 6 to 9 KiB, its binding 0.5. The rest is Python's: arenas of 1 MiB in which a few
+small objects are left of all that reading a plan made. How many these are differs from run to run, of EfficientNet's
+4,200 nodes by 11 MiB. Total and this together were within 4 % for an LSTM, MobileNet-v2, EfficientNet and BERT, of two
+with recomputation as well.
 
 Left out is the check of the first run's order (``check_order``), whose profile keeps 2.5 KB a node more.
 
