@@ -6,7 +6,6 @@ before the baseline is read.
 """
 
 import ctypes
-import ctypes.util
 import gc
 import sys
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from pathlib import Path
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
+
+_PROCESS = ctypes.CDLL(None) if sys.platform == "linux" else None  # with the C library in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,8 @@ def reset_peak() -> None:
 
 def give_back() -> None:
     """Return what the C library holds free to the system, where it can be asked to (glibc)."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(ctypes.util.find_library("c"))
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
+    if _PROCESS is not None and hasattr(_PROCESS, "malloc_trim"):
+        _PROCESS.malloc_trim(0)
 
 
 def settle() -> int:

@@ -5,7 +5,6 @@ the norm that gradients are clipped by. Whoever runs the step looks at them, and
 segment, with all updates in it, doesn't run: nothing in the model has to ask.
 """
 
-import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -114,23 +113,35 @@ def _drop_unread(graph: ir.Graph) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes of what persists that are read, and may be written over, where they lie: no node cuts or joins them.
+
+    Attributes:
+        tensor: Their name and shape; the offset is the first byte in the whole.
+        whole: Name of the input that they are a part of.
+        new: Name of the output that is written over them; None where none is.
+    """
+
+    tensor: ArenaTensor
+    whole: str
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """A plan cut into segments, without its model.
 
-    Names that a session keeps are objects of a model that is soon gone, strewn over all the memory that it takes: as
-    long as one is left in a piece, Python keeps the piece. So they are written out, and read when the model is gone.
-
     Attributes:
-        program: Of the whole plan, pickled.
-        segments: Of each segment the program, what it receives and what it is handed, pickled.
-        kept: Parts of what persists, pickled: see `Kept`.
+        program: Of the whole plan.
+        segments: Of each segment the program, what it receives and what it is handed.
+        kept: Parts of what persists: see `Kept`.
         models: Of each segment, to be loaded.
         settings: How the CUDA provider is set up.
     """
 
-    program: bytes
-    segments: bytes
-    kept: bytes
+    program: Program
+    segments: tuple[tuple[Program, tuple[ArenaTensor, ...], tuple[str, ...]], ...]
+    kept: tuple[Kept, ...]
     models: tuple[Message, ...]
     settings: Cuda | None
 
@@ -151,24 +162,9 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
         program = _without_parts(whole, program, kept)
     parts = segments_of(whole, program, [program.first_update])
     models = tuple(message(part.model) for part in parts)
-    records = [(part.program, part.received, part.handed) for part in parts]
+    records = tuple((part.program, part.received, part.handed) for part in parts)
     settings = plan.stamp.cuda if plan.stamp is not None else None
-    return Cut(pickle.dumps(program), pickle.dumps(records), pickle.dumps(kept), models, settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Bytes of what persists that are read, and may be written over, where they lie: no node cuts or joins them.
-
-    Attributes:
-        tensor: Their name and shape; the offset is the first byte in the whole.
-        whole: Name of the input that they are a part of.
-        new: Name of the output that is written over them; None where none is.
-    """
-
-    tensor: ArenaTensor
-    whole: str
-    new: str | None
+    return Cut(program, records, kept, models, settings)
 
 
 def _kept(plan: Plan) -> tuple[Kept, ...]:
@@ -253,8 +249,7 @@ class Segments:
         updates: Mapping[str, str],
         check_order: bool,
     ) -> None:
-        program, parts = pickle.loads(plan.program), pickle.loads(plan.segments)
-        own, kept = {*fixed, *scalars}, pickle.loads(plan.kept)
+        program, parts, kept, own = plan.program, plan.segments, plan.kept, {*fixed, *scalars}
         fixed, updates = _with_parts(fixed, updates, kept)
         self.fixed, self.arena, self._bindings = fixed, arena, list[Binding]()
         own |= {part.tensor.name for part in kept}

@@ -1,13 +1,14 @@
 """Trains planned models on onnxruntime: a step's updates are written over what they update."""
 
 import logging
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from memonger.devices import Cuda, Device
@@ -17,8 +18,8 @@ from memonger.model import forward_model
 from memonger.model.training_roles import Training
 from memonger.model.values import dense, static_shape
 from memonger.plan import Plan
+from memonger.runtime import compact, process_memory
 from memonger.runtime import feeds as feeding
-from memonger.runtime import process_memory
 from memonger.runtime import state as states
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.backend import backend
@@ -54,33 +55,26 @@ class Trainer:
         cuda_graph: str = "auto",
     ) -> None:
         check_graphs(cuda_graph)
-        plans = [verified(one) for one in (plan, accumulation) if one is not None]
-        roles = [_roles(one) for one in plans]
-        self.device = device_of(plans[0], device)
-        for one in plans:
-            check_stamp(one, self.device)
-        stamp = plans[0].stamp
-        self._cuda = stamp.cuda if stamp is not None and stamp.cuda is not None else Cuda()
-        self._name = plans[0].name
-        check_room(plans, self.device)
-        self._scalars = {role: np.zeros((), TYPES[role]) for role in sorted({r for own in roles for r in own.scalars})}
-        self.learning_rate = _default_rate(plans[0].model, roles[0])
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
-        self._arena = backend(self.device).arena(max(one.arena_bytes for one in plans))
-        self._packed_forward = forward_model.packed(forward_model.extract(plans[0].model, self._name))
         self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
-        self._threads, self._graphs = intra_op_threads or plans[0].threads, cuda_graph
-        cuts = [cut(one, {*own.persistent, *own.scalars.values()}) for one, own in zip(plans, roles, strict=True)]
-        records, starts = pickle.dumps((roles, _persistent(plans, roles))), _starts(plans[0].model, roles[0])
-        del plan, accumulation, plans, one, roles  # with the models, whose weights would be there twice
+        packed, starts = _read(plan, accumulation, device)
+        del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
-        self._roles, tensors = pickle.loads(records)  # see `memonger.runtime.segments.Cut`
-        self._allocate(tensors, starts)
+        read: _Read = compact.unpacked(packed)
+        self.device, self._cuda, self._name, self._packed_forward = read.device, read.cuda, read.name, read.forward
+        self.learning_rate, self._roles = read.rate, read.roles
+        self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
+        self._scalars = {
+            role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
+        }
+        self._arena = backend(self.device).arena(read.arena_bytes)
+        self._allocate(read.tensors, starts)
         del starts
-        self._bound = [self._bind(one, own, check_order) for one, own in zip(cuts, self._roles, strict=True)]
+        self._bound = [self._bind(one, own, check_order) for one, own in zip(read.cuts, self._roles, strict=True)]
+        del read, packed
         process_memory.settle()
 
     @property
@@ -432,6 +426,59 @@ def _roles(plan: Plan) -> Training:
             "(memonger.differentiate(model, loss=..., optimizer=...))."
         )
     return roles
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a session keeps of its plans.
+
+    Attributes:
+        roles: Of each plan.
+        tensors: Every persistent input, by name.
+        cuts: The plans, cut into segments.
+        forward: The forward model, packed.
+        device: Where to run.
+        cuda: How that provider is set up.
+        name: The first plan's.
+        rate: The default learning rate.
+        threads: The first plan's.
+        arena_bytes: Of the largest arena.
+    """
+
+    roles: list[Training]
+    tensors: dict[str, ArenaTensor]
+    cuts: list[Cut]
+    forward: onnx.ModelProto | None
+    device: Device
+    cuda: Cuda
+    name: str
+    rate: float | None
+    threads: int
+    arena_bytes: int
+
+
+def _read(
+    plan: Plan | str | Path, accumulation: Plan | str | Path | None, device: str | Device | None
+) -> tuple[compact.Packed, dict[str, np.ndarray]]:
+    """A packed `_Read`, and what persistent inputs are before the first step.
+
+    Raises:
+        SessionError: the plans aren't for training, of different models, or for another device; the machine lacks room.
+    """
+    plans = [verified(one) for one in (plan, accumulation) if one is not None]
+    process_memory.settle()  # what reading left would grow with what follows, and stay in part
+    roles = [_roles(one) for one in plans]
+    first, where = plans[0], device_of(plans[0], device)
+    for one in plans:
+        check_stamp(one, where)
+    check_room(plans, where)
+    cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
+    forward = forward_model.packed(forward_model.extract(first.model, first.name))
+    cuts = [cut(one, {*own.persistent, *own.scalars.values()}) for one, own in zip(plans, roles, strict=True)]
+    arena_bytes, rate = max(one.arena_bytes for one in plans), _default_rate(first.model, roles[0])
+    tensors = _persistent(plans, roles)
+    read = _Read(roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes)
+    return compact.packed(read), _starts(first.model, roles[0])
 
 
 def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:

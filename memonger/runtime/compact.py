@@ -1,0 +1,56 @@
+"""Small objects as one piece of memory.
+
+Python keeps a whole arena (1 MiB) of small objects as long as one in it is alive. What is made while a large model is
+there lies strewn among its objects, and each of a few that stay would keep an arena when the model is gone. So they are
+written out, and made again from that once the model is gone.
+"""
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from memonger.runtime.weights import Held
+
+_LARGE = 1 << 10  # bytes: from 512 on Python takes them of the C library
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Objects written out.
+
+    Attributes:
+        data: All but the others.
+        apart: Those that are large, or can't be written out.
+    """
+
+    data: bytes
+    apart: tuple[Any, ...]
+
+
+def packed(value: Any) -> Packed:
+    """Write objects out; large bytes, messages and what is lent to onnxruntime stay as they are."""
+    apart: list[Any] = []
+
+    class Writer(pickle.Pickler):
+        def persistent_id(self, part: Any) -> int | None:
+            if isinstance(part, Held | onnx.ModelProto) or (type(part) is bytes and len(part) >= _LARGE):
+                apart.append(part)
+                return len(apart) - 1
+            return None
+
+    file = io.BytesIO()
+    Writer(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return Packed(file.getvalue(), tuple(apart))
+
+
+def unpacked(what: Packed) -> Any:
+    """The objects that `packed` was given, made anew."""
+
+    class Reader(pickle.Unpickler):
+        def persistent_load(self, number: int) -> Any:
+            return what.apart[number]
+
+    return Reader(io.BytesIO(what.data)).load()
