@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
@@ -44,10 +45,14 @@ def reset_peak() -> None:
 
 def give_back() -> None:
     """Return what the C library holds free to the system, where it can be asked to (glibc)."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(ctypes.util.find_library("c"))
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
+    if sys.platform == "linux" and hasattr(_libc(), "malloc_trim"):
+        _libc().malloc_trim(0)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """The C library, once: to find it starts a process."""
+    return ctypes.CDLL(ctypes.util.find_library("c"))
 
 
 def settle() -> int:
