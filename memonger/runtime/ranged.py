@@ -33,6 +33,7 @@ KEPT = 16
 """Shapes that stay bound, those that ran last: of a thousand nodes each is about half a MiB of onnxruntime's."""
 
 Key = tuple[int, ...]
+Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's order
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +186,28 @@ class RangedBinding:
 
     def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena) -> None:
         self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
-        self._bound: OrderedDict[Key, Binding] = OrderedDict()
+        self._names = tuple(value.name for value in ranged.base.inputs)
+        self._bound: OrderedDict[Shapes, Binding] = OrderedDict()
         self._last: Binding | None = None
+
+    def _shapes(self, inputs: feeding.Feeds) -> Shapes:
+        return tuple(feeding.shape_of(inputs.get(name)) for name in self._names)
+
+    def _use(self, binding: Binding) -> None:
+        """Let go what is held of another shape's run."""
+        if self._last is not None and self._last is not binding:
+            self._last.let_go()
+        self._last = binding
+
+    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
+        """See `memonger.runtime.binding.Binding.run_plain`; None as well at a shape that isn't bound."""
+        shapes = self._shapes(inputs) if type(inputs) is dict else ()
+        binding = self._bound.get(shapes)
+        if binding is None:
+            return None
+        self._bound.move_to_end(shapes)
+        self._use(binding)
+        return binding.run_plain(inputs, copy)
 
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] | None = None) -> None:
         """Run once at the shape of the inputs; see `memonger.runtime.binding.Binding.run`.
@@ -194,15 +215,14 @@ class RangedBinding:
         Raises:
             SessionError: the shape is outside the ranges, or the run failed.
         """
-        key = self.ranged.key(inputs)
-        binding = self._bound.pop(key, None)
+        key, shapes = self.ranged.key(inputs), self._shapes(inputs)
+        binding = self._bound.pop(shapes, None)
         if binding is None:
             if len(self._bound) >= KEPT:
                 self._bound.popitem(last=False)
             binding = Binding(self.ranged.at(key), self.engine, self.arena)
-        if self._last is not None and self._last is not binding:
-            self._last.let_go()
-        self._bound[key] = self._last = binding
+        self._bound[shapes] = binding
+        self._use(binding)
         binding.run(inputs, targets or {})
 
     def forget_results(self) -> None:
