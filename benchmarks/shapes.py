@@ -37,7 +37,7 @@ from memonger.cli.worker import Worker, say, serve
 WAYS = ("stock", "memonger", "no arena", "shrink", "per shape")
 FULL = ("stock", "memonger")  # those that run all the shapes
 TURN = 5  # shapes that a contestant runs in its turn
-EVERY = 10  # shapes between two looks at memory
+EVERY, FEW = 10, 100  # shapes between two looks at memory; up to how many there is one after each
 CHECKED = 200  # shapes whose outputs are compared
 SHARE, SLACK = 0.01, 2 * MIB  # how far memory may be from the prediction at the end
 TABLE = Table(
@@ -99,18 +99,21 @@ def run_all(network: Network, run: Run, count: int) -> Mapping[str, Any]:
     """Run the shapes one after the other: memory in bytes over what was resident before, and digests of outputs."""
     from memonger.runtime import process_memory
 
-    baseline, memory, digests = process_memory.settle(), [], []
+    shapes, at, memory, digests = network.shapes(count), [], [], []
+    network.feeds(shapes[0], 0)  # makes what it keeps
+    baseline = process_memory.settle()
     process_memory.reset_peak()
-    for number, sizes in enumerate(network.shapes(count)):
+    for number, sizes in enumerate(shapes):
         feeds = network.feeds(sizes, number)
         outputs = run(feeds, sizes)
         if number < CHECKED:
             digests.append(hashlib.sha256(b"".join(each.tobytes() for each in outputs)).hexdigest()[:16])
         del outputs, feeds
-        if number % EVERY == 0 or number == count - 1:
+        if count <= FEW or number % EVERY == 0 or number == count - 1:
             process_memory.give_back()
+            at.append(number + 1)
             memory.append(process_memory.resident().now - baseline)
-    return {"memory": memory, "digests": digests, "peak": process_memory.resident().peak - baseline, "shapes": count}
+    return {"at": at, "memory": memory, "digests": digests, "peak": process_memory.resident().peak - baseline}
 
 
 def serve_turns(network: Network, run: Run, count: int) -> None:
@@ -215,7 +218,7 @@ def rows(name: str, folder: Path) -> Iterator[str]:
             found, stock = memory["ways"][way], memory["ways"]["stock"]["digests"]
             series = found["memory"]
             same = sum(a == b for a, b in zip(found["digests"], stock, strict=False))
-            cells[2:6] = str(found["shapes"]), series[len(series) // 10] / MIB, series[-1] / MIB, found["peak"] / MIB
+            cells[2:6] = str(found["at"][-1]), series[len(series) // 10] / MIB, series[-1] / MIB, found["peak"] / MIB
             cells[8] = f"{same}/{len(found['digests'])}"
             if way == "memonger":
                 cells[6:8] = memory["predicted"] / MIB, series[-1] / memory["predicted"]
@@ -230,7 +233,7 @@ def lines(names: Sequence[str], folder: Path) -> Iterator[str]:
     yield "Inputs that change their shape from run to run, on the CPU: memory in MiB over the loaded model"
     command = "shapes --record FOLDER, then shapes --record FOLDER --latency 300 -o benchmarks/shapes.txt"
     yield from stamp(command, ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
-    yield "memory with one thread: after a tenth of the shapes, at the end, and at most; predicted: arena and workspace;"
+    yield "memory with one thread, after a tenth of the shapes, at the end, and at most; predicted: arena and workspace;"
     yield f"÷: at the end over predicted; same: outputs that are bit for bit those of stock, of the first {CHECKED}"
     yield "(per shape: fused for the shape); latency in turns: time is all runs over stock's, p50 the median of the"
     yield "ratios of single runs, each of a new shape; sizes are drawn evenly on a logarithmic scale: small ones are"
@@ -261,14 +264,16 @@ def plot(names: Sequence[str], folder: Path, path: Path) -> None:
     for name, place in zip(names, axes.flat, strict=False):
         memory = read(folder, name, "memory")
         for way, found in memory.get("ways", {}).items():
-            at = [min(number * EVERY, found["shapes"] - 1) + 1 for number in range(len(found["memory"]))]
-            marker = "o" if len(at) < 20 else ""
-            place.plot(at, [each / MIB for each in found["memory"]], label=way, marker=marker, markersize=3)
+            place.plot(found["at"], [each / MIB for each in found["memory"]], label=way)
         if memory:
             place.axhline(memory["predicted"] / MIB, label="memonger, predicted", color="black", linestyle=":")
         place.set(title=name, xlabel="shapes run", ylabel="MiB over the loaded model", xscale="log", ylim=(0, None))
-    axes.flat[0].legend(loc="best", fontsize="small")
-    figure.tight_layout()
+    for place in axes.flat:
+        handles, labels = place.get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="lower center", ncols=len(labels))
+            break
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -48,7 +48,7 @@ class Place:
         """Run a model here; see `memonger.Session.run`."""
         if not outputs:
             with self._lock:
-                for bound in self._bindings(model):
+                for bound in () if self._is_released else self._bound.get(model, ()):
                     found = bound.run_plain(inputs, copy)
                     if found is not None:
                         return found

@@ -196,7 +196,7 @@ def test_few_shapes_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         assert session.run(_x(n))["y"].shape == (n, 6)
     (bound,) = session._place()._bindings(session._model)
     assert isinstance(bound, ranged.RangedBinding)
-    assert list(bound._bound) == [(8,), (9,), (1,)]
+    assert list(bound._bound) == [((8, 8),), ((9, 8),), ((1, 8),)]
 
 
 def test_a_fleet_runs_it_at_every_size(plan: memonger.Plan) -> None:
