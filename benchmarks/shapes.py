@@ -233,7 +233,7 @@ def lines(names: Sequence[str], folder: Path) -> Iterator[str]:
     yield "Inputs that change their shape from run to run, on the CPU: memory in MiB over the loaded model"
     command = "shapes --record FOLDER, then shapes --record FOLDER --latency 300 -o benchmarks/shapes.txt"
     yield from stamp(command, ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
-    yield "memory with one thread, after a tenth of the shapes, at the end, and at most; predicted: arena and workspace;"
+    yield "memory with one thread, after a tenth of the shapes, at the end, and at most; predicted: arena, workspace;"
     yield f"÷: at the end over predicted; same: outputs that are bit for bit those of stock, of the first {CHECKED}"
     yield "(per shape: fused for the shape); latency in turns: time is all runs over stock's, p50 the median of the"
     yield "ratios of single runs, each of a new shape; sizes are drawn evenly on a logarithmic scale: small ones are"

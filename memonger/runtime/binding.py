@@ -108,8 +108,9 @@ class Binding:
         self.__dict__.pop("_plain", None)
         for name in self._unplanned:
             self.binding.bind_output(name)
-        for tensor in self.program.planned:
-            self._bind_output(tensor)
+        base = self.arena.address
+        planned = ((each.name, each.dtype, each.shape, base + each.offset) for each in self.program.planned)
+        ort.bind_outputs(self.binding, planned, self.device)
         for new, old in self._replaced.items():
             store = self.fixed[old]
             tensor = store.tensors[old]
@@ -172,8 +173,8 @@ class Binding:
     def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
         """Run once, with inputs as the caller gave them, and return the outputs; see `run` and `results`.
 
-        Returns: None, and nothing has run, where inputs or outputs aren't of the plain kind, or the order of this run is
-            to be compared with the plan.
+        Returns: None, and nothing has run, where inputs or outputs aren't of the plain kind, or the order of this run
+            is to be compared with the plan.
         """
         plain = self._plain
         if plain is None or self.engine.unchecked or self._redirected or not plain.takes(inputs):
@@ -183,8 +184,8 @@ class Binding:
             self._begin_plain(plain)
         plain.copy_in(inputs)
         large = plain.large(inputs)
-        for name, dtype, feed in large:
-            ort.bind_input(self.binding, name, dtype, feed.shape, feeding.address_of(feed), self.device)
+        for name, feed in large:
+            self._bind_array(name, feed)
         self.engine.run(self.binding)
         return plain.results(copy)
 
@@ -198,9 +199,7 @@ class Binding:
     def _begin_plain(self, plain: PlainRuns) -> None:
         self._begin_feeding({value.name for value in self.inputs})
         for name, place in plain.copied.items():
-            kind = self._kinds[name]
-            assert isinstance(kind, ir.TensorType)
-            ort.bind_input(self.binding, name, kind.dtype, place.shape, feeding.address_of(place), self.device)
+            self._bind_array(name, place)
         self._is_plain = True
 
     def forget_results(self) -> None:
@@ -281,11 +280,15 @@ class Binding:
     def _bind_on_host(self, name: str, feed: feeding.Feed) -> None:
         plain = isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 1 and feed.dtype.kind in "biuf"
         if plain and feed.flags.c_contiguous and name in self._required:  # this call knows no inputs with a default
-            kind, shape, address = self._kinds[name], feed.shape, feed.ctypes.data
-            assert isinstance(kind, ir.TensorType)  # by address: the binding would keep an array beyond the run
-            ort.bind_input(self.binding, name, kind.dtype, shape, address, self.device)
+            self._bind_array(name, feed)
         else:
             self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
+
+    def _bind_array(self, name: str, array: np.ndarray) -> None:
+        """Let runs read an array where it lies, by its address: the binding would keep it beyond the run."""
+        kind = self._kinds[name]
+        assert isinstance(kind, ir.TensorType)
+        ort.bind_input(self.binding, name, kind.dtype, array.shape, feeding.address_of(array), self.device)
 
     def _copy_in(self, name: str, feed: feeding.Feed) -> None:
         store = self._input_store

@@ -99,7 +99,7 @@ class IdleRelease:
     """
 
     def __init__(self, owner: Releasing, seconds: float | None) -> None:
-        self._ended = threading.Event()
+        self._ended, self._is_watching = threading.Event(), seconds is not None
         if seconds is None:
             return
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < threading.TIMEOUT_MAX:
@@ -110,10 +110,12 @@ class IdleRelease:
 
     def __enter__(self) -> None:
         """A run begins."""
-        self._touch()
+        if self._is_watching:
+            self._touch()
 
     def __exit__(self, *_: object) -> None:
-        self._touch()
+        if self._is_watching:
+            self._touch()
 
     def _touch(self) -> None:
         self._used_at, self._is_used = time.monotonic(), True

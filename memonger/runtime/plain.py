@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 
-SMALL = 1 << 14
+SMALL = 1 << 12
 """Bytes up to which an input is copied to where it is bound for good: that takes less time than to bind it anew."""
 
 
@@ -23,14 +22,14 @@ class PlainRuns:
 
     Attributes:
         copied: Inputs that are copied, and where to.
-        bound: Inputs that are read where the caller has them, with their types.
+        bound: Inputs that are read where the caller has them.
     """
 
     def __init__(self, inputs: Sequence[feeding.Input], outputs: Iterable[ArenaTensor], arena: Arena) -> None:
         self._wanted = tuple((value.name, value.shape, value.numpy) for value in inputs)
         empty = {value.name: np.empty(value.shape or (), value.numpy) for value in inputs}
         self.copied = {name: array for name, array in empty.items() if array.nbytes <= SMALL}
-        self.bound = {value.name: value.dtype for value in inputs if value.name not in self.copied}
+        self.bound = [value.name for value in inputs if value.name not in self.copied]
         self._copied, self._count = tuple(self.copied.items()), len(inputs)
         self._begin, self._end = arena.address, arena.address + arena.size
         self._outputs = tuple(
@@ -64,15 +63,15 @@ class PlainRuns:
         for name, place in self._copied:
             place[...] = inputs[name]
 
-    def large(self, inputs: feeding.Feeds) -> list[tuple[str, ir.DataType, np.ndarray]]:
+    def large(self, inputs: feeding.Feeds) -> list[tuple[str, np.ndarray]]:
         """The other inputs: as the caller gave them, or copies of those that lie in the arena, as results may."""
         found = []
-        for name, dtype in self.bound.items():
+        for name in self.bound:
             feed = inputs[name]
             if feed.base is not None:
                 begin = feeding.address_of(feed)
                 feed = feed.copy() if begin < self._end and self._begin < begin + feed.nbytes else feed
-            found.append((name, dtype, feed))
+            found.append((name, feed))
         return found
 
     def results(self, copy: bool) -> dict[str, np.ndarray]:
@@ -83,8 +82,9 @@ class PlainRuns:
 
 
 def _is_plain(value: feeding.Input) -> bool:
-    known = value.shape is not None and value.numpy is not None and value.dtype is not None
-    return known and value.required and value.numpy.kind in "biuf" and value.numpy.isbuiltin == 1
+    if value.shape is None or value.numpy is None or not value.required:
+        return False
+    return value.numpy.kind in "biuf" and value.numpy.isbuiltin == 1
 
 
 def _is_readable(tensor: ArenaTensor | None) -> bool:

@@ -29,8 +29,9 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.units import in_full
 
-KEPT = 16
-"""Shapes that stay bound, those that ran last: of a thousand nodes each is about half a MiB of onnxruntime's."""
+KEPT, KEPT_VALUES = 16, 2000
+"""Shapes that stay bound, those that ran last: so many, or more, up to so many values together, each about half a KiB
+of onnxruntime's."""
 
 Key = tuple[int, ...]
 Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's order
@@ -55,6 +56,7 @@ class RangedProgram:
     Attributes:
         base: The program at the largest sizes, whose inputs have no shapes where those are ranges.
         group: What its onnxruntime session is made of.
+        kept: How many shapes stay bound.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -78,6 +80,7 @@ class RangedProgram:
         )
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
+        self.kept = max(KEPT, KEPT_VALUES // max(1, len(self._planned)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -123,7 +126,7 @@ class RangedProgram:
         with self._lock:
             found = self._known.pop(key, None)
             self._known[key] = found = found if found is not None else self._made(key)
-            if len(self._known) > KEPT:
+            if len(self._known) > self.kept:
                 self._known.popitem(last=False)
             return found
 
@@ -149,7 +152,10 @@ class RangedProgram:
         for value in self._planned:
             name, dtype = value.tensor.name, value.tensor.dtype
             tensors.append(ArenaTensor(name, dtype, found[value.place], offsets[value.number]))  # type: ignore[arg-type]
-        inputs = tuple(replace(one, shape=given.get(one.name, one.shape)) for one in self._inputs)
+        inputs = tuple(
+            feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
+            for one in self._inputs
+        )
         return replace(self.base, inputs=inputs, planned=tuple(tensors))
 
     def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
@@ -218,7 +224,7 @@ class RangedBinding:
         key, shapes = self.ranged.key(inputs), self._shapes(inputs)
         binding = self._bound.pop(shapes, None)
         if binding is None:
-            if len(self._bound) >= KEPT:
+            if len(self._bound) >= self.ranged.kept:
                 self._bound.popitem(last=False)
             binding = Binding(self.ranged.at(key), self.engine, self.arena)
         self._bound[shapes] = binding

@@ -190,6 +190,7 @@ def test_inputs_must_agree_and_have_the_planned_rank() -> None:
 
 def test_few_shapes_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged, "KEPT", 3)
+    monkeypatch.setattr(ranged, "KEPT_VALUES", 0)
     plan = memonger.search_plan(_chain(), mode="inference", dims={"n": (1, 9)}, device="none")
     session = memonger.Session(plan)
     for n in (*range(1, 10), 9, 1):
