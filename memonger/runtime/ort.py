@@ -223,7 +223,10 @@ def bind_output(
 
 def bind_outputs(binding: Any, tensors: Iterable[tuple[str, ir.DataType, Sequence[int], int]], device: Device) -> None:
     """`bind_output` of many, without what onnxruntime's Python does for each: name, type, shape and address."""
-    where, bind = onnxruntime().OrtDevice.make(device.kind, device.index)._get_c_device(), binding._iobinding.bind_output
+    where, bind = (
+        onnxruntime().OrtDevice.make(device.kind, device.index)._get_c_device(),
+        binding._iobinding.bind_output,
+    )
     for name, dtype, shape, address in tensors:
         bind(name, where, int(dtype), shape, address)
 
