@@ -124,16 +124,16 @@ def _name_dimensions(path: Path, inputs: Mapping[str, tuple[str | int, ...]]) ->
 class Hub(nn.Module):
     """A transformer of Hugging Face's transformers, from token numbers to its last hidden state."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, layers: int = 2) -> None:
         import transformers
 
         super().__init__()
         if name == "bert":
-            width = {"vocab_size": WORDS, "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2}
+            width = {"vocab_size": WORDS, "num_hidden_layers": layers, "hidden_size": 128, "num_attention_heads": 2}
             config = transformers.BertConfig(**width, intermediate_size=512)
             self.network = transformers.BertModel(config, add_pooling_layer=False)
         else:
-            small = {"n_layer": 2, "n_embd": 128, "n_head": 2}
+            small = {"n_layer": layers, "n_embd": 128, "n_head": 2}
             self.network = transformers.GPT2Model(transformers.GPT2Config(vocab_size=WORDS, use_cache=False, **small))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -186,8 +186,9 @@ def _narrow(channels: int, width: float) -> int:
     return near if near >= 0.9 * width * channels else near + 8
 
 
-def _mobilenet(width: float) -> nn.Module:
-    units = [(expand, _narrow(outputs, width), *rest) for expand, outputs, *rest in MOBILENET_V2]
+def _mobilenet(width: float, times: int = 1) -> nn.Module:
+    """MobileNet-v2 of another width, each of its stages with as many times as many units."""
+    units = [(expand, _narrow(outputs, width), count * times, by) for expand, outputs, count, by in MOBILENET_V2]
     return MobileNetV2(units, stem=_narrow(32, width))
 
 
@@ -216,3 +217,18 @@ NETWORKS: Mapping[str, Network] = {
     ),
 }  # fmt: skip
 """By name."""
+
+_DEEP_IMAGE: Mapping[str, Dim] = {"batch": (1, 4, 1), "side": (64, 256, 32)}
+_DEEP_TEXT: Mapping[str, Dim] = {"batch": (1, 4, 1), "seq": (1, 128, 1)}
+
+DEEP: Mapping[str, Network] = {
+    "mobilenet_v2": Network(
+        "MobileNet-v2 of width 0.35, each stage 15 times as deep", partial(_mobilenet, 0.35, 15),
+        {"x": ("batch", 3, "side", "side")}, _DEEP_IMAGE,
+    ),
+    "bert": Network(
+        "BERT of 24 layers of 128", partial(Hub, "bert", 24), {"ids": ("batch", "seq"), "mask": ("batch", "seq")},
+        _DEEP_TEXT, is_text=True,
+    ),
+}  # fmt: skip
+"""Networks of about a thousand nodes, by name."""

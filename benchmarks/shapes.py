@@ -11,6 +11,9 @@ Memory is measured with one thread each, two contestants side by side: the proce
 was resident before the first run, with free memory given back. Latency is measured apart, on a machine that does
 nothing else (``--latency 300``): the contestants take turns, a few shapes each, and the first run of each shape counts.
 
+The first run of a shape is measured with networks of about a thousand nodes, one thread (``--first 100``): how much
+longer it takes than the second.
+
 What is measured of a network is written into the record when it is done: ``--resume`` leaves out what is there. Table
 and plot are made of the record.
 """
@@ -31,7 +34,7 @@ import click
 import numpy as np
 
 from benchmarks.machine import MIB, Table, keep, pyplot, stamp
-from benchmarks.shape_networks import NETWORKS, Network
+from benchmarks.shape_networks import DEEP, NETWORKS, Network
 from memonger.cli.worker import Worker, say, serve
 
 WAYS = ("stock", "memonger", "no arena", "shrink", "per shape")
@@ -44,6 +47,7 @@ TABLE = Table(
     "network<13", "way<10", "shapes>7", "a tenth>9.1f", "end>9.1f", "peak>9.1f", "predicted>11.1f", "÷>7.3f", "same>9",
     "time>9.3f", "p50>7.3f",
 )  # fmt: skip
+FIRST = Table("network<13", "nodes>7", "shapes>8", "second run>12.2f", "first, more>13.2f", "most>8.2f")
 Shapes = Sequence[Mapping[str, int]]
 Run = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Sequence[np.ndarray]]
 
@@ -190,6 +194,37 @@ def measure_latency(one: Prepared, ways: Sequence[str], count: int) -> Mapping[s
     return seconds
 
 
+def first_runs(network: Network, folder: Path, count: int) -> Mapping[str, Any]:
+    """How much longer the first run of each of some shapes takes than the second, in seconds of this thread."""
+    import memonger
+
+    network.export(folder / "deep.onnx")
+    plan = memonger.search_plan(folder / "deep.onnx", mode="inference", dims=network.sizes, device="cpu", threads=1)
+    shapes = list({tuple(sizes.values()): sizes for sizes in network.shapes(20 * count)}.values())[: count + 1]
+    seconds = []
+    with memonger.Session(plan, intra_op_threads=1) as session:
+        for number, sizes in enumerate(shapes):
+            feeds, runs = network.feeds(sizes, number), []
+            for _ in range(2):
+                begin = time.thread_time()
+                session.run(feeds)
+                runs.append(time.thread_time() - begin)
+            seconds.append(runs)
+    return {"nodes": len(plan.graph.nodes), "seconds": seconds[1:]}  # but for the one whose order is checked
+
+
+def first_rows(folder: Path) -> Iterator[str]:
+    """The rows of first runs, in ms."""
+    for name in DEEP:
+        found = read(folder, name, "first")
+        if found:
+            first, second = np.array(found["seconds"]).T * 1e3
+            more = first - second
+            yield FIRST.row(
+                name, str(found["nodes"]), str(len(more)), float(np.median(second)), float(np.median(more)), more.max()
+            )
+
+
 def record(names: Sequence[str], ways: Sequence[str], counts: Counts, latency: int, folder: Path, resume: bool) -> None:
     """Measure the networks, and write each into the record when it is done."""
     kind = "latency" if latency else "memory"
@@ -201,6 +236,14 @@ def record(names: Sequence[str], ways: Sequence[str], counts: Counts, latency: i
             one = prepared(name, Path(scratch), threads=0 if latency else 1)
             found = measure_latency(one, ways, latency) if latency else measure_memory(one, ways, counts)
         path.write_text(json.dumps(found))
+
+
+def record_first(folder: Path, count: int) -> None:
+    """Measure the first runs of shapes."""
+    for name, network in DEEP.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            found = first_runs(network, Path(scratch), count)
+        (folder / f"{name}.first.json").write_text(json.dumps(found))
 
 
 def read(folder: Path, name: str, kind: str) -> Any:
@@ -245,6 +288,12 @@ def lines(names: Sequence[str], folder: Path) -> Iterator[str]:
     yield TABLE.heading
     for name in names:
         yield from rows(name, folder)
+    yield ""
+    yield "The first run of a shape: how much longer it takes than the second, ms of one thread (median, most)"
+    for name, network in DEEP.items():
+        yield f"{name}: {network.words}"
+    yield FIRST.heading
+    yield from first_rows(folder)
 
 
 def over(names: Sequence[str], folder: Path) -> Iterator[str]:
@@ -289,13 +338,14 @@ def plot(names: Sequence[str], folder: Path, path: Path) -> None:
 @click.option("--others", default=1000, show_default=True, help="Runs of the other ways.")
 @click.option("--sessions", default=20, show_default=True, help="Shapes that get a stock session of their own.")
 @click.option("--latency", default=0, help="Measure latency instead of memory, with so many shapes.")
+@click.option("--first", default=0, help="Measure the first runs of so many shapes instead.")
 @click.option("--table-only", is_flag=True, help="Measure nothing.")
 @click.option("--worker", type=click.Choice(("memory", "latency")), hidden=True)
 @click.option("--threads", default=0, hidden=True)
 def main(
     folder: Path, resume: bool, output: Path | None, picture: Path | None, names: tuple[str, ...],
-    ways: tuple[str, ...], shapes: int, others: int, sessions: int, latency: int, table_only: bool, worker: str | None,
-    threads: int,
+    ways: tuple[str, ...], shapes: int, others: int, sessions: int, latency: int, first: int, table_only: bool,
+    worker: str | None, threads: int,
 ) -> None:  # fmt: skip
     """Measure, and print the table of what the record has."""
     if worker is not None:
@@ -305,7 +355,9 @@ def main(
         return
     logging.disable(logging.WARNING)  # the exporters' own
     folder.mkdir(parents=True, exist_ok=True)
-    if not table_only:
+    if first:
+        record_first(folder, first)
+    elif not table_only:
         chosen = ways or (FULL if latency else WAYS)
         record(names or tuple(NETWORKS), chosen, Counts(shapes, others, sessions), latency, folder, resume)
     keep(lines(tuple(NETWORKS), folder), output)
