@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import memonger
 from memonger.devices import Stamp
 from memonger.graph.graph import from_model
-from memonger.runtime import profile
+from memonger.runtime import profile, thread_records
 from tests.support import networks
 
 WIDTH = 64
@@ -83,6 +83,20 @@ def test_inputs_may_be_strided_or_ortvalues(plan: memonger.Plan, expected: dict[
     assert np.array_equal(session.run({"x": strided})["y"], expected[0])
     value = onnxruntime.OrtValue.ortvalue_from_numpy(_x(1))
     assert np.array_equal(session.run({"x": value})["y"], expected[1])
+
+
+@pytest.mark.parametrize(("threads", "check", "times"), [(2, True, 3), (1, True, 0), (2, False, 0)])
+def test_what_a_profiled_pool_notes_of_later_runs_is_emptied(
+    plan: memonger.Plan, monkeypatch: pytest.MonkeyPatch, threads: int, check: bool, times: int
+) -> None:
+    emptied, real = list[int](), thread_records.empty
+    monkeypatch.setattr(thread_records, "MOST", 4 * len(plan.graph.nodes))
+    monkeypatch.setattr(thread_records, "empty", lambda: emptied.append(0) or real())
+    monkeypatch.setattr(thread_records, "_NOTES", thread_records._Notes())
+    session = memonger.Session(plan, intra_op_threads=threads, check_order=check)
+    for _ in range(16):
+        session.run({"x": _x(0)})
+    assert len(emptied) == times
 
 
 def test_repeated_runs_take_inputs_of_every_kind_and_hold_none() -> None:
