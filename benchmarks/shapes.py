@@ -45,7 +45,7 @@ CHECKED = 200  # shapes whose outputs are compared
 SHARE, SLACK = 0.01, 2 * MIB  # how far memory may be from the prediction at the end
 TABLE = Table(
     "network<13", "way<10", "shapes>7", "a tenth>9.1f", "end>9.1f", "peak>9.1f", "predicted>11.1f", "÷>7.3f", "same>9",
-    "time>9.3f", "p50>7.3f",
+    "time>9.3f", "p50>7.3f", "more>7.2f",
 )  # fmt: skip
 FIRST = Table("network<13", "nodes>7", "shapes>8", "second run>12.2f", "first, more>13.2f", "most>8.2f")
 Shapes = Sequence[Mapping[str, int]]
@@ -266,8 +266,8 @@ def rows(name: str, folder: Path) -> Iterator[str]:
             if way == "memonger":
                 cells[6:8] = memory["predicted"] / MIB, series[-1] / memory["predicted"]
         if way in latency:
-            ratios = [a / b for a, b in zip(latency[way], latency["stock"], strict=True)]
-            cells += [sum(latency[way]) / sum(latency["stock"]), float(np.median(ratios))]
+            own, stock = np.array(latency[way]), np.array(latency["stock"])
+            cells += [own.sum() / stock.sum(), float(np.median(own / stock)), float(np.median(own - stock)) * 1e3]
         yield TABLE.row(*cells)
 
 
@@ -279,8 +279,8 @@ def lines(names: Sequence[str], folder: Path) -> Iterator[str]:
     yield "memory with one thread, after a tenth of the shapes, at the end, and at most; predicted: arena, workspace;"
     yield f"÷: at the end over predicted; same: outputs that are bit for bit those of stock, of the first {CHECKED}"
     yield "(per shape: fused for the shape); latency in turns: time is all runs over stock's, p50 the median of the"
-    yield "ratios of single runs, each of a new shape; sizes are drawn evenly on a logarithmic scale: small ones are"
-    yield "more frequent"
+    yield "ratios of single runs, more the median of their differences in ms; sizes are drawn evenly on a logarithmic"
+    yield "scale, as small ones are more frequent: few runs are of a shape that is still bound"
     for name in names:
         sizes = ", ".join(f"{dim} {a} to {b}" + f" by {s}" * (s > 1) for dim, (a, b, s) in NETWORKS[name].sizes.items())
         yield f"{name}: {NETWORKS[name].words}; {sizes}"
