@@ -274,7 +274,7 @@ def rows(name: str, folder: Path) -> Iterator[str]:
 def lines(names: Sequence[str], folder: Path) -> Iterator[str]:
     """The table."""
     yield "Inputs that change their shape from run to run, on the CPU: memory in MiB over the loaded model"
-    command = "shapes --record FOLDER, then shapes --record FOLDER --latency 300 -o benchmarks/shapes.txt"
+    command = "shapes --record FOLDER, again with --first 40, again with --latency 300 -o benchmarks/shapes.txt"
     yield from stamp(command, ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
     yield "memory with one thread, after a tenth of the shapes, at the end, and at most; predicted: arena, workspace;"
     yield f"÷: at the end over predicted; same: outputs that are bit for bit those of stock, of the first {CHECKED}"
