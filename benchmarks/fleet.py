@@ -5,11 +5,15 @@ and with its arena shrunk after each run, a `memonger.Session` each, and a `memo
 Each contestant has a process of its own and is called at random from two threads; they take turns. Memory is what the
 process has grown by since onnxruntime was imported: when all is loaded, after the first calls, and after the last.
 
+Then a minute of calls at random from eight threads, which is more than many a server has in an hour: what the process
+has grown by after the first seconds, and at the end.
+
 Then streams: an LSTM by one step a run, and a decoder with a static cache, whose state stock onnxruntime is fed, or
 writes through an IOBinding, and memonger keeps.
 """
 
 import hashlib
+import itertools
 import json
 import random
 import statistics
@@ -41,10 +45,14 @@ DIFFERENT = (
 )  # fmt: skip
 CONTESTANTS = ("stock", "stock, no arena", "stock, shrinking", "sessions", "fleet", "fleet, 2 arenas")
 TURNS, CALLS = 5, 40  # turns that each contestant takes, and calls in each
+CALLERS, WARM, MINUTE = 8, 5, 60  # threads that call for a minute, and the seconds before memory is looked at first
 TABLE = Table(
     "models<10", "contestant<20", "loaded>10.1f", "first>9.1f", "last>9.1f", "÷>8.3f", "predicted>11.1f",
     "released>10.1f", "ms a call>11.2f", "÷>8.3f", "bits<7",
 )  # fmt: skip
+CALLED = Table(
+    "models<10", "contestant<20", "calls>8", "predicted>11.1f", "begin>9.1f", "end>9.1f", "bytes a call>14.0f"
+)
 STREAMS = Table("stream<10", "contestant<26", "memory>9.2f", "predicted>11.2f", "steps/s>10.0f", "÷>8.3f", "bits<7")
 
 
@@ -108,6 +116,25 @@ def _calls(run: Run, feeds: Mapping[str, Mapping[str, np.ndarray]], seed: int) -
     return [(time.perf_counter() - begin) / CALLS]
 
 
+def _called_for(run: Run, feeds: Mapping[str, Mapping[str, np.ndarray]], seconds: float) -> int:
+    """Call at random from many threads for some seconds; returns how many calls there were."""
+    until, counts = time.monotonic() + seconds, [0] * CALLERS
+
+    def call(caller: int) -> None:
+        order = random.Random(caller)
+        while time.monotonic() < until:
+            name = order.choice(names)
+            run(name, feeds[name])
+            counts[caller] += 1
+
+    names, threads = list(feeds), [threading.Thread(target=call, args=(caller,)) for caller in range(CALLERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts)
+
+
 def work(job: Job) -> None:
     """Be a contestant."""
     import onnxruntime  # noqa: F401
@@ -131,6 +158,8 @@ def work(job: Job) -> None:
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if "turn" in request:
             return {"seconds": _calls(run, feeds, request["turn"])}
+        if "minute" in request:
+            return {"calls": _called_for(run, feeds, request["minute"]), "memory": process_memory.settle() - before}
         last = process_memory.settle() - before
         if release is not None:
             release()
@@ -186,6 +215,22 @@ def rows(title: str, names: Mapping[str, str], folder: Path) -> Iterator[str]:
             released / MIB if released is not None else None, 1e3 * statistics.median(seconds[contestant]),
             statistics.median(seconds[contestant]) / statistics.median(seconds["stock"]),
             "same" if found["digests"] == first["stock"]["digests"] else "differ",
+        )  # fmt: skip
+
+
+def minute_rows(title: str, names: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """A table's rows: a minute of calls, one contestant after the other."""
+    job = _files(names, folder)
+    for contestant in CONTESTANTS:
+        path = folder / "job.json"
+        path.write_text(json.dumps({**asdict(job), "contestant": contestant}))
+        with Worker("benchmarks.fleet", ["--worker", str(path)], folder / "minute.err") as worker:
+            predicted = worker.read()["predicted"]
+            begin, end = (worker.ask({"minute": seconds}) for seconds in (WARM, MINUTE))
+        calls, grown = end["calls"], end["memory"] - begin["memory"]
+        yield CALLED.row(
+            title, contestant, str(calls), predicted / MIB if predicted else None, begin["memory"] / MIB,
+            end["memory"] / MIB, grown / calls,
         )  # fmt: skip
 
 
@@ -262,7 +307,7 @@ def decoder_step(
     outputs.append(helper.make_tensor_value_info(x, TensorProto.FLOAT, [1, 1, width]))
     graph = helper.make_graph(nodes, "decoder_step", inputs, outputs, weights)
     steps = []
-    for token in range(32):
+    for token in range(length):  # all of the cache: what was never written takes no memory
         at = np.array([[[0, head, token]] for head in range(heads)]).reshape(1, heads, 1, 3)
         mask = np.where(np.arange(length) <= token, 0, -1e9).astype(np.float32).reshape(1, 1, 1, length)
         steps.append({"x": rng.standard_normal((1, 1, width)).astype(np.float32), "at": at, "mask": mask})
@@ -349,13 +394,14 @@ def stream(name: str, contestant: str, folder: Path) -> None:
         run = (_fed if contestant == "stock, fed" else _bound)(path, state)
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(run(feeds)).tobytes() for feeds in steps)).hexdigest()
     say({"memory": process_memory.settle() - before, "predicted": predicted, "digest": digest})
+    again = itertools.cycle(steps)
 
     def answer(_: Mapping[str, Any]) -> Mapping[str, Any]:
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < 0.5:
-            for feeds in steps:
-                run(feeds)
-            count += len(steps)
+            for _ in range(32):
+                run(next(again))
+            count += 32
         return {"rate": count / (time.perf_counter() - begin)}
 
     serve(answer)
@@ -399,6 +445,13 @@ def lines(kinds: Sequence[str]) -> Iterator[str]:
             yield from rows(f"{COPIES} alike", {f"m{i}": "mobilenet_v2" for i in range(COPIES)}, Path(scratch))
             yield ""
             yield from rows(f"{len(DIFFERENT)} others", {name: name for name in DIFFERENT}, Path(scratch))
+        if "minute" in kinds:
+            yield ""
+            yield f"a minute of calls at random from {CALLERS} threads: grown by after {WARM} s of them, and at the end"
+            yield CALLED.heading
+            yield from minute_rows(f"{COPIES} alike", {f"m{i}": "mobilenet_v2" for i in range(COPIES)}, Path(scratch))
+            yield ""
+            yield from minute_rows(f"{len(DIFFERENT)} others", {name: name for name in DIFFERENT}, Path(scratch))
         if "streams" in kinds:
             yield from ("", STREAMS.heading)
             for name in STREAM:
@@ -406,7 +459,7 @@ def lines(kinds: Sequence[str]) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--kinds", default="models,streams", show_default=True)
+@click.option("--kinds", default="models,minute,streams", show_default=True)
 @click.option("--worker", type=Path, hidden=True)
 @click.option("--stream", "name", hidden=True)
 @click.option("--contestant", hidden=True)
@@ -419,7 +472,7 @@ def main(kinds: str, worker: Path | None, name: str | None, contestant: str, fol
         stream(name, contestant, folder)
     else:
         asked = kinds.split(",")
-        keep(lines(asked), HERE / "fleet.txt" if len(asked) == 2 else None)
+        keep(lines(asked), HERE / "fleet.txt" if len(asked) == 3 else None)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.torch_models import MobileNetV2, UNet
+from benchmarks.torch_models import MOBILENET_V2, MobileNetV2, UNet
 
 Dim = tuple[int, int, int]
 
@@ -23,6 +23,7 @@ class Network:
     """A module, its inputs as the names of their dimensions (or numbers), and the sizes these may have.
 
     Attributes:
+        words: What it is.
         make: Builds the module.
         inputs: Of each input, by name, its dimensions.
         sizes: Of each dimension the smallest size, the largest and the step.
@@ -30,6 +31,7 @@ class Network:
         is_traced: Whether PyTorch's older exporter writes it: the newer one writes an LSTM for one length.
     """
 
+    words: str
     make: Callable[[], nn.Module]
     inputs: Mapping[str, tuple[str | int, ...]]
     sizes: Mapping[str, Dim]
@@ -37,24 +39,25 @@ class Network:
     is_traced: bool = False
 
     def feeds(self, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-        """Inputs of these sizes."""
+        """Inputs of these sizes; another number gives others."""
         rng, feeds = np.random.default_rng(seed), {}
         for name, dims in self.inputs.items():
             shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
             if self.is_text:
                 feeds[name] = np.ones(shape, np.int64) if name == "mask" else rng.integers(0, WORDS, shape)
             else:
-                feeds[name] = rng.standard_normal(shape, np.float32)
+                feeds[name] = np.resize(np.roll(_noise(), seed), shape)
         return feeds
 
     def shapes(self, count: int, seed: int = 0) -> list[dict[str, int]]:
-        """Sizes at random, the largest first: what a run needs at most is there from the beginning on."""
-        rng, steps = np.random.default_rng(seed), {n: (b - a) // s for n, (a, b, s) in self.sizes.items()}
-        found = [{name: most for name, (_, most, _) in self.sizes.items()}]
-        found += [
-            {name: a + s * int(rng.integers(0, steps[name] + 1)) for name, (a, _, s) in self.sizes.items()}
-            for _ in range(count - 1)
-        ]
+        """Sizes at random, the largest first: what a run needs at most is there from the beginning on.
+
+        They are even on a logarithmic scale, as short requests are more frequent than long ones.
+        """
+        rng, found = np.random.default_rng(seed), [{name: most for name, (_, most, _) in self.sizes.items()}]
+        for _ in range(count - 1):
+            drawn = {name: float(np.exp(rng.uniform(np.log(a), np.log(b)))) for name, (a, b, _) in self.sizes.items()}
+            found.append({name: a + s * round((drawn[name] - a) / s) for name, (a, _, s) in self.sizes.items()})
         return found
 
     def export(self, path: Path) -> None:
@@ -82,6 +85,12 @@ class Network:
         assert program is not None
         program.save(path)
         _name_dimensions(path, self.inputs)
+
+
+@cache
+def _noise() -> np.ndarray:
+    """Normal numbers: enough for inputs to differ, and made once, as large inputs take longer than small networks."""
+    return np.random.default_rng(0).standard_normal(1 << 16, np.float32)
 
 
 def _trace(
@@ -115,16 +124,16 @@ def _name_dimensions(path: Path, inputs: Mapping[str, tuple[str | int, ...]]) ->
 class Hub(nn.Module):
     """A transformer of Hugging Face's transformers, from token numbers to its last hidden state."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, layers: int = 2) -> None:
         import transformers
 
         super().__init__()
-        width = {"vocab_size": WORDS, "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4}
         if name == "bert":
-            config = transformers.BertConfig(**width, intermediate_size=1024)
+            width = {"vocab_size": WORDS, "num_hidden_layers": layers, "hidden_size": 128, "num_attention_heads": 2}
+            config = transformers.BertConfig(**width, intermediate_size=512)
             self.network = transformers.BertModel(config, add_pooling_layer=False)
         else:
-            small = {"n_layer": 4, "n_embd": 256, "n_head": 4}
+            small = {"n_layer": layers, "n_embd": 128, "n_head": 2}
             self.network = transformers.GPT2Model(transformers.GPT2Config(vocab_size=WORDS, use_cache=False, **small))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -170,20 +179,56 @@ class Vocoder(nn.Module):
         return torch.tanh(self.last(nn.functional.leaky_relu(x)))
 
 
+def _narrow(channels: int, width: float) -> int:
+    """Channels of a MobileNet-v2 of another width, as in Sandler et al. 2018's own code: the nearest multiple of 8,
+    or the next if that is less than nine tenths."""
+    near = max(8, round(width * channels / 8) * 8)
+    return near if near >= 0.9 * width * channels else near + 8
+
+
+def _mobilenet(width: float, times: int = 1) -> nn.Module:
+    """MobileNet-v2 of another width, each of its stages with as many times as many units."""
+    units = [(expand, _narrow(outputs, width), count * times, by) for expand, outputs, count, by in MOBILENET_V2]
+    return MobileNetV2(units, stem=_narrow(32, width))
+
+
+_IMAGE: Mapping[str, Dim] = {"batch": (1, 16, 1), "side": (64, 512, 32)}
 _TEXT: Mapping[str, Dim] = {"batch": (1, 16, 1), "seq": (1, 512, 1)}
 
 NETWORKS: Mapping[str, Network] = {
     "mobilenet_v2": Network(
-        MobileNetV2, {"x": ("batch", 3, "side", "side")}, {"batch": (1, 16, 1), "side": (64, 512, 32)}
+        "MobileNet-v2 of width 0.35", partial(_mobilenet, 0.35), {"x": ("batch", 3, "side", "side")}, _IMAGE
     ),
     "unet": Network(
-        partial(UNet, width=16), {"x": ("batch", 1, "side", "side")}, {"batch": (1, 16, 1), "side": (64, 512, 32)}
+        "U-Net, a sixteenth as wide as the paper's", partial(UNet, width=4), {"x": ("batch", 1, "side", "side")}, _IMAGE
     ),
-    "bert": Network(partial(Hub, "bert"), {"ids": ("batch", "seq"), "mask": ("batch", "seq")}, _TEXT, is_text=True),
-    "gpt2": Network(partial(Hub, "gpt2"), {"ids": ("batch", "seq")}, _TEXT, is_text=True),
+    "bert": Network(
+        "BERT-tiny, 2 layers of 128", partial(Hub, "bert"), {"ids": ("batch", "seq"), "mask": ("batch", "seq")}, _TEXT,
+        is_text=True,
+    ),
+    "gpt2": Network("GPT-2 of 2 layers of 128", partial(Hub, "gpt2"), {"ids": ("batch", "seq")}, _TEXT, is_text=True),
     "ocr": Network(
-        Reader, {"x": ("batch", 1, 32, "width")}, {"batch": (1, 16, 1), "width": (64, 512, 32)}, is_traced=True
+        "a text reader: 4 convolutions, 2 bidirectional LSTM layers of 128", Reader,
+        {"x": ("batch", 1, 32, "width")}, {"batch": (1, 16, 1), "width": (64, 512, 32)}, is_traced=True,
     ),
-    "vocoder": Network(Vocoder, {"x": ("batch", 80, "frames")}, {"batch": (1, 16, 1), "frames": (1, 512, 1)}),
-}
-"""By name; the transformers have 4 layers of 256, the U-Net is a quarter as wide as the paper's."""
+    "vocoder": Network(
+        "HiFi-GAN, small: 1-D convolutions from spectra to sound", partial(Vocoder, width=64),
+        {"x": ("batch", 80, "frames")}, {"batch": (1, 16, 1), "frames": (1, 512, 1)},
+    ),
+}  # fmt: skip
+"""By name."""
+
+_DEEP_IMAGE: Mapping[str, Dim] = {"batch": (1, 4, 1), "side": (64, 256, 32)}
+_DEEP_TEXT: Mapping[str, Dim] = {"batch": (1, 4, 1), "seq": (1, 128, 1)}
+
+DEEP: Mapping[str, Network] = {
+    "mobilenet_v2": Network(
+        "MobileNet-v2 of width 0.35, each stage 15 times as deep", partial(_mobilenet, 0.35, 15),
+        {"x": ("batch", 3, "side", "side")}, _DEEP_IMAGE,
+    ),
+    "bert": Network(
+        "BERT of 24 layers of 128", partial(Hub, "bert", 24), {"ids": ("batch", "seq"), "mask": ("batch", "seq")},
+        _DEEP_TEXT, is_text=True,
+    ),
+}  # fmt: skip
+"""Networks of about a thousand nodes, by name."""

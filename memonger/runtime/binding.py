@@ -1,6 +1,7 @@
 """A plan bound to addresses: inputs are fed, outputs read, what persists stays, runs are captured as CUDA graphs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
+from memonger.runtime.plain import PlainRuns
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.runtime.store import Store
 
@@ -102,10 +104,13 @@ class Binding:
         self._fed: set[str] | None = None
         self._foreign: set[str] = set()  # inputs that aren't read from the memory kept for them
         self._redirected: set[str] = set()  # outputs that are written to the caller's memory
+        self._is_plain = False  # whether inputs are bound as plain runs need them
+        self.__dict__.pop("_plain", None)
         for name in self._unplanned:
             self.binding.bind_output(name)
-        for tensor in self.program.planned:
-            self._bind_output(tensor)
+        base = self.arena.address
+        planned = ((each.name, each.dtype, each.shape, base + each.offset) for each in self.program.planned)
+        ort.bind_outputs(self.binding, planned, self.device)
         for new, old in self._replaced.items():
             store = self.fixed[old]
             tensor = store.tensors[old]
@@ -117,6 +122,8 @@ class Binding:
 
     def let_go(self) -> None:
         """Hold nothing of the last run: neither its inputs nor outputs that onnxruntime allocated."""
+        if self._is_plain:
+            return  # it holds nothing
         self.binding.clear_binding_inputs()
         self._fed = None
         self.forget_results()
@@ -148,6 +155,7 @@ class Binding:
         Raises:
             SessionError: the runtime failed, or didn't follow the planned order; targets overlap.
         """
+        self._is_plain = False
         lost = overwritten(self.arena, inputs, targets)
         if lost and self.device.is_host:
             inputs = {name: feeding.copy_of(f) if name in lost else f for name, f in inputs.items()}
@@ -161,6 +169,38 @@ class Binding:
         self.engine.run(self.binding, self._number)
         if len(targets) > len(self._redirected):
             self._copy_out(targets)
+
+    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
+        """Run once, with inputs as the caller gave them, and return the outputs; see `run` and `results`.
+
+        Returns: None, and nothing has run, where inputs or outputs aren't of the plain kind, or the order of this run
+            is to be compared with the plan.
+        """
+        plain = self._plain
+        if plain is None or self.engine.unchecked or self._redirected or not plain.takes(inputs):
+            return None
+        self.engine.check_usable()
+        if not self._is_plain:
+            self._begin_plain(plain)
+        plain.copy_in(inputs)
+        large = plain.large(inputs)
+        for name, feed in large:
+            self._bind_array(name, feed)
+        self.engine.run(self.binding)
+        return plain.results(copy)
+
+    @cached_property
+    def _plain(self) -> PlainRuns | None:
+        """What is prepared for plain runs; None where the model takes or gives what isn't of that kind."""
+        persisting = self._replaced.keys() | self._written.keys()
+        returned = [name for name in self.program.outputs if name not in persisting]
+        return PlainRuns.of(self.inputs, returned, self._planned, self.arena)
+
+    def _begin_plain(self, plain: PlainRuns) -> None:
+        self._begin_feeding({value.name for value in self.inputs})
+        for name, place in plain.copied.items():
+            self._bind_array(name, place)
+        self._is_plain = True
 
     def forget_results(self) -> None:
         """Let go what the last run left that onnxruntime allocated."""
@@ -240,11 +280,15 @@ class Binding:
     def _bind_on_host(self, name: str, feed: feeding.Feed) -> None:
         plain = isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 1 and feed.dtype.kind in "biuf"
         if plain and feed.flags.c_contiguous and name in self._required:  # this call knows no inputs with a default
-            kind, shape, address = self._kinds[name], feed.shape, feed.ctypes.data
-            assert isinstance(kind, ir.TensorType)  # by address: the binding would keep an array beyond the run
-            ort.bind_input(self.binding, name, kind.dtype, shape, address, self.device)
+            self._bind_array(name, feed)
         else:
             self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, self._kinds[name]))
+
+    def _bind_array(self, name: str, array: np.ndarray) -> None:
+        """Let runs read an array where it lies, by its address: the binding would keep it beyond the run."""
+        kind = self._kinds[name]
+        assert isinstance(kind, ir.TensorType)
+        ort.bind_input(self.binding, name, kind.dtype, array.shape, feeding.address_of(array), self.device)
 
     def _copy_in(self, name: str, feed: feeding.Feed) -> None:
         store = self._input_store

@@ -328,6 +328,9 @@ class ChunkedBinding:
             tensor = self._planned[name]
             self.arena.copy_out(tensor.offset, feeding.address_of(target), tensor.nbytes)
 
+    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> None:
+        """Nothing: stretches hand values to each other, see `memonger.runtime.binding.Binding.run_plain`."""
+
     def forget_results(self) -> None:
         """Let go what the last run left that onnxruntime allocated."""
         self._held.clear()

@@ -9,7 +9,7 @@ from typing import Any
 from memonger.devices import Cuda, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
-from memonger.runtime import ort, profile
+from memonger.runtime import ort, profile, thread_records
 from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import workspace_of
@@ -75,6 +75,7 @@ class Engine:
         self._joined = pool
         self.workspace: dict[str, int] = {}
         self._folder = ScratchFolder() if check_order else None
+        self._notes = 0  # nodes of which the calling thread keeps notes in each run
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(
             in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
@@ -228,6 +229,8 @@ class Engine:
         if self.is_new:
             self.is_new = False
             self._cap()
+        if self._notes:
+            thread_records.count(self._notes)
 
     def _step_of(self, message: str) -> int | None:
         """The step whose node onnxruntime names as the one that failed."""
@@ -246,6 +249,7 @@ class Engine:
         finally:
             folder.remove()
             self._folder = None
+            self._notes = 0 if self._options.threads == 1 else len(self.programs[0].order)
         if self.pool is not None and self.pool.events is not None:
             self.workspace = workspace_of(runs, start, self.pool.events)
         program = self.programs[0]

@@ -1,8 +1,8 @@
 """State between runs: inputs that a session keeps, each of which an output becomes for the next run."""
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,8 @@ from memonger.runtime.program import Program
 from memonger.runtime.store import Store
 
 _NONE: Mapping[str, Any] = {}
+
+Found = TypeVar("Found")
 
 
 class KeptState:
@@ -59,8 +61,12 @@ class KeptState:
             )
         return StatefulBinding(self, bindings)
 
-    def step(self, bindings: Sequence[Binding], inputs: feeding.Feeds, targets: Mapping[str, Any]) -> Binding:
+    def step(self, bindings: Sequence[Binding], run: Callable[[Binding], Found]) -> Found | None:
         """Run once: the state is the next one afterwards, or the same as before where the run failed.
+
+        Args:
+            bindings: For each turn of the buffers.
+            run: Runs a binding; None where nothing has run.
 
         Raises:
             SessionError: the run failed, and what is written in place may be lost; it was lost before.
@@ -69,9 +75,11 @@ class KeptState:
             self._check_whole()
             binding = bindings[self._turn % len(bindings)]
             self._is_torn = bool(self.in_place)
-            binding.run(inputs, targets)
-            self._turn, self._is_torn = 1 - self._turn, False
-            return binding
+            found = run(binding)
+            if found is not None:
+                self._turn = 1 - self._turn
+            self._is_torn = False
+            return found
 
     def _check_whole(self) -> None:
         if self._is_torn:
@@ -130,7 +138,16 @@ class StatefulBinding:
 
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
         """Run once; `results` gives what came out."""
-        self._last = self._kept.step(self._bindings, inputs, targets)
+
+        def run(binding: Binding) -> Binding:
+            binding.run(inputs, targets)
+            return binding
+
+        self._last = self._kept.step(self._bindings, run) or self._last
+
+    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
+        """See `memonger.runtime.binding.Binding.run_plain`."""
+        return self._kept.step(self._bindings, lambda binding: binding.run_plain(inputs, copy))
 
     def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         """The outputs of the last run by name, but for the state."""

@@ -1,7 +1,7 @@
 """What onnxruntime is asked to do with a model."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -219,6 +219,16 @@ def bind_output(
 ) -> None:
     """Let a run write an output to an address of ours."""
     binding.bind_output(name, device.kind, device.index, enum_of(dtype), list(shape), address)
+
+
+def bind_outputs(binding: Any, tensors: Iterable[tuple[str, ir.DataType, Sequence[int], int]], device: Device) -> None:
+    """`bind_output` of many, without what onnxruntime's Python does for each: name, type, shape and address."""
+    where, bind = (
+        onnxruntime().OrtDevice.make(device.kind, device.index)._get_c_device(),
+        binding._iobinding.bind_output,
+    )
+    for name, dtype, shape, address in tensors:
+        bind(name, where, int(dtype), shape, address)
 
 
 def bind_input(

@@ -46,6 +46,12 @@ class Place:
         self, model: LoadedModel, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None = None, copy: bool = True
     ) -> dict[str, Any]:
         """Run a model here; see `memonger.Session.run`."""
+        if not outputs:
+            with self._lock:
+                for bound in () if self._is_released else self._bound.get(model, ()):
+                    found = bound.run_plain(inputs, copy)
+                    if found is not None:
+                        return found
         call = model.checked(inputs, outputs)
         with model.alone(call), self._lock:
             return model.run(call, self._bindings(model), copy)
@@ -93,7 +99,7 @@ class IdleRelease:
     """
 
     def __init__(self, owner: Releasing, seconds: float | None) -> None:
-        self._ended = threading.Event()
+        self._ended, self._is_watching = threading.Event(), seconds is not None
         if seconds is None:
             return
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < threading.TIMEOUT_MAX:
@@ -104,10 +110,12 @@ class IdleRelease:
 
     def __enter__(self) -> None:
         """A run begins."""
-        self._touch()
+        if self._is_watching:
+            self._touch()
 
     def __exit__(self, *_: object) -> None:
-        self._touch()
+        if self._is_watching:
+            self._touch()
 
     def _touch(self) -> None:
         self._used_at, self._is_used = time.monotonic(), True

@@ -29,10 +29,12 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.units import in_full
 
-KEPT = 16
-"""Shapes that stay bound, those that ran last: of a thousand nodes each is about half a MiB of onnxruntime's."""
+KEPT, KEPT_VALUES = 16, 1000
+"""Shapes that stay bound, those that ran last: so many, or more, up to so many values together, each about half a KiB
+of onnxruntime's."""
 
 Key = tuple[int, ...]
+Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class RangedProgram:
     Attributes:
         base: The program at the largest sizes, whose inputs have no shapes where those are ranges.
         group: What its onnxruntime session is made of.
+        kept: How many shapes stay bound.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -77,6 +80,7 @@ class RangedProgram:
         )
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
+        self.kept = max(KEPT, KEPT_VALUES // max(1, len(self._planned)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -122,7 +126,7 @@ class RangedProgram:
         with self._lock:
             found = self._known.pop(key, None)
             self._known[key] = found = found if found is not None else self._made(key)
-            if len(self._known) > KEPT:
+            if len(self._known) > self.kept:
                 self._known.popitem(last=False)
             return found
 
@@ -148,7 +152,10 @@ class RangedProgram:
         for value in self._planned:
             name, dtype = value.tensor.name, value.tensor.dtype
             tensors.append(ArenaTensor(name, dtype, found[value.place], offsets[value.number]))  # type: ignore[arg-type]
-        inputs = tuple(replace(one, shape=given.get(one.name, one.shape)) for one in self._inputs)
+        inputs = tuple(
+            feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
+            for one in self._inputs
+        )
         return replace(self.base, inputs=inputs, planned=tuple(tensors))
 
     def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
@@ -185,8 +192,28 @@ class RangedBinding:
 
     def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena) -> None:
         self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
-        self._bound: OrderedDict[Key, Binding] = OrderedDict()
+        self._names = tuple(value.name for value in ranged.base.inputs)
+        self._bound: OrderedDict[Shapes, Binding] = OrderedDict()
         self._last: Binding | None = None
+
+    def _shapes(self, inputs: feeding.Feeds) -> Shapes:
+        return tuple(feeding.shape_of(inputs.get(name)) for name in self._names)
+
+    def _use(self, binding: Binding) -> None:
+        """Let go what is held of another shape's run."""
+        if self._last is not None and self._last is not binding:
+            self._last.let_go()
+        self._last = binding
+
+    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
+        """See `memonger.runtime.binding.Binding.run_plain`; None as well at a shape that isn't bound."""
+        shapes = self._shapes(inputs) if type(inputs) is dict else ()
+        binding = self._bound.get(shapes)
+        if binding is None:
+            return None
+        self._bound.move_to_end(shapes)
+        self._use(binding)
+        return binding.run_plain(inputs, copy)
 
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] | None = None) -> None:
         """Run once at the shape of the inputs; see `memonger.runtime.binding.Binding.run`.
@@ -194,15 +221,14 @@ class RangedBinding:
         Raises:
             SessionError: the shape is outside the ranges, or the run failed.
         """
-        key = self.ranged.key(inputs)
-        binding = self._bound.pop(key, None)
+        key, shapes = self.ranged.key(inputs), self._shapes(inputs)
+        binding = self._bound.pop(shapes, None)
         if binding is None:
-            if len(self._bound) >= KEPT:
+            if len(self._bound) >= self.ranged.kept:
                 self._bound.popitem(last=False)
             binding = Binding(self.ranged.at(key), self.engine, self.arena)
-        if self._last is not None and self._last is not binding:
-            self._last.let_go()
-        self._bound[key] = self._last = binding
+        self._bound[shapes] = binding
+        self._use(binding)
         binding.run(inputs, targets or {})
 
     def forget_results(self) -> None:

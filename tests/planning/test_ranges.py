@@ -190,13 +190,14 @@ def test_inputs_must_agree_and_have_the_planned_rank() -> None:
 
 def test_few_shapes_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged, "KEPT", 3)
+    monkeypatch.setattr(ranged, "KEPT_VALUES", 0)
     plan = memonger.search_plan(_chain(), mode="inference", dims={"n": (1, 9)}, device="none")
     session = memonger.Session(plan)
     for n in (*range(1, 10), 9, 1):
         assert session.run(_x(n))["y"].shape == (n, 6)
     (bound,) = session._place()._bindings(session._model)
     assert isinstance(bound, ranged.RangedBinding)
-    assert list(bound._bound) == [(8,), (9,), (1,)]
+    assert list(bound._bound) == [((8, 8),), ((9, 8),), ((1, 8),)]
 
 
 def test_a_fleet_runs_it_at_every_size(plan: memonger.Plan) -> None:

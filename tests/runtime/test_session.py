@@ -1,6 +1,7 @@
 """Sessions: inputs and outputs, threads, refusals."""
 
 import dataclasses
+import sys
 import threading
 from typing import Any
 
@@ -14,7 +15,7 @@ from onnx import TensorProto, helper
 import memonger
 from memonger.devices import Stamp
 from memonger.graph.graph import from_model
-from memonger.runtime import profile
+from memonger.runtime import profile, thread_records
 from tests.support import networks
 
 WIDTH = 64
@@ -82,6 +83,61 @@ def test_inputs_may_be_strided_or_ortvalues(plan: memonger.Plan, expected: dict[
     assert np.array_equal(session.run({"x": strided})["y"], expected[0])
     value = onnxruntime.OrtValue.ortvalue_from_numpy(_x(1))
     assert np.array_equal(session.run({"x": value})["y"], expected[1])
+
+
+@pytest.mark.parametrize(("threads", "check", "times"), [(2, True, 3), (1, True, 0), (2, False, 0)])
+def test_what_a_profiled_pool_notes_of_later_runs_is_emptied(
+    plan: memonger.Plan, monkeypatch: pytest.MonkeyPatch, threads: int, check: bool, times: int
+) -> None:
+    emptied, real = list[int](), thread_records.empty
+    monkeypatch.setattr(thread_records, "MOST", 4 * len(plan.graph.nodes))
+    monkeypatch.setattr(thread_records, "empty", lambda: emptied.append(0) or real())
+    monkeypatch.setattr(thread_records, "_NOTES", thread_records._Notes())
+    session = memonger.Session(plan, intra_op_threads=threads, check_order=check)
+    for _ in range(16):
+        session.run({"x": _x(0)})
+    assert len(emptied) == times
+
+
+def test_repeated_runs_take_inputs_of_every_kind_and_hold_none() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["large", "small"], ["m"], name="mul"),
+        helper.make_node("Tanh", ["m"], ["y"], name="tanh"),
+        helper.make_node("Neg", ["large"], ["z"], name="neg"),
+    ]
+    model = networks.model_of(nodes, {"small": [40, 2], "large": [40, 40]}, {"y": [40, 2], "z": [40, 40]})
+    stock, session = networks.stock(model), memonger.Session(memonger.search_plan(model, device="cpu"))
+
+    def feeds(seed: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return {
+            name: rng.standard_normal(shape, np.float32) for name, shape in (("large", (40, 40)), ("small", (40, 2)))
+        }
+
+    def check(given: dict[str, Any], plain: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = session.run(given, **options)
+        assert networks.same_bits({n: found[n] for n in "yz"}, networks.run_stock(stock, plain))
+        return found
+
+    for seed in range(3):
+        check(feeds(seed), feeds(seed))
+    strided = {name: np.asfortranarray(array) for name, array in feeds(3).items()}
+    check(strided, feeds(3))
+    check(dict(reversed(feeds(4).items())), feeds(4))
+    mine = np.zeros((40, 2), np.float32)
+    assert check(feeds(5), feeds(5), outputs={"y": mine})["y"] is mine
+    kept = mine.copy()
+    results = check(feeds(6), feeds(6), copy=False)
+    again = {"large": results["z"], "small": results["y"]}
+    check(again, {name: array.copy() for name, array in again.items()})
+    with pytest.raises(memonger.SessionError, match="'small' has type float64"):
+        session.run({**feeds(7), "small": np.zeros((40, 2))})
+    given = feeds(8)
+    check(given, feeds(8))
+    counts = [sys.getrefcount(array) for array in given.values()]
+    check(feeds(9), feeds(9))
+    assert [sys.getrefcount(array) for array in given.values()] == counts
+    assert np.array_equal(mine, kept), "runs that aren't given it leave it alone"
 
 
 @pytest.mark.parametrize("threads", ["lock", "arena"])
