@@ -23,6 +23,11 @@ ATTEMPTS = 3
 Way = Solution | Chunking
 
 
+def seconds_of(one: Way, once: float) -> float:
+    """About how long a way takes, of a model that takes so long with nothing recomputed."""
+    return once + one.extra + one.recomputed if isinstance(one, Chunking) else one.cost
+
+
 def for_budget(
     lowered: Lowered,
     request: Request,
@@ -96,7 +101,7 @@ class _Search:
 
     def cost(self, one: Way) -> float:
         """Estimated seconds beyond those of nothing recomputed."""
-        return one.extra + one.recomputed if isinstance(one, Chunking) else one.cost - self.once
+        return seconds_of(one, self.once) - self.once
 
     def recomputed(self, budget: int) -> Solution:
         """The cheapest schedule within a budget, or else the smallest."""

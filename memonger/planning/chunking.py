@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,13 +25,11 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
-from memonger.lowering import calibrate
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import training_roles
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
-from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, static_shape, subgraphs
@@ -70,6 +68,10 @@ WORTH = 0.95
 HOPELESS = 0.25
 """Ways whose nodes alone are estimated to take so much of the model's time longer aren't tried without a budget."""
 
+LONG = 0.25
+"""Seconds of a run from which on its nodes are timed one by one, whole and on slices, and not the run in turns: that
+takes as long as all the rest of planning, and such nodes are long enough to be timed alone."""
+
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
 
@@ -99,7 +101,7 @@ class Chunking:
         request: What is asked of it: its graph.
         solution: Its layout.
         constants: Bytes of slices of constants, and of the numbers that cut.
-        extra: Estimated seconds beyond those of the model as it was.
+        extra: Seconds beyond those of the model as it was: estimated, of a long run those of nodes measured.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
@@ -248,10 +250,10 @@ class _Search:
             way = pick(self._ladders())
             if way is None:
                 return None
-            different = _different(way, self._check)
-            if not different or self.options.allow_rounding:
-                return dataclasses.replace(_with_workspace(way, self.options.threads), notes=_said(different))
-            self._refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
+            checked = _checked(way, self._check)
+            if not checked.different or self.options.allow_rounding:
+                return _with_checked(way, checked)
+            self._refused |= dict.fromkeys(checked.different, "gives other last bits on slices than on whole values")
         return None
 
     def _ladders(self) -> list["_Ladder"]:
@@ -293,56 +295,59 @@ class _Search:
         return [_Ladder(job, axis, ways_of(job, axis, self._most), outer)]
 
 
-def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
-    """The same with the workspace measured: of one chunk of each stage and length, alone, on random inputs."""
-    model, calibration = way.lowered.model, way.lowered.calibration
-    assert calibration is not None
-    workspace, of_stage = dict(calibration.workspace or {}), dict[Any, list[int]]()
-    for chunk, group in itertools.groupby(model.graph, chunk_of):
-        if chunk is None:
-            continue
-        nodes = list(group)
-        names = [str(node.name) for node in nodes]
-        key = chunk.band, chunk.stage, chunk.end - chunk.begin, len(names)
-        if key not in of_stage:
-            seen = calibrate.measured(_alone(model, nodes), threads)
-            of_stage[key] = [] if seen is None else [seen.get(name, 0) for name in names]
-        workspace.update(zip(names, of_stage[key], strict=False))  # none where it couldn't be measured
-    workspace = {name: size for name, size in workspace.items() if size}
-    graph = dataclasses.replace(
-        way.request.graph, workspace=tuple(workspace.get(name, 0) for name in way.request.graph.nodes)
-    )
-    return dataclasses.replace(
-        way,
-        lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
-        request=dataclasses.replace(way.request, graph=graph),
-        solution=dataclasses.replace(way.solution, graph=graph),
-    )
+@dataclass(slots=True)
+class _Checked:
+    """What was seen of a way's nodes alone: those that give other bits, and by how much; workspace; longer seconds."""
+
+    different: dict[str, float] = field(default_factory=dict)
+    workspace: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
-def _alone(model: ir.Model, nodes: Sequence[ir.Node]) -> ir.Model:
-    """These nodes as a model: what they read of others is its input, what others read of them its output."""
-    own = set(nodes)
-    written = (v for node in nodes for v in node.outputs if v.name)
-    return extract(model, nodes, [v for v in written if v.is_graph_output() or not own.issuperset(v.consumers())])
-
-
-def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
-    """The nodes that give other bits on slices, and by how much."""
+def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
+    """See each node of a way whole and on slices."""
     copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
     for node in way.lowered.model.graph:
         chunk = chunk_of(node)
         if chunk is not None:
             copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-    found_different = {} if way.outer is None else _different(way.outer, check)
+    checked = _Checked() if way.outer is None else _checked(way.outer, check)
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
         if str(node.name) not in copies or not isinstance(how, Slicing):
             continue
-        whole, own = (way.axis.lowered.model, node), copies[str(node.name)]
-        difference = check.difference(whole, how, way.lowered.model, own, max(end for _, _, end in own))
-        if difference:
-            found_different[str(node.name)] = difference
-    return found_different
+        own = copies[str(node.name)]
+        seen = check.see((way.axis.lowered.model, node), how, way.lowered.model, own, max(end for _, _, end in own))
+        if seen.difference:
+            checked.different[str(node.name)] = seen.difference
+        checked.seconds += seen.seconds
+        for copy, begin, end in own if seen.workspace else ():
+            checked.workspace[str(copy.name)] = seen.workspace[end - begin]
+    return checked
+
+
+def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
+    """The same with workspace as it was seen, with time where the model takes long, and with a note on other bits."""
+    calibration, graph = way.lowered.calibration, way.request.graph
+    assert calibration is not None
+    workspace = {**(calibration.workspace or {}), **checked.workspace}
+    workspace = {name: size for name, size in workspace.items() if size}
+    graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
+    extra = way.extra
+    if is_long(way.axis.graph):
+        extra += checked.seconds - _waits(way.lowered) + _waits(way.axis.lowered)
+    return dataclasses.replace(
+        way,
+        lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
+        request=dataclasses.replace(way.request, graph=graph),
+        solution=dataclasses.replace(way.solution, graph=graph),
+        extra=extra,
+        notes=_said(checked.different),
+    )
+
+
+def is_long(graph: Graph) -> bool:
+    """Whether a run takes so long that its nodes are timed one by one, and it isn't timed as a whole."""
+    return math.fsum(graph.costs) > LONG
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:

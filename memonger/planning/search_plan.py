@@ -1,6 +1,7 @@
 """From a model to its plan through all stages: `search_plan`, `pareto`, `make_mirror_plan` and `get_cost`."""
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -348,6 +349,9 @@ def in_chunks(job: Job, begin: float) -> Job:
     def time_ratio(one: both.Way, other: both.Way) -> float:
         from memonger.planning import rehearse
 
+        if chunking.is_long(job.request.graph):
+            once = math.fsum(job.request.graph.costs)
+            return both.seconds_of(other, once) / both.seconds_of(one, once)
         first, second = (finish(made.copy(), solve(made), begin) for made in (_taken(job, one), _taken(job, other)))
         return rehearse.time_ratio(first, second, job.options.inputs)
 
