@@ -69,8 +69,8 @@ HOPELESS = 0.25
 """Ways whose nodes alone are estimated to take so much of the model's time longer aren't tried without a budget."""
 
 LONG = 0.25
-"""Seconds of a run from which on its nodes are timed one by one, whole and on slices, and not the run in turns: that
-takes as long as all the rest of planning, and such nodes are long enough to be timed alone."""
+"""Seconds of a training step from which on its nodes are timed one by one, whole and on slices, and not the step: that
+takes as long as all the rest of planning, and nodes of such steps are long enough to be timed alone."""
 
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
@@ -101,7 +101,7 @@ class Chunking:
         request: What is asked of it: its graph.
         solution: Its layout.
         constants: Bytes of slices of constants, and of the numbers that cut.
-        extra: Seconds beyond those of the model as it was: estimated, of a long run those of nodes measured.
+        extra: Seconds beyond those of the model as it was: estimated, of nodes of a long training step measured.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
@@ -297,7 +297,7 @@ class _Search:
 
 @dataclass(slots=True)
 class _Checked:
-    """What was seen of a way's nodes alone: those that give other bits, and by how much; workspace; longer seconds."""
+    """What was seen of a way's nodes alone: those that give other bits, and by how much; workspace; more seconds."""
 
     different: dict[str, float] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
@@ -311,7 +311,7 @@ def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
         chunk = chunk_of(node)
         if chunk is not None:
             copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-    checked = _Checked() if way.outer is None else _checked(way.outer, check)
+    checked, runs = _Checked() if way.outer is None else _checked(way.outer, check), 0
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
         if str(node.name) not in copies or not isinstance(how, Slicing):
             continue
@@ -320,8 +320,10 @@ def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
         if seen.difference:
             checked.different[str(node.name)] = seen.difference
         checked.seconds += seen.seconds
+        runs += len(own) - 1
         for copy, begin, end in own if seen.workspace else ():
             checked.workspace[str(copy.name)] = seen.workspace[end - begin]
+    checked.seconds -= runs * check.least if runs else 0.0
     return checked
 
 
@@ -333,7 +335,7 @@ def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
     workspace = {name: size for name, size in workspace.items() if size}
     graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
     extra = way.extra
-    if is_long(way.axis.graph):
+    if are_timed_alone(way.axis.graph, way.axis.number < 0):
         extra += checked.seconds - _waits(way.lowered) + _waits(way.axis.lowered)
     return dataclasses.replace(
         way,
@@ -345,9 +347,9 @@ def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
     )
 
 
-def is_long(graph: Graph) -> bool:
-    """Whether a run takes so long that its nodes are timed one by one, and it isn't timed as a whole."""
-    return math.fsum(graph.costs) > LONG
+def are_timed_alone(graph: Graph, trains: bool) -> bool:
+    """Whether nodes are timed one by one, and no run as a whole: of a training step that takes long."""
+    return trains and math.fsum(graph.costs) > LONG
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:

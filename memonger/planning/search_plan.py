@@ -349,7 +349,7 @@ def in_chunks(job: Job, begin: float) -> Job:
     def time_ratio(one: both.Way, other: both.Way) -> float:
         from memonger.planning import rehearse
 
-        if chunking.is_long(job.request.graph):
+        if chunking.are_timed_alone(job.request.graph, job.mode == "training"):
             once = math.fsum(job.request.graph.costs)
             return both.seconds_of(other, once) / both.seconds_of(one, once)
         first, second = (finish(made.copy(), solve(made), begin) for made in (_taken(job, one), _taken(job, other)))
