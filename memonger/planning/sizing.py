@@ -167,7 +167,7 @@ class Sizing:
     def _find_family(self, first: int) -> None:
         """Lower at growing sizes until three in a row have one structure."""
         size = first * 2
-        while size <= max(_SAMPLED, 4 * first) and self.family is None and self._too_large_to_measure(size) is None:
+        while size <= max(_SAMPLED, 4 * first) and self.family is None and self.too_large_to_measure(size) is None:
             try:
                 self._sample(size, self.lower(size).request)
             except (LoadError, PlanError):
@@ -260,7 +260,7 @@ class Sizing:
         return made
 
     def _attempt(self, size: int) -> Attempt:
-        reason = self._too_large_to_measure(size)
+        reason = self.too_large_to_measure(size)
         if reason is None:
             try:
                 job = self.lower(size)
@@ -323,7 +323,7 @@ class Sizing:
             own.add_swept(job.request)
         return own
 
-    def _too_large_to_measure(self, size: int) -> str | None:
+    def too_large_to_measure(self, size: int) -> str | None:
         """Why a size can't be lowered here, if so: the calibrating run has no plan yet, and takes what it takes."""
         device = device_of(self.options.device)
         room = _available() if device.is_host and not device.facts.is_portable else None
