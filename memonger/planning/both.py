@@ -68,11 +68,11 @@ def for_budget(
     if search.is_minor(plain, way):
         with suppress(BudgetError):
             return search.budgets.cheapest(request.budget)
-    found: list[Way] = [way, search.recomputed(request.budget)]
-    found += search.both(plain, way, found)
-    fitting = [one for one in found if search.fits(one)]
+    ways: list[Way] = [way, search.recomputed(request.budget)]
+    ways += search.both(plain, way, ways)
+    fitting = [one for one in ways if search.fits(one)]
     if not fitting:
-        raise BudgetError(request.budget, min(map(search.total, found)), request.base)
+        raise BudgetError(request.budget, min(map(search.total, ways)), request.base)
     best = {type(one): one for one in sorted(fitting, key=lambda one: (-search.cost(one), -search.total(one)))}
     first, *others = sorted(best.values(), key=lambda one: isinstance(one, Chunking))
     return others[0] if others and time_ratio(first, others[0]) < 1 else first
@@ -116,12 +116,12 @@ class _Search:
             self.lowered, self.request, self.options, self.device, None, lambda _: math.inf, solution
         )
 
-    def both(self, plain: Solution, way: Chunking, found: list[Way]) -> list[Chunking]:
+    def both(self, plain: Solution, way: Chunking, ways: list[Way]) -> list[Chunking]:
         """Chunks of schedules that were found for larger budgets, by about what chunks take off."""
         assert self.request.budget is not None
         budget, made = self.request.budget, list[Chunking]()
         target = budget + total_bytes(self.request, plain) - self.total(way)
-        cheapest = min((self.cost(one) for one in found if self.fits(one)), default=math.inf)
+        cheapest = min((self.cost(one) for one in ways if self.fits(one)), default=math.inf)
         for attempt in range(ATTEMPTS):
             solution = self.recomputed(target)
             if solution.cost - self.once >= cheapest:
@@ -133,7 +133,7 @@ class _Search:
             if self.fits(tried):
                 return made
             target -= (self.total(tried) - budget) << attempt
-        if not any(map(self.fits, (*found, *made))):
+        if not any(map(self.fits, (*ways, *made))):
             smallest = self.chunked(self.budgets.least())
             made += [] if smallest is None else [smallest]
         return made

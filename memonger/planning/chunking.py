@@ -124,14 +124,14 @@ class Chunking:
         trains = self.axis.number < 0
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
         chunks = [chunk_of(node) for node in self.lowered.model.graph]
-        found = []
+        records = []
         for number, band in enumerate(self.bands, len(outer)):
             begin, end = band.stages[0].begin, band.stages[-1].end
             own = [step for step, chunk in enumerate(chunks) if chunk is not None and chunk.band == number]
             cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
             runs = sum(1 for _ in itertools.groupby(chunks[step] for step in own))
             axis, value = (self.axis.number, "") if not trains else _largest_cut(before, band)
-            found.append(
+            records.append(
                 ChunkedBand(
                     axis=axis, value=value, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
                     slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
@@ -140,7 +140,7 @@ class Chunking:
                     seconds=(len(own) - len(cut)) * LAUNCH_SECONDS + runs * RUN_SECONDS,
                 )
             )  # fmt: skip
-        return (*outer, *found)
+        return (*outer, *records)
 
     @property
     def recomputed(self) -> float:
@@ -204,8 +204,8 @@ def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
     """What a band of a training step is named by: a parameter of which it cuts an axis, or else its largest value."""
     size_of = dict(zip(graph.values, graph.sizes, strict=True))
     updated = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
-    found = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
-    return band.axes[found], found
+    largest = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
+    return band.axes[largest], largest
 
 
 class _Search:
@@ -370,31 +370,31 @@ def _best(
 
     None where none takes much less than the model as it is.
     """
-    found: list[Chunking] = []
+    ways: list[Chunking] = []
     for ladder in ladders:
         least = math.inf
         for way in ladder:
             if way.total > above and way.extra <= most:
-                found.append(way)
+                ways.append(way)
                 if way.total > FAR * least:
                     break
                 least = min(least, way.total)
-    least = min((way.total for way in found), default=math.inf)
-    near = [way for way in found if way.total <= min(WORTH * plain, next_to * least)]
+    least = min((way.total for way in ways), default=math.inf)
+    near = [way for way in ways if way.total <= min(WORTH * plain, next_to * least)]
     return min(near, key=lambda way: (way.extra, way.total), default=None)
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """The cheapest way that fits, or else the smallest."""
-    found: list[Chunking] = []
+    ways: list[Chunking] = []
     for ladder in ladders:
         for way in (ladder[index] for index in reversed(range(len(ladder)))):
-            found.append(way)
+            ways.append(way)
             if way.total <= room:
                 break
-    fitting = [way for way in found if way.total <= room]
+    fitting = [way for way in ways if way.total <= room]
     if not fitting:
-        return min(found, key=lambda way: (way.total, way.extra), default=None)
+        return min(ways, key=lambda way: (way.total, way.extra), default=None)
     return min(fitting, key=lambda way: (way.extra, way.total))
 
 
@@ -484,9 +484,9 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
 def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     """A training step, whose ranges are cut along axes of their own."""
     model = job.lowered.model.clone()
-    found = regions_of(job.lowered.model, job.plain.graph, refused)
-    schedule_model(model, found.order, found.graph)
-    return _Axis(-1, dataclasses.replace(job.lowered, model=model), found.graph, found.axes, found.ranges)
+    regions = regions_of(job.lowered.model, job.plain.graph, refused)
+    schedule_model(model, regions.order, regions.graph)
+    return _Axis(-1, dataclasses.replace(job.lowered, model=model), regions.graph, regions.axes, regions.ranges)
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
@@ -587,10 +587,10 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
 
 def _sizes(model: ir.Model) -> dict[int, int]:
     """The size of each band's axis."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for chunk in filter(None, map(chunk_of, model.graph)):
-        found[chunk.band] = max(chunk.end, found.get(chunk.band, 0))
-    return found
+        sizes[chunk.band] = max(chunk.end, sizes.get(chunk.band, 0))
+    return sizes
 
 
 def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
@@ -633,9 +633,9 @@ def is_computed(value: ir.Value | None) -> bool:
 def _waits(lowered: Lowered) -> float:
     """Seconds that nodes wait for their weights: a product with few rows is over before they are read."""
     assert lowered.calibration is not None
-    seconds, found = lowered.calibration.seconds or {}, 0.0
+    seconds, waiting = lowered.calibration.seconds or {}, 0.0
     sizes = {v: v.const_value.nbytes for v in lowered.model.graph.initializers.values() if v.const_value is not None}
     for node in lowered.model.graph:
         read = sum(sizes.get(v, 0) for v in node.inputs if v is not None)
-        found += max(0.0, read / WEIGHT_BYTES - seconds.get(str(node.name), 0.0)) if read else 0.0
-    return found
+        waiting += max(0.0, read / WEIGHT_BYTES - seconds.get(str(node.name), 0.0)) if read else 0.0
+    return waiting

@@ -203,10 +203,10 @@ class Sizing:
                 break
             with self.course.doing("search", f"{self.vary} {target}: searching, {best} fits") as tell:
                 self.schedules.search(at(target), tell)
-            found = reach(best, at, high)
-            if found == best and target == best + 1:
+            reached = reach(best, at, high)
+            if reached == best and target == best + 1:
                 self.failed.add(target)
-            best, target = found, min(high, found + max(1, found // 16) if found > best else found + 1)
+            best, target = reached, min(high, reached + max(1, reached // 16) if reached > best else reached + 1)
         return best
 
     def _strategy_fits(self, size: int) -> bool:
@@ -337,9 +337,9 @@ class Sizing:
     def _unplanned(self, size: int) -> int:
         """About what a run at a size takes in the model's own order with nothing recomputed."""
         assert self.smallest is not None
-        known, request = (size, self.family.request(size)) if self.family is not None else self.smallest
+        nearest, request = (size, self.family.request(size)) if self.family is not None else self.smallest
         needs = needed_bytes(request.graph, assign_storage(request.graph, request.sharing))
-        return request.base + needs * size // known
+        return request.base + needs * size // nearest
 
     # What is made of it
 
