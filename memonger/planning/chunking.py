@@ -31,6 +31,7 @@ from memonger.model import training_roles
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
+from memonger.model.operators import operator_name
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, static_shape, subgraphs
 from memonger.plan import graph_of, parameter_bytes
@@ -39,7 +40,7 @@ from memonger.planning.chunk_regions import regions_of
 from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
-from memonger.planning.slice_check import SliceCheck
+from memonger.planning.slice_check import EXACT, SliceCheck
 from memonger.remat import Request
 from memonger.units import MiB
 from memonger.words import option
@@ -78,7 +79,7 @@ ROUNDS = 4
 TIMED = 3
 """Ways that are timed, each with more memory than the one before."""
 
-FAR = 1.5
+FAR = 1.3
 """Ways are tried up to so much more memory than the least, as a finer one may take more than a coarser."""
 
 NEXT_TO = 1.25
@@ -313,7 +314,7 @@ def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
             copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
     checked, runs = _Checked() if way.outer is None else _checked(way.outer, check), 0
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
-        if str(node.name) not in copies or not isinstance(how, Slicing):
+        if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
             continue
         own = copies[str(node.name)]
         seen = check.see((way.axis.lowered.model, node), how, way.lowered.model, own, max(end for _, _, end in own))

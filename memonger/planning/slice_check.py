@@ -25,6 +25,14 @@ from memonger.model.values import nbytes, static_shape
 from memonger.runtime import ort, profile
 from memonger.runtime.weights import LEND_ALL
 
+EXACT = frozenset(
+    ["Add", "Concat", "Flatten", "Identity", "MaxPool", "Mul", "Neg", "Relu", "Reshape", "Split", "Squeeze", "Sub",
+     "Transpose", "Unsqueeze", "com.microsoft.nchwc::MaxPool", "com.microsoft.nchwc::ReorderInput",
+     "com.microsoft.nchwc::ReorderOutput"]
+)  # fmt: skip
+"""Operators that copy, compare, or compute one IEEE operation an element, without workspace: the bits are the same on
+whatever path of a kernel, and slices take as long as the whole."""
+
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
 
