@@ -1,5 +1,6 @@
 """A training step within a budget: by chunks, recomputation, or both, whichever holds it in the least time."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +10,7 @@ from memonger.errors import BudgetError
 from memonger.lowering.lowered import Lowered
 from memonger.planning import chunking
 from memonger.planning.chunking import Chunking
-from memonger.planning.decide import Budgets, Solution, orders_of, total_bytes
+from memonger.planning.decide import Budgets, Solution, decide, orders_of, total_bytes
 from memonger.planning.options import Options
 from memonger.remat import Request
 
@@ -134,6 +135,9 @@ class _Search:
                 return made
             target -= (self.total(tried) - budget) << attempt
         if not any(map(self.fits, (*ways, *made))):
-            smallest = self.chunked(self.budgets.least())
-            made += [] if smallest is None else [smallest]
+            made += filter(None, map(self.chunked, (self.swept(), self.budgets.least())))
         return made
+
+    def swept(self) -> Solution:
+        """The default's schedule without a budget: the worst step of what was searched may be one without slices."""
+        return decide(dataclasses.replace(self.request, budget=None), "sweep", self.options.order)
