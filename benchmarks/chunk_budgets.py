@@ -1,124 +1,235 @@
 """GPT-2 in ever smaller budgets, with chunks, recomputing, and both: the table of ``benchmarks.chunks --budgets``."""
 
-import itertools
 import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from benchmarks.chunk_networks import NETWORKS, write
+from benchmarks.chunk_networks import write
 from benchmarks.chunk_plans import Planner, Wish, slices
 from benchmarks.machine import MIB, Table, stamp
+from benchmarks.record import Record, progress
 from memonger.cli import measure_steps
 from memonger.cli.differences import difference
 from memonger.cli.measure import Job, MeasuredSession, take_turns
 from memonger.cli.worker import WorkerError, reason
 
-NAMES, BATCHES = ("gpt2", "gpt2_scores", "gpt2_step"), (1, 4)
+LAYERS = 2
+NAMES, BATCHES = ("gpt2_step", "gpt2", "gpt2_scores"), (1, 4)
 TRAINS = "gpt2_step"
 SHARES = (0.5, 0.3, 0.2, 0.1)
-WAYS = {"chunks": {"chunks": "auto"}, "recomputing": {"chunks": "off"}}
-STEP_WAYS: dict[str, dict[str, Any]] = {
-    "chunks": {"chunks": "auto", "strategy": "none", "max_overhead": 1e6}, "recomputing": {"chunks": "off"},
-    "both": {"chunks": "auto"},
-}  # fmt: skip
-ROUNDS, RUNS_SECONDS = 5, 1.0
+WAYS: dict[str, dict[str, Any]] = {"chunks": {"chunks": "auto"}}
+STEP_WAYS: dict[str, dict[str, Any]] = {"recomputing": {"chunks": "off"}, "both": {"chunks": "auto"}}
+LEAST: dict[str, Any] = {"chunks": "auto", "strategy": "none", "max_overhead": 1e6}  # of steps that recompute nothing
+ROUNDS, TURN_SECONDS = 3, 0.5
 COLUMNS = Table(
     "network<13", "batch>5", "budget>8", "MiB>9.1f", "way<13", "planned>9.1f", "run>9.1f", "ms>9.1f", "time>7.3f",
     "bits<7", "plan s>7.1f", "nodes>7", "again>6", "slices<20",
 )  # fmt: skip
 
 
-def budget_lines(threads: int) -> Iterator[str]:
-    """The table, as it grows."""
-    layers, full = NETWORKS["gpt2"].options["num_layers"], 12
+def budget_lines(record: Record, threads: int) -> Iterator[str]:
+    """The table of what was measured."""
     yield "Inference and training in ever smaller budgets: GPT-2 with 1,024 tokens and 50,257 words"
     yield from stamp("chunks --budgets", ("onnxruntime", "onnx", "numpy", "torch"))
-    yield f"{layers} layers instead of {full}: budgets are of arena and workspace, which don't grow with layers; gpt2"
+    yield f"{LAYERS} layers instead of 12: budgets are of arena and workspace, which hardly grow with layers; gpt2"
     yield "gives all logits, gpt2_scores one number for each token, gpt2_step is a training step with AdamW, whose"
-    yield "chunks alone are those that take least memory. budget: of arena and workspace of the plan without"
-    yield "chunks and budget, in MiB; run: what a run takes over the loaded model; time: over that plan's, both taking"
-    yield f"turns, {threads} threads; bits: against that plan; again: nodes that run again; refused: the smallest."
+    yield "chunks alone are those that take least memory, for whatever budget they fit. Inference recomputes nothing."
+    yield "budget: of arena and workspace of the plan without chunks and budget, in MiB; run: what a run takes over the"
+    yield f"loaded model; time: over that plan's, both taking turns, {threads} threads; bits: against that plan; plan"
+    yield "s: preparing the model included; again: nodes that run again; refused: the smallest that was found."
     yield from ("", COLUMNS.heading)
-    for name in NAMES:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            write(name, folder / "model.onnx")
-            for batch in BATCHES:
-                try:
-                    yield from _lines(name, batch, threads, folder)
-                except Exception as error:  # the next batch goes on
-                    yield f"{name:<13}{batch:>5}  failed: {reason(error)}"
+    for name in (name for name in _row_names() if name in record.rows):
+        yield from _lines(name, record.rows)
 
 
-def _lines(name: str, batch: int, threads: int, folder: Path) -> Iterator[str]:
-    model, trains = str(folder / "model.onnx"), name == TRAINS
-    with Planner(folder) as planner:
-        wish = Wish(
-            model, batch, threads, "off", keep=str(folder / "plain.onnx"), trains=trains, strategy="none" * trains
-        )
-        plain = planner.plan(wish)
-        yield _line(name, batch, 1.0, "plain", plain, plain["peak"], raced(folder, "plain", threads, trains))
-        ways = STEP_WAYS if trains else WAYS
-        for share, (way, options) in itertools.product(SHARES, ways.items()):
-            budget = round(share * plain["peak"])
-            try:
-                given = 0 if "strategy" in options else plain["base"] + budget
-                wish = Wish(
-                    model, batch, threads, budget=given, keep=str(folder / "way.onnx"), trains=trains, **options
-                )
-                plan = planner.plan(wish)
-                smallest = plan["smallest"] - plain["base"] if "smallest" in plan else plan["peak"]
-                if "smallest" in plan or plan["peak"] > budget:
-                    refused = f"refused: {smallest / MIB:.1f} is the smallest found"
-                    yield COLUMNS.row(name, batch, f"{share:.0%}", budget / MIB, way, refused)
-                else:
-                    yield _line(name, batch, share, way, plan, budget, raced(folder, "way", threads, trains))
-            except WorkerError as error:
-                yield f"{name:<13}{batch:>5}{share:>8.0%}  {way}: failed: {error}"
+def measure_budgets(record: Record, threads: int, untimed: bool) -> None:
+    """Measure the rows that aren't there, failed, or weren't timed but are to be."""
 
+    def is_done(name: str) -> bool:
+        row = record.rows.get(name, {"failed": "missing"})
+        return not row.get("failed") and (untimed or "raced" not in row or "seconds" in row["raced"])
 
-def _worker(folder: Path, one: str, output: Path, threads: int, trains: bool) -> MeasuredSession:
-    plan, inputs = str(folder / f"{one}.onnx"), str(folder / "plain.npz")
-    if trains:
-        job = measure_steps.Job(plan, inputs, str(output), True, untimed=2, threads=threads)
-        return measure_steps.MeasuredTrainer(job, folder, one)
-    return MeasuredSession(Job(plan, inputs, str(output), True, threads=threads), folder, one)
-
-
-def raced(folder: Path, kind: str, threads: int, trains: bool) -> Mapping[str, Any]:
-    """A plan beside the plain one: bytes of a run, seconds, the ratio of the seconds, whether the bits are the same."""
-    kinds = dict.fromkeys(("plain", kind))
-    outputs = {one: folder / f"{one}.outputs.npz" for one in kinds}
     with ExitStack() as stack:
-        workers = {one: stack.enter_context(_worker(folder, one, outputs[one], threads, trains)) for one in kinds}
-        take_turns(list(workers.values()), 1, 2)
-        once = min(statistics.median(worker.seconds) for worker in workers.values())
-        take_turns(list(workers.values()), ROUNDS, max(1 if trains else 2, math.ceil(RUNS_SECONDS / once)))
-        results = {one: worker.result() for one, worker in workers.items()}
-        for worker in workers.values():
-            if isinstance(worker, measure_steps.MeasuredTrainer):
-                worker.save()  # as many steps as the others took
-    mine, plain = (_loaded(outputs[one]) for one in (kind, "plain"))
-    return {
-        "peak": results[kind].peak_bytes or 0,
-        "seconds": results[kind].latency_seconds,
-        "ratio": results[kind].latency_seconds / results["plain"].latency_seconds,
-        "bits": "same" if difference(mine, plain).bitwise_equal else "DIFFER",
-    }
+        group: _Group | None = None
+        for row_name in progress(_row_names(), record, is_done):
+            name, batch, share, way = row_name.split()
+            try:
+                if group is None or group.key != (name, int(batch)):
+                    stack.pop_all().close()
+                    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                    group = stack.enter_context(_Group(name, int(batch), threads, folder, untimed))
+                record.add(row_name, group.row(float(share), way))
+            except Exception as error:  # the next row goes on
+                record.add(row_name, {"budget": 0, "failed": reason(error)})
+            print("\n".join(_lines(row_name, record.rows)), flush=True)
 
 
-def _line(
-    name: str, batch: int, share: float, way: str, plan: Mapping[str, Any], budget: int, raced: Mapping[str, Any]
-) -> str:
+def _row_names() -> list[str]:
+    """Of all rows, in order: the network, the batch, the part of the plain plan's memory, and the way to hold it."""
+    names = list[str]()
+    for name in NAMES:
+        for batch in BATCHES:
+            names.append(f"{name} {batch} 1 plain")
+            names += [f"{name} {batch} 1 least"] if name == TRAINS else []
+            ways = STEP_WAYS if name == TRAINS else WAYS
+            names += [f"{name} {batch} {share} {way}" for share in SHARES for way in ways]
+    return names
+
+
+class _Group:
+    """The rows of one network at one batch: planned in one process, and measured beside one plain plan."""
+
+    def __init__(self, name: str, batch: int, threads: int, folder: Path, untimed: bool) -> None:
+        self.key = name, batch
+        self._folder, self._threads, self._untimed, self._trains = folder, threads, untimed, name == TRAINS
+        write(name, folder / "model.onnx", num_layers=LAYERS)
+        self._planner, self._race = Planner(folder), Race(folder, threads, self._trains)
+        try:
+            self._plain = self._planned("plain", chunks="off", strategy="none" if self._trains else "")
+        except BaseException:
+            self._planner.end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._planner.end()
+        self._race.end()
+
+    def _planned(self, kind: str, **options: Any) -> dict[str, Any]:
+        batch = self.key[1]
+        keep, model = str(self._folder / f"{kind}.onnx"), str(self._folder / "model.onnx")
+        return self._planner.plan(
+            Wish(model, batch, self._threads, keep=keep, prepared=True, trains=self._trains, **options)
+        )
+
+    def row(self, share: float, way: str) -> dict[str, Any]:
+        """What was planned and measured; or why not."""
+        budget = round(share * self._plain["peak"])
+        row: dict[str, Any] = {"budget": budget, "failed": ""}
+        try:
+            if way == "plain":
+                return row | {"plan": self._plain, "raced": self._race.against("plain", self._untimed)}
+            if way == "least":
+                plan = self._planned("way", **LEAST)
+            else:
+                ways = STEP_WAYS if self._trains else WAYS
+                plan = self._planned("way", budget=self._plain["base"] + budget, **ways[way])
+            if "smallest" in plan or plan["peak"] > budget:
+                return row | {"smallest": plan.get("smallest", 0) - self._plain["base"]}
+            return row | {"plan": plan, "raced": self._race.against("way", self._untimed)}
+        except WorkerError as error:
+            return row | {"failed": str(error)}
+        except Exception as error:  # the next row goes on
+            return row | {"failed": reason(error)}
+
+
+class Race:
+    """A plan, ``plain.onnx`` in a folder, beside which others of the folder are measured, each in a process of its own.
+
+    Used in a ``with`` statement, which ends the process that runs it.
+    """
+
+    def __init__(self, folder: Path, threads: int, trains: bool = False) -> None:
+        self._folder, self._threads, self._trains = folder, threads, trains
+        self._plain: MeasuredSession | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the process."""
+        if self._plain is not None:
+            self._plain.end()
+
+    def against(self, kind: str, untimed: bool = False) -> Mapping[str, Any]:
+        """A plan beside the plain one: bytes of a run, seconds, their ratio to the plain one's, how the bits are.
+
+        Args:
+            kind: The plan's file, without its ending.
+            untimed: Leave seconds and their ratio out.
+        """
+        if self._plain is None:
+            self._plain = self._worker("plain")
+            self._save(self._plain)
+        if kind == "plain":
+            return self._timed(self._plain, self._plain, untimed)
+        with self._worker(kind) as worker:
+            self._save(worker)
+            mine, plain = (_loaded(self._outputs(one)) for one in (kind, "plain"))
+            bits = "same" if difference(mine, plain).bitwise_equal else "DIFFER"
+            return {**self._timed(self._plain, worker, untimed), "bits": bits}
+
+    def _outputs(self, kind: str) -> Path:
+        return self._folder / f"{kind}.outputs.npz"
+
+    def _worker(self, kind: str) -> MeasuredSession:
+        plan, inputs = str(self._folder / f"{kind}.onnx"), str(self._folder / "plain.npz")
+        if not self._trains:
+            job = Job(plan, inputs, str(self._outputs(kind)), True, threads=self._threads)
+            return MeasuredSession(job, self._folder, kind)
+        steps = measure_steps.Job(plan, inputs, str(self._outputs(kind)), True, untimed=2, threads=self._threads)
+        return measure_steps.MeasuredTrainer(steps, self._folder, kind)
+
+    def _save(self, worker: MeasuredSession) -> None:
+        """Have what the first two steps gave and left written."""
+        if isinstance(worker, measure_steps.MeasuredTrainer):
+            worker.save()
+
+    def _timed(self, plain: MeasuredSession, worker: MeasuredSession, untimed: bool) -> dict[str, Any]:
+        result: dict[str, Any] = {"peak": worker.loaded["peak_bytes"] or 0, "bits": "same"}
+        if untimed:
+            return result
+        workers = list(dict.fromkeys((plain, worker)))
+        for one in workers:
+            one.turns.clear()
+        runs = 1
+        if not self._trains:
+            take_turns(workers, 1, 1)
+            runs = max(1, math.ceil(TURN_SECONDS / min(one.seconds[-1] for one in workers)))
+            for one in workers:
+                one.turns.clear()
+        take_turns(workers, ROUNDS, runs)
+        seconds, once = (statistics.median(one.seconds) for one in (worker, plain))
+        return result | {"seconds": seconds, "ratio": seconds / once}
+
+
+def _lines(row_name: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A row of the table; of the least chunks of a step one for each budget that they fit."""
+    name, batch, share, way = row_name.split()
+    row = rows[row_name]
+    if way == "least":
+        plain = rows[f"{name} {batch} 1 plain"]["plan"]["peak"]
+        for part in (1.0, *SHARES):
+            fits = row["failed"] or ("plan" in row and row["plan"]["peak"] <= part * plain)
+            smallest = row["plan"]["peak"] if "plan" in row else row.get("smallest")
+            shown = row if fits else {"smallest": smallest, "failed": ""}
+            yield _line(name, batch, part, "chunks", shown, round(part * plain))
+    else:
+        yield _line(name, batch, float(share), way, row, row["budget"])
+
+
+def _line(name: str, batch: str, share: float, way: str, row: Mapping[str, Any], budget: int) -> str:
+    begin = name, batch, f"{share:.0%}", budget / MIB, way
+    if row["failed"]:
+        return COLUMNS.row(*begin, f"failed: {row['failed']}")
+    if "plan" not in row:
+        return COLUMNS.row(*begin, f"refused: {row['smallest'] / MIB:.1f}")
+    plan, raced = row["plan"], row["raced"]
+    seconds, ratio = (raced["seconds"] * 1e3, raced["ratio"]) if "seconds" in raced else (None, None)
     return COLUMNS.row(
-        name, batch, f"{share:.0%}", budget / MIB, way, plan["peak"] / MIB, raced["peak"] / MIB, raced["seconds"] * 1e3,
-        raced["ratio"], raced["bits"], plan["seconds"], plan["nodes"], plan["recomputed"], slices(plan),
+        *begin, plan["peak"] / MIB, raced["peak"] / MIB, seconds, ratio, raced["bits"], plan["seconds"], plan["nodes"],
+        plan["recomputed"], slices(plan),
     )  # fmt: skip
 
 

@@ -34,20 +34,20 @@ class Network:
     """
 
     family: Family
-    write: Callable[[Path], None] | None = None
+    write: Callable[..., None] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     batches: tuple[int, ...] = ()
     is_long: bool = False
     is_kin: bool = False
 
 
-def write(name: str, path: Path) -> None:
-    """Write a network's ONNX file, with a symbolic batch."""
+def write(name: str, path: Path, **options: object) -> None:
+    """Write a network's ONNX file, with a symbolic batch; GPT-2's may have another ``num_layers``."""
     network = NETWORKS[name]
     if network.write is not None:
-        network.write(path)
+        network.write(path, **options)
         return
-    onnx.save(models.build(name, batch=None, **network.options), path)
+    onnx.save(models.build(name, batch=None, **{**network.options, **options}), path)
 
 
 def random_inputs(inputs: Iterable[Input], seed: int = 0) -> dict[str, np.ndarray]:
@@ -100,8 +100,8 @@ def step(path: Path, **options: object) -> None:
     onnx.save(models.build("gpt2", batch=None, training=True, **{"num_layers": 4, **options}), path)
 
 
-def _scores(path: Path) -> None:
-    """GPT-2 that scores labels: 4 layers of 768, 1,024 tokens and 50,257 words; one number for each token."""
+def _scores(path: Path, num_layers: int = 4) -> None:
+    """GPT-2 that scores labels: layers of 768, 1,024 tokens and 50,257 words; one number for each token."""
     import torch
 
     from benchmarks.torch_models import GPT
@@ -109,7 +109,7 @@ def _scores(path: Path) -> None:
     class Scores(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.network = GPT(768, 4, 12, 50257, 1024)
+            self.network = GPT(768, num_layers, 12, 50257, 1024)
 
         def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             logits = self.network(tokens).unflatten(0, (-1, 1024))

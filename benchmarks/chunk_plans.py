@@ -4,9 +4,11 @@ It answers each request, a `Wish` in JSON, with the plan's figures (see `memonge
 leaves behind disturbs no measurement, and what ends the process is the row's reason to fail.
 """
 
+import dataclasses
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,9 @@ import memonger
 from benchmarks.chunk_networks import NETWORKS, random_inputs, write
 from benchmarks.machine import MIB, Table, stamp
 from benchmarks.planning import residual_chain, timed
+from memonger.cli.compare import symbolic_sizes
 from memonger.cli.worker import Worker, WorkerError, reason, serve
+from memonger.devices import CPU
 from memonger.errors import BudgetError
 from memonger.graph.costs import flops
 from memonger.model.axes import axes_of
@@ -29,7 +33,8 @@ from memonger.model.load import load
 from memonger.model.values import static_shape
 from memonger.planning.chunking import seeds_of
 from memonger.planning.options import Options
-from memonger.planning.search_plan import prepare
+from memonger.planning.search_plan import Job, finish, in_chunks, prepare, solve
+from memonger.runtime import ort
 from memonger.runtime.feeds import inputs_of
 
 CHAIN = 10_000  # nodes
@@ -48,7 +53,9 @@ class Wish:
         chunks: As `memonger.search_plan` takes it.
         budget: Bytes of all: of parameters and inputs (``base``), too; 0 for none.
         keep: Where to save the plan, ``.onnx``, and beside it random inputs, ``.npz``; nothing is kept without it.
+        told: Where to save, ``.npz``, what stock onnxruntime that is told the shapes gives for those inputs; or empty.
         times: How often it is planned: the time is the median.
+        prepared: Whether the model is lowered and calibrated once for all wishes of it, which is part of each's time.
         tells_refusals: Whether to say which nodes can't be cut along which axes.
         trains: Whether the model has a loss of that name, and AdamW updates its parameters.
         strategy: As `memonger.search_plan` takes it; empty for the default.
@@ -61,7 +68,9 @@ class Wish:
     chunks: str
     budget: int = 0
     keep: str = ""
+    told: str = ""
     times: int = 1
+    prepared: bool = False
     tells_refusals: bool = False
     trains: bool = False
     strategy: str = ""
@@ -89,7 +98,10 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         options = _options(wish)
         for _ in range(wish.times):
-            plan, last = timed(lambda: memonger.search_plan(wish.model, options=options))
+            if wish.prepared:
+                plan, last = _planned(wish, options)
+            else:
+                plan, last = timed(lambda: memonger.search_plan(wish.model, options=options))
             seconds.append(last)
     except BudgetError as error:
         return {"smallest": error.smallest}
@@ -113,9 +125,28 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     if wish.keep:
         figures["sessions"] = _kept(plan, Path(wish.keep))
+    if wish.told:
+        _run_stock(wish, Path(wish.told))
     if wish.tells_refusals:
         figures["refusals"] = refusals(wish)
     return figures
+
+
+def _planned(wish: Wish, options: Options) -> tuple[memonger.Plan, float]:
+    """A plan and the seconds that it took, those of its model's preparation included."""
+    key = wish.model, wish.batch, wish.threads, wish.trains
+    if key not in _PREPARED:
+        _PREPARED.clear()
+        _PREPARED[key] = timed(lambda: prepare(load(wish.model, batch=wish.batch), options))
+    (job, preparing), begin = _PREPARED[key], time.perf_counter()
+    request = dataclasses.replace(job.request, budget=options.budget_bytes)
+    job = dataclasses.replace(job.copy(), options=options, request=request, strategy=options.chosen_strategy)
+    job = in_chunks(job, begin)
+    return finish(job, solve(job), begin), preparing + time.perf_counter() - begin
+
+
+_PREPARED: dict[tuple[object, ...], tuple[Job, float]] = {}
+"""The model of the wish before, with the seconds that it took."""
 
 
 def size_of(value: ir.Value) -> int:
@@ -149,18 +180,27 @@ def _kept(plan: memonger.Plan, path: Path) -> int:
     return len(session.engines)
 
 
+def _run_stock(wish: Wish, path: Path) -> None:
+    """Save what stock onnxruntime gives for the kept inputs, whose shapes its optimizer knows, as it does for plans."""
+    feeds = dict(np.load(Path(wish.keep).with_suffix(".npz")))
+    told = ort.Options("ORT_ENABLE_ALL", threads=wish.threads, dims=symbolic_sizes(Path(wish.model), feeds))
+    session = ort.make_session(Path(wish.model), CPU, told)
+    names = list(dict.fromkeys(ort.names_of(session.get_outputs())))
+    np.savez(path, **dict[str, Any](zip(names, session.run(names, feeds), strict=True)))
+
+
 def refusals(wish: Wish) -> list[str]:
     """For each axis that is tried how many nodes can't be cut along it, and why not the first of each operator."""
     job = prepare(load(wish.model, batch=wish.batch), _options(wish))
-    found = []
+    texts = []
     for seeds in seeds_of(job.lowered.model, job.source.batch):
         refused = {
             str(node.op_type): str(how)
             for node, how in reversed(list(zip(job.lowered.model.graph, _axes(job.lowered.model, seeds), strict=True)))
             if isinstance(how, Refusal)
         }
-        found += [f"axis {max(seeds.values())}: {text}" for text in reversed(refused.values())]
-    return found
+        texts += [f"axis {max(seeds.values())}: {text}" for text in reversed(refused.values())]
+    return texts
 
 
 def _axes(model: Any, seeds: Mapping[str, int]) -> Sequence[object]:

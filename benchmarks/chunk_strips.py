@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 
 import models
-from benchmarks.chunk_budgets import raced
+from benchmarks.chunk_budgets import Race
 from benchmarks.chunk_plans import Planner, Wish
 from benchmarks.machine import MIB, Table, stamp
 from memonger.cli.worker import WorkerError
@@ -40,13 +40,13 @@ def strip_lines(threads: int) -> Iterator[str]:
 
 def _lines(name: str, pixels: int, threads: int, folder: Path) -> Iterator[str]:
     model = str(folder / "model.onnx")
-    with Planner(folder) as planner:
+    with Planner(folder) as planner, Race(folder, threads) as race:
         plain = planner.plan(Wish(model, 1, threads, "off", keep=str(folder / "plain.onnx")))
-        yield _line(name, pixels, "off", plain, plain, raced(folder, "plain", threads))
+        yield _line(name, pixels, "off", plain, plain, race.against("plain"))
         for count in COUNTS:
             try:
                 plan = planner.plan(Wish(model, 1, threads, f"strips:{count}", keep=str(folder / "way.onnx")))
-                yield _line(name, pixels, str(count), plan, plain, raced(folder, "way", threads))
+                yield _line(name, pixels, str(count), plan, plain, race.against("way"))
             except WorkerError as error:
                 yield f"{name:<13}{pixels:>6}{count:>7}  {error}"
 

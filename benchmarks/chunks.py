@@ -2,7 +2,8 @@
 
 A row is a network at a batch and a number of threads. Its contestants, each in a process of its own, take turns: stock
 onnxruntime as it comes, stock without its memory arena, memonger's plan without chunks, and with them. Memory is what a
-run takes over the loaded model (`memonger.runtime.process_memory`). Planning has a process of its own, too.
+run takes over the loaded model (`memonger.runtime.process_memory`). Planning has a process of its own, too. Rows are
+kept in chunks.json as they are measured, those at batch 16 first: ``--minutes`` ends a run, ``--resume`` goes on.
 
 ``--budgets``: GPT-2 in ever smaller budgets, with chunks and by recomputing alone: chunks_budgets.txt. ``--planning``:
 how long planning takes with chunks and without, and which nodes can't be cut: chunks_planning.txt. ``--strips``: single
@@ -10,11 +11,9 @@ images in strips of rows: chunks_strips.txt.
 """
 
 import itertools
-import json
 import math
-import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -24,19 +23,20 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.chunk_budgets import budget_lines
+from benchmarks.chunk_budgets import budget_lines, measure_budgets
 from benchmarks.chunk_networks import DEFAULT, NETWORKS, write
 from benchmarks.chunk_plans import Planner, Wish, planning_lines, slices
 from benchmarks.chunk_strips import strip_lines
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, keep, stamp
-from memonger.cli.compare import symbolic_sizes
+from benchmarks.record import Record, progress
 from memonger.cli.differences import difference
 from memonger.cli.measure import Job, MeasuredSession, take_turns
 from memonger.cli.worker import WorkerError, reason
 
-BATCHES, THREADS = (1, 4, 16, 64), (1, 2)
+BATCHES, THREADS = (16, 1, 4, 64), (2, 1)
 QUICK = ("mobilenet_v2", "vit", "t5_encoder")
-ROUNDS, RUNS_SECONDS = 5, 0.6  # turns a session takes, and about how long each is; two runs at least
+ROUNDS, SECONDS = 5, 10.0  # turns a session takes, and about how long all turns of a row are
+FEWEST = 3  # turns, where each is of a single run that is long
 ROOM = 0.8  # of the memory that is free may the contestants of a row take
 STOCK = {"stock": {}, "no arena": {"arena": False}}
 PLANS = {"off": "off", "chunked": "auto"}
@@ -76,6 +76,11 @@ class Row:
         """What it is a row of."""
         return self.network, self.batch, self.threads
 
+    @property
+    def name(self) -> str:
+        """The same in words."""
+        return _name(*self.key)
+
     def memory(self, one: str = "chunked", other: str = "stock") -> float:
         """A contestant's memory, as a multiple of another's."""
         return self.peak[one] / self.peak[other]
@@ -93,9 +98,14 @@ def measure(name: str, model: Path, batch: int, threads: int) -> Row:
         try:
             with Planner(folder) as planner:
                 plans = {
-                    kind: planner.plan(Wish(str(model), batch, threads, chunks, keep=str(folder / f"{kind}.onnx")))
+                    kind: planner.plan(
+                        Wish(
+                            str(model), batch, threads, chunks, keep=str(folder / f"{kind}.onnx"),
+                            told=str(folder / "told.npz") if kind == "off" else "",
+                        )
+                    )
                     for kind, chunks in PLANS.items()
-                }
+                }  # fmt: skip
             _check_room(plans)
             return row(plans=plans, **_measured(model, folder, threads))
         except Exception as error:  # the next row goes on
@@ -117,25 +127,20 @@ def _check_room(plans: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _measured(model: Path, folder: Path, threads: int) -> dict[str, Any]:
     """What all contestants took, by field of `Row`."""
-    inputs, feeds = folder / "off.npz", dict(np.load(folder / "off.npz"))
-    outputs = {kind: folder / f"{kind}.outputs.npz" for kind in (*STOCK, *PLANS, "told")}
+    outputs = {kind: folder / f"{kind}.outputs.npz" for kind in (*STOCK, *PLANS)}
+    job = partial(Job, inputs=str(folder / "off.npz"), threads=threads)
     jobs = {
-        kind: Job(str(model), str(inputs), str(outputs[kind]), False, threads=threads, **options)
-        for kind, options in STOCK.items()
+        kind: job(str(model), outputs=str(outputs[kind]), planned=False, **options) for kind, options in STOCK.items()
     }
     for kind in PLANS:
-        jobs[kind] = Job(str(folder / f"{kind}.onnx"), str(inputs), str(outputs[kind]), True, threads=threads)
-    dims = symbolic_sizes(model, feeds)
-    told = Job(str(model), str(inputs), str(outputs["told"]), False, threads=threads, dims=dims)
-    with MeasuredSession(told, folder, "told"):
-        pass  # its outputs are there: onnxruntime's optimizer knew the shapes, as it does for plans
+        jobs[kind] = job(str(folder / f"{kind}.onnx"), outputs=str(outputs[kind]), planned=True)
     with ExitStack() as stack:
         workers = {kind: stack.enter_context(MeasuredSession(job, folder, kind)) for kind, job in jobs.items()}
-        take_turns(list(workers.values()), 1, 2)
-        once = min(statistics.median(worker.seconds) for worker in workers.values())
+        take_turns(list(workers.values()), 1, 1)
+        once = sum(worker.seconds[-1] for worker in workers.values())
         for worker in workers.values():
             worker.turns.clear()
-        take_turns(list(workers.values()), ROUNDS, max(2, math.ceil(RUNS_SECONDS / once)))
+        take_turns(list(workers.values()), *turns_of(once))
         results = {kind: worker.result() for kind, worker in workers.items()}
         loaded = {kind: worker.loaded["loaded_bytes"] or 0 for kind, worker in workers.items()}
     return {
@@ -143,14 +148,22 @@ def _measured(model: Path, folder: Path, threads: int) -> dict[str, Any]:
         "loaded": loaded,
         "median": {kind: result.latency_seconds for kind, result in results.items()},
         "p95": {kind: result.p95_seconds for kind, result in results.items()},
-        "bits": {kind: _different(outputs[kind], outputs["told"]) for kind in PLANS},
+        "bits": {kind: _different(outputs[kind], folder / "told.npz") for kind in PLANS},
     }
+
+
+def turns_of(once: float) -> tuple[int, int]:
+    """How many turns are taken, and of how many runs, where one run of each contestant takes so long together."""
+    runs = int(SECONDS / (ROUNDS * once))
+    return (ROUNDS, runs) if runs else (max(FEWEST, min(ROUNDS, int(SECONDS / once))), 1)
 
 
 def _different(mine: Path, stock: Path) -> str:
     """How far outputs are from stock's; empty for the same bits."""
-    found = difference(dict(np.load(mine)), dict(np.load(stock)))
-    return "" if found.bitwise_equal else f"by {found.max_abs_diff}" if found.max_abs_diff is not None else found.why
+    result = difference(dict(np.load(mine)), dict(np.load(stock)))
+    if result.bitwise_equal:
+        return ""
+    return result.why if result.max_abs_diff is None else f"by {result.max_abs_diff}"
 
 
 COLUMNS = Table(
@@ -221,26 +234,42 @@ HEAD = (
 )
 
 
-def comparison(names: Sequence[str], batches: Sequence[int], threads: Sequence[int], done: list[Row]) -> Iterator[str]:
-    """The lines of the main table, as it grows. Rows go to ``done``; those that are there aren't measured again."""
+def _name(network: str, batch: int, threads: int) -> str:
+    return f"{network} {batch} {threads}"
+
+
+def measure_all(keys: Sequence[tuple[str, int, int]], record: Record) -> None:
+    """Measure the rows that aren't there or failed, as long as there is time, and print each."""
+    named = {_name(*key): key for key in keys}
+    written = dict[str, tuple[Path, str]]()
+    print(COLUMNS.heading, flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for row_name in progress(list(named), record, lambda one: not record.rows.get(one, {"failed": True})["failed"]):
+            name, batch, threads = named[row_name]
+            if name not in written:
+                path = Path(scratch) / f"{name}.onnx"
+                written[name] = path, _written(name, path)
+            path, failed = written[name]
+            row = Row(name, batch, threads, failed) if failed else measure(name, path, batch, threads)
+            record.add(row_name, asdict(row))
+            print(line(row), flush=True)
+
+
+def keys_of(names: Sequence[str], batches: Sequence[int], threads: Sequence[int]) -> list[tuple[str, int, int]]:
+    """All rows, in the order that they are measured."""
+    every = itertools.product(batches, threads, names)
+    return [(name, n, count) for n, count, name in every if n in (NETWORKS[name].batches or batches)]
+
+
+def table(record: Record) -> Iterator[str]:
+    """The lines of the main table: all rows that there are, by network."""
     yield "Inference on the CPU in chunks: memory and latency beside stock onnxruntime and plans without chunks"
     yield from stamp("chunks", ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
     yield from ("", *HEAD, "", COLUMNS.heading)
-    known = {row.key: row for row in done if not row.failed}
-    done.clear()
-    for name in names:
-        wanted = [n for n in batches if n in (NETWORKS[name].batches or batches)]
-        with tempfile.TemporaryDirectory() as scratch:
-            path, written = Path(scratch) / "model.onnx", ""
-            if any((name, *size) not in known for size in itertools.product(wanted, threads)):
-                written = _written(name, path)
-            for batch, count in itertools.product(wanted, threads):
-                row = known.get((name, batch, count))
-                if row is None:
-                    row = Row(name, batch, count, written) if written else measure(name, path, batch, count)
-                done.append(row)
-                yield line(row)
-    yield from ("", *means(done))
+    places = {name: place for place, name in enumerate(NETWORKS)}
+    rows = [Row(**row) for row in record.rows.values()]
+    rows.sort(key=lambda row: (places.get(row.network, len(places)), row.batch, row.threads))
+    yield from (*map(line, rows), "", *means(rows))
 
 
 def _written(name: str, path: Path) -> str:
@@ -252,25 +281,18 @@ def _written(name: str, path: Path) -> str:
     return ""
 
 
-def _remembering(lines: Iterable[str], done: Sequence[Row], path: Path) -> Iterator[str]:
-    """The lines, with the rows kept after each."""
-    for text in lines:
-        yield text
-        path.write_text(json.dumps([asdict(row) for row in done], indent=1) + "\n")
-
-
 def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    found = text.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in found):
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise click.BadParameter("give positive numbers with commas between them, as 1,16")
-    return tuple(map(int, found))
+    return tuple(map(int, parts))
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    found = tuple(text.split(","))
-    if unknown := set(found) - set(NETWORKS):
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(NETWORKS):
         raise click.BadParameter(f"no network {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
-    return found
+    return names
 
 
 @click.command(help=(__doc__ or "").splitlines()[0])
@@ -281,27 +303,31 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> t
 @click.option("--budgets", "wanted", flag_value="budgets", help="GPT-2 in ever smaller budgets.")
 @click.option("--planning", "wanted", flag_value="planning", help="How long planning takes, and what can't be cut.")
 @click.option("--strips", "wanted", flag_value="strips", help="Single images in strips of rows, on one thread.")
-@click.option("--resume", is_flag=True, help=f"Go on where {RESULTS.name} ends: measure what isn't there, or failed.")
+@click.option("--resume", is_flag=True, help="Go on where the kept rows end: measure what isn't there, or failed.")
+@click.option("--minutes", type=click.FloatRange(0), default=math.inf, help="Begin no row after so many.")
+@click.option("--untimed", is_flag=True, help="With --budgets: memory and bits, which need no quiet.")
 def main(
     networks: tuple[str, ...], batches: tuple[int, ...], threads: tuple[int, ...], quick: bool, wanted: str | None,
-    resume: bool,
+    resume: bool, minutes: float, untimed: bool,
 ) -> None:  # fmt: skip
-    """Measure; a table is kept where nothing was left out."""
+    """Measure; a table is kept where nothing was left out, or what was measured before goes on."""
     if wanted == "budgets":
-        keep(budget_lines(threads[-1]), HERE / "chunks_budgets.txt")
+        record = Record(HERE / "chunks_budgets.json", resume, minutes)
+        measure_budgets(record, threads[0], untimed)
+        keep(budget_lines(record, threads[0]), HERE / "chunks_budgets.txt")
         return
     if wanted == "strips":
         keep(strip_lines(1), HERE / "chunks_strips.txt")
         return
     if wanted == "planning":
-        keep(planning_lines(networks, threads[-1]), HERE / "chunks_planning.txt" if networks == DEFAULT else None)
+        keep(planning_lines(networks, threads[0]), HERE / "chunks_planning.txt" if networks == DEFAULT else None)
         return
     if quick:
         networks, batches, threads = QUICK, (16,), (1,)
-    whole = (networks, batches, threads) == (DEFAULT, BATCHES, THREADS)
-    done = [Row(**row) for row in json.loads(RESULTS.read_text())] if resume and RESULTS.is_file() else []
-    lines = comparison(networks, batches, threads, done)
-    keep(_remembering(lines, done, RESULTS) if whole else lines, HERE / "chunks.txt" if whole else None)
+    is_kept = resume or (networks, batches, threads) == (DEFAULT, BATCHES, THREADS)
+    record = Record(RESULTS if is_kept else None, resume, minutes)
+    measure_all(keys_of(networks, batches, threads), record)
+    keep(table(record), HERE / "chunks.txt" if is_kept else None)
 
 
 if __name__ == "__main__":

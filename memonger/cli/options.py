@@ -151,13 +151,16 @@ LOWERING = (
 STATE = click.option("--state", multiple=True, callback=_state, metavar="INPUT=OUTPUT",
                      help="An input that a session keeps, and the output that it becomes for the next run: h=h_next. "
                           "May be repeated.")  # fmt: skip
+MOST_EXTRA_TIME = (
+    click.option("--max-overhead", type=Number(0), default=0.02, metavar="X", show_default=True,
+                 help="Most extra time that --chunks auto may take without a budget, as a fraction."),
+    click.option("--allow-rounding", is_flag=True, help="Chunks whose results differ in their last bits, too."),
+)  # fmt: skip
 CHUNKS = (
     click.option("--chunks", default="auto", metavar="N", show_default=True, shell_complete=completes("auto", "off"),
                  help="Inference on the CPU: run on slices, one after the other. auto, off, a number of slices of the "
                       "batch, or of the axis behind it: 1:8. strips:8, an experiment: by rows of images."),
-    click.option("--max-overhead", type=Number(0), default=0.02, metavar="X", show_default=True,
-                 help="Most extra time that --chunks auto may take without a budget, as a fraction."),
-    click.option("--allow-rounding", is_flag=True, help="Chunks whose results differ in their last bits, too."),
+    *MOST_EXTRA_TIME,
 )  # fmt: skip
 
 PLANNING = (

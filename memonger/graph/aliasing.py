@@ -295,10 +295,10 @@ _RUNTIME_ALIASES: frozenset[tuple[str, str]] = frozenset(
 
 
 def _index(rules: tuple[AliasRule, ...]) -> dict[tuple[str, str], tuple[AliasRule, ...]]:
-    found: dict[tuple[str, str], tuple[AliasRule, ...]] = {}
+    rules_of: dict[tuple[str, str], tuple[AliasRule, ...]] = {}
     for rule in rules:
-        found[rule.domain, rule.op] = (*found.get((rule.domain, rule.op), ()), rule)
-    return found
+        rules_of[rule.domain, rule.op] = (*rules_of.get((rule.domain, rule.op), ()), rule)
+    return rules_of
 
 
 _VIEWS_OF = _index(VIEWS)
@@ -319,15 +319,15 @@ def inplace_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], 
 def _pairs(
     rules: dict[tuple[str, str], tuple[AliasRule, ...]], node: ir.Node, provider: str
 ) -> tuple[tuple[int, int], ...]:
-    known = rules.get((node.domain, node.op_type))
-    if known is None:
+    own_rules = rules.get((node.domain, node.op_type))
+    if own_rules is None:
         return ()
     outputs = _present(node.outputs)
-    found: list[tuple[int, int]] = []
-    for rule in known:
+    pairs: list[tuple[int, int]] = []
+    for rule in own_rules:
         if provider in rule.providers and rule.output in outputs and (rule.condition is None or rule.condition(node)):
-            found += [(source, rule.output) for source in _sources(rule, node)]
-    return tuple(found)
+            pairs += [(source, rule.output) for source in _sources(rule, node)]
+    return tuple(pairs)
 
 
 def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
@@ -345,14 +345,14 @@ def windows(node: ir.Node, provider: str = CPU) -> tuple[tuple[ir.Value, ir.Valu
     A part read at two inputs of a Concat lies at neither place. Of any other node there are none, whatever its marks.
     """
     parts = parts_of(node) if provider == CPU else ()
-    found, read = [], [one.part for one in parts]
+    stretches, read = [], [one.part for one in parts]
     for one in parts:
         shape, dtype = static_shape(one.whole), one.whole.dtype
         outermost = shape is not None and dtype is not None and all(dim == 1 for dim in shape[: one.axis])
         if shape is None or dtype is None or not outermost or dtype.bitwidth % 8 or read.count(one.part) > 1:
             continue
-        found.append((one.part, one.whole, one.begin * math.prod(shape[one.axis + 1 :]) * dtype.bitwidth // 8))
-    return tuple(found)
+        stretches.append((one.part, one.whole, one.begin * math.prod(shape[one.axis + 1 :]) * dtype.bitwidth // 8))
+    return tuple(stretches)
 
 
 def is_declared_view(node: ir.Node) -> bool:

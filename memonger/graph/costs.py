@@ -174,13 +174,13 @@ def _counted(rule: _Rule, node: ir.Node) -> int:
 
 def _inner_nodes(node: ir.Node) -> list[ir.Node]:
     """Nodes of the bodies, of their bodies and so on."""
-    found: list[ir.Node] = []
+    nodes: list[ir.Node] = []
     pending = subgraphs(node)
     while pending:
         for inner in pending.pop():
-            found.append(inner)
+            nodes.append(inner)
             pending.extend(subgraphs(inner))
-    return found
+    return nodes
 
 
 def estimate(node: ir.Node, read: Sequence[int], written: Sequence[int]) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import onnx_ir as ir
 
@@ -99,20 +100,20 @@ class Graph:
     @cached_property
     def producer(self) -> tuple[int, ...]:
         """The node that writes each value; -1 for what is there before the run."""
-        found = [-1] * len(self.values)
+        producers = [-1] * len(self.values)
         for node, writes in enumerate(self.writes):
             for value in writes:
-                found[value] = node
-        return tuple(found)
+                producers[value] = node
+        return tuple(producers)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """The nodes that read each value, in file order."""
-        found: list[list[int]] = [[] for _ in self.values]
+        readers: list[list[int]] = [[] for _ in self.values]
         for node, reads in enumerate(self.reads):
             for value in reads:
-                found[value].append(node)
-        return tuple(map(tuple, found))
+                readers[value].append(node)
+        return tuple(map(tuple, readers))
 
     @cached_property
     def parts(self) -> frozenset[int]:
@@ -170,8 +171,7 @@ def from_model(
     late = [number[v] for v in waited_for]
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     sizes = tuple(size or 0 for size in known_sizes)
-    rules = _PairFinder(number, sizes, planned, values, elsewhere, cuts)
-    views = tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes)
+    aliases = _aliases(_PairFinder(number, sizes, planned, values, elsewhere, cuts), nodes, own, provider)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
         ops=tuple(map(operator_name, nodes)),
@@ -181,15 +181,24 @@ def from_model(
         reads=tuple(_unique((*r, *late)) if node in replaced else r for node, r in zip(nodes, own, strict=True)),
         writes=writes,
         outputs=_unique(number[v] for v in model.graph.outputs),
-        views=views,
-        inplace=tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
-        ties=tuple(rules.ties(node, read) for node, read in zip(nodes, own, strict=True)),
+        **aliases,
         updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
         forward=tuple(node in forward for node in nodes),
-        costs=_costs(nodes, seconds, sizes, own, writes, views),
+        costs=_costs(nodes, seconds, sizes, own, writes, aliases["views"]),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
-        windows=tuple(rules.windows(aliasing.windows(node, provider)) for node in nodes),
     )
+
+
+def _aliases(
+    rules: "_PairFinder", nodes: Sequence[ir.Node], reads: Sequence[tuple[int, ...]], provider: str
+) -> dict[str, tuple[Any, ...]]:
+    """Which values of each node may share bytes, by field of `Graph`."""
+    return {
+        "views": tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes),
+        "inplace": tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
+        "ties": tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
+        "windows": tuple(rules.windows(aliasing.windows(node, provider)) for node in nodes),
+    }
 
 
 def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
@@ -198,40 +207,40 @@ def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
 
 def read_values(node: ir.Node) -> list[ir.Value]:
     """What the node reads: its inputs, then what its subgraphs capture from outside, in a fixed order."""
-    found = [v for v in node.inputs if v is not None]
+    values = [v for v in node.inputs if v is not None]
     pending = subgraphs(node)
     while pending:
         graph = pending.pop()
         for inner in graph:
-            found.extend(v for v in inner.inputs if v is not None)
+            values.extend(v for v in inner.inputs if v is not None)
             pending.extend(subgraphs(inner))
-        found.extend(graph.outputs)
-    return found
+        values.extend(graph.outputs)
+    return values
 
 
 def needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
     """The nodes that these values depend on."""
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     pending = list(values)
     while pending:
         node = pending.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
+        if node is not None and node not in nodes:
+            nodes.add(node)
             pending.extend(read_values(node))
-    return found
+    return nodes
 
 
 def _parts_of_inputs(
     model: ir.Model, persistent: Collection[str], provider: str
 ) -> dict[ir.Value, tuple[ir.Value, int]]:
     """Parts of persistent inputs that are read where these lie: each with its input and its first byte there."""
-    found = {}
+    parts = {}
     for value in (v for v in model.graph.inputs if v.name in persistent):
         for node in value.consumers():
             for part, whole, byte in aliasing.windows(node, provider):
                 if whole is value and byte % ALIGNMENT == 0 and not part.is_graph_output():
-                    found[part] = value, byte
-    return found
+                    parts[part] = value, byte
+    return parts
 
 
 _Write = tuple[ir.Node, ir.Value, ir.Value]
@@ -249,7 +258,7 @@ def _in_place_updates(
     inputs = {str(v.name): v for v in model.graph.inputs}
     outputs = {str(v.name): v for v in model.graph.outputs}
     step = {node: index for index, node in enumerate(model.graph)}
-    found: dict[ir.Node, list[tuple[ir.Value, ir.Value]]] = {}
+    replaced: dict[ir.Node, list[tuple[ir.Value, ir.Value]]] = {}
 
     def read_until(value: ir.Value, last: int) -> bool:
         readers = value.consumers()
@@ -265,8 +274,8 @@ def _in_place_updates(
         late = {value: _last_read(value, own, writes, step) for value in (old, *own)}
         if all(_may_replace(*write, provider) for write in writes) and all(read_until(*one) for one in late.items()):
             for node, before, after in writes:
-                found.setdefault(node, []).append((before, after))
-    return found
+                replaced.setdefault(node, []).append((before, after))
+    return replaced
 
 
 def _writes(old: ir.Value, new: ir.Value, cuts: Mapping[ir.Value, int], provider: str) -> list[_Write]:
@@ -278,8 +287,8 @@ def _writes(old: ir.Value, new: ir.Value, cuts: Mapping[ir.Value, int], provider
     if not joined:
         return [(node, old, new)]
     own = {(byte, nbytes(part)): part for part, byte in cuts.items()}
-    found = [(part.producer(), own.get((byte, nbytes(part))), part) for part, byte in joined]
-    parts = [(a, b, c) for a, b, c in found if a is not None and b is not None and not c.is_graph_output()]
+    candidates = [(part.producer(), own.get((byte, nbytes(part))), part) for part, byte in joined]
+    parts = [(a, b, c) for a, b, c in candidates if a is not None and b is not None and not c.is_graph_output()]
     return [*parts, (node, old, new)] if len(parts) == len(node.inputs) else []
 
 
@@ -292,12 +301,12 @@ def _last_read(
         begin = cuts.get(one, 0)
         return begin, begin + (nbytes(one) or 0)
 
-    (begin, end), found = place(value), []
+    (begin, end), reads = place(value), []
     for node, before, _ in writes:
         start, stop = place(before)
         if begin < stop and start < end:
-            found.append(step[node] - (before is not value))
-    return min(found, default=len(step))
+            reads.append(step[node] - (before is not value))
+    return min(reads, default=len(step))
 
 
 def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> bool:
@@ -337,24 +346,24 @@ class _PairFinder:
 
     def pairs(self, node: ir.Node, allowed: tuple[Pair, ...]) -> tuple[Pair, ...]:
         """Of (input, output) pairs those with both planned, of one size and one element type's width: as numbers."""
-        found = []
+        pairs = []
         for source, target in allowed:
             before, after = node.inputs[source], node.outputs[target]
             if before is None or not after.name or before not in self.number:
                 continue
             pair = (self.number[before], self.number[after])
             if all(self.planned[v] for v in pair) and self._same_layout(before, after):
-                found.append(pair)
-        return tuple(dict.fromkeys(found))
+                pairs.append(pair)
+        return tuple(dict.fromkeys(pairs))
 
     def windows(self, allowed: Iterable[tuple[ir.Value, ir.Value, int]]) -> tuple[Window, ...]:
         """Of (part, whole, byte offset) those with both planned, and parts of persistent inputs.
 
         A part that the model returns lies for itself.
         """
-        found = [(self.number[a], self.number[b], byte) for a, b, byte in allowed if not a.is_graph_output()]
+        windows = [(self.number[a], self.number[b], byte) for a, b, byte in allowed if not a.is_graph_output()]
         kept = {self.number[part] for part in self.cuts}
-        return tuple(each for each in found if each[0] in kept or (self.planned[each[0]] and self.planned[each[1]]))
+        return tuple(each for each in windows if each[0] in kept or (self.planned[each[0]] and self.planned[each[1]]))
 
     def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
         widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
@@ -382,8 +391,9 @@ def _costs(
     """Seconds where measured, else estimates; a node whose only output is a view moves nothing."""
     if seconds is not None:
         return tuple(seconds.get(str(node.name), 0.0) for node in nodes)
-    found = []
+    estimates = []
     for node, read, written, pairs in zip(nodes, reads, writes, views, strict=True):
         is_view = pairs and len(written) == 1
-        found.append(0.0 if is_view else costs.estimate(node, [sizes[v] for v in read], [sizes[v] for v in written]))
-    return tuple(found)
+        moved = [sizes[v] for v in read], [sizes[v] for v in written]
+        estimates.append(0.0 if is_view else costs.estimate(node, *moved))
+    return tuple(estimates)

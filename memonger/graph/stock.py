@@ -44,11 +44,11 @@ def allocated_bytes(model: ir.Model, workspace: Mapping[str, int], *, as_written
 
 def _scratch(nodes: list[ir.Node], workspace: Mapping[str, int]) -> list[Buffer]:
     """The workspace of each node; only its sum was measured, so that it counts as one piece."""
-    found: list[Buffer] = []
+    buffers: list[Buffer] = []
     for step, node in enumerate(nodes):
         size, pieces = workspace.get(str(node.name), 0), 2 if node.op_type == "LRN" else 1  # squares, and their sums
-        found += [Buffer(-1 - 2 * step - i, size // pieces, step, step + 1) for i in range(pieces)]
-    return found
+        buffers += [Buffer(-1 - 2 * step - i, size // pieces, step, step + 1) for i in range(pieces)]
+    return buffers
 
 
 def default_order(nodes: list[ir.Node]) -> list[int]:

@@ -158,14 +158,14 @@ def _unchanged(graph: Graph, arena: _Arena, step: int, value: int, place: Stretc
     """The bytes that hold what is to be written there already, as they are those of an input of the node."""
     if any(target == value and arena.place.get(source) == place for source, target in graph.views[step]):
         return [place]
-    found = []
+    stretches = []
     for part, whole, byte in graph.windows[step]:
         at = arena.place.get(whole if value == part else part)
         if at is not None and value in (part, whole):
             inner, outer = (place, at) if value == part else (at, place)
             if inner[0] == outer[0] + byte >= outer[0] and inner[1] <= outer[1]:
-                found.append(inner)
-    return found
+                stretches.append(inner)
+    return stretches
 
 
 def _gaps(start: int, stop: int, stretches: list[Stretch]) -> list[Stretch]:

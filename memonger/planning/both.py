@@ -1,5 +1,6 @@
 """A training step within a budget: by chunks, recomputation, or both, whichever holds it in the least time."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +10,7 @@ from memonger.errors import BudgetError
 from memonger.lowering.lowered import Lowered
 from memonger.planning import chunking
 from memonger.planning.chunking import Chunking
-from memonger.planning.decide import Budgets, Solution, orders_of, total_bytes
+from memonger.planning.decide import Budgets, Solution, decide, orders_of, total_bytes
 from memonger.planning.options import Options
 from memonger.remat import Request
 
@@ -21,6 +22,11 @@ ATTEMPTS = 3
 
 
 Way = Solution | Chunking
+
+
+def seconds_of(one: Way, once: float) -> float:
+    """About how long a way takes, of a model that takes so long with nothing recomputed."""
+    return once + one.extra + one.recomputed if isinstance(one, Chunking) else one.cost
 
 
 def for_budget(
@@ -63,11 +69,11 @@ def for_budget(
     if search.is_minor(plain, way):
         with suppress(BudgetError):
             return search.budgets.cheapest(request.budget)
-    found: list[Way] = [way, search.recomputed(request.budget)]
-    found += search.both(plain, way, found)
-    fitting = [one for one in found if search.fits(one)]
+    ways: list[Way] = [way, search.recomputed(request.budget)]
+    ways += search.both(plain, way, ways)
+    fitting = [one for one in ways if search.fits(one)]
     if not fitting:
-        raise BudgetError(request.budget, min(map(search.total, found)), request.base)
+        raise BudgetError(request.budget, min(map(search.total, ways)), request.base)
     best = {type(one): one for one in sorted(fitting, key=lambda one: (-search.cost(one), -search.total(one)))}
     first, *others = sorted(best.values(), key=lambda one: isinstance(one, Chunking))
     return others[0] if others and time_ratio(first, others[0]) < 1 else first
@@ -96,7 +102,7 @@ class _Search:
 
     def cost(self, one: Way) -> float:
         """Estimated seconds beyond those of nothing recomputed."""
-        return one.extra + one.recomputed if isinstance(one, Chunking) else one.cost - self.once
+        return seconds_of(one, self.once) - self.once
 
     def recomputed(self, budget: int) -> Solution:
         """The cheapest schedule within a budget, or else the smallest."""
@@ -111,12 +117,12 @@ class _Search:
             self.lowered, self.request, self.options, self.device, None, lambda _: math.inf, solution
         )
 
-    def both(self, plain: Solution, way: Chunking, found: list[Way]) -> list[Chunking]:
+    def both(self, plain: Solution, way: Chunking, ways: list[Way]) -> list[Chunking]:
         """Chunks of schedules that were found for larger budgets, by about what chunks take off."""
         assert self.request.budget is not None
         budget, made = self.request.budget, list[Chunking]()
         target = budget + total_bytes(self.request, plain) - self.total(way)
-        cheapest = min((self.cost(one) for one in found if self.fits(one)), default=math.inf)
+        cheapest = min((self.cost(one) for one in ways if self.fits(one)), default=math.inf)
         for attempt in range(ATTEMPTS):
             solution = self.recomputed(target)
             if solution.cost - self.once >= cheapest:
@@ -128,7 +134,10 @@ class _Search:
             if self.fits(tried):
                 return made
             target -= (self.total(tried) - budget) << attempt
-        if not any(map(self.fits, (*found, *made))):
-            smallest = self.chunked(self.budgets.least())
-            made += [] if smallest is None else [smallest]
+        if not any(map(self.fits, (*ways, *made))):
+            made += filter(None, map(self.chunked, (self.swept(), self.budgets.least())))
         return made
+
+    def swept(self) -> Solution:
+        """The default's schedule without a budget: the worst step of what was searched may be one without slices."""
+        return decide(dataclasses.replace(self.request, budget=None), "sweep", self.options.order)

@@ -60,18 +60,18 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Reg
         refused: Nodes by name that aren't to be cut, and why.
     """
     nodes, order = list(model.graph), list(range(len(graph.nodes)))
-    found: list[tuple[_Region, float]] = []
+    regions: list[tuple[_Region, float]] = []
     now, floor = graph, 0.0
     for _ in range(MOST_REGIONS):
         needed = _live(now)
         place = {step: at for at, step in enumerate(order)}
-        taken = {place[step]: least for region, least in found for step in region.how}
-        worst = max((at for at in range(len(order)) if at not in taken), key=lambda at: needed[at], default=-1)
-        floor = max([floor, *taken.values()])
+        least_at = {place[step]: least for region, least in regions for step in region.how}
+        worst = max((at for at in range(len(order)) if at not in least_at), key=lambda at: needed[at], default=-1)
+        floor = max([floor, *least_at.values()])
         if worst < 0 or needed[worst] <= floor:
             break
-        low = max((at + 1 for at in taken if at < worst), default=0)
-        high = min((at for at in taken if at > worst), default=len(order))
+        low = max((at + 1 for at in least_at if at < worst), default=0)
+        high = min((at for at in least_at if at > worst), default=len(order))
         window = order[max(low, worst - REACH) : min(high, worst + REACH)]
         best = None
         for region in _candidates(nodes, graph, order[worst], window, needed, place, refused):
@@ -85,9 +85,9 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Reg
         if best is None:
             floor = needed[worst]
             continue
-        found.append((best[2], best[1]))
+        regions.append((best[2], best[1]))
         order, now = best[3], best[4]
-    return _assembled(nodes, graph, order, now, [region for region, _ in found])
+    return _assembled(nodes, graph, order, now, [region for region, _ in regions])
 
 
 def _live(graph: Graph) -> list[int]:
@@ -195,19 +195,19 @@ class _Growth:
     def _take(self, node: ir.Node, how: Slicing, made: set[ir.Value]) -> list[ir.Value]:
         """Let a node belong to the region; returns the values that are cut by that."""
         self.answers[node] = how
-        found = []
+        newly_cut = []
         for index, axis in how.inputs.items():
             value = node.inputs[index]
             assert value is not None
             if value not in self.axis_of and not (value.is_initializer() and not value.is_graph_input()):
                 self.axis_of[value] = axis
-                found.append(value)
+                newly_cut.append(value)
         for index, axis in how.outputs.items():
             value = node.outputs[index]
             made.add(value)
             self.axis_of.setdefault(value, axis)
-            found.append(value)
-        return found
+            newly_cut.append(value)
+        return newly_cut
 
     def _read_by(self, node: ir.Node, made: set[ir.Value]) -> list[ir.Value]:
         axes = {i: self.axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in self.axis_of}
@@ -308,17 +308,17 @@ def _is_copied(value: ir.Value, axis: int, region: _Region, nodes: Sequence[ir.N
 
 def _stride(region: _Region, nodes: Sequence[ir.Node]) -> int:
     """What bounds of slices are multiples of, so that products sum up the same elements at a time; 0 without such."""
-    found = 0
+    stride = 0
     for step, how in region.how.items():
         for index, axis in how.inputs.items() if how.sums else ():
             length = (static_shape(nodes[step].inputs[index] or ir.Value()) or ())[axis]
-            found = math.lcm(found or 1, STRIDE // math.gcd(STRIDE, length // region.size))
-    return found
+            stride = math.lcm(stride or 1, STRIDE // math.gcd(STRIDE, length // region.size))
+    return stride
 
 
 def _twice(graph: Graph, region: _Region, nodes: Sequence[ir.Node], begin: int) -> int:
     """Bytes of what is joined that slices can't be written into, or that was written over what is now read whole."""
-    storage, found = assign_storage(graph), 0
+    storage, size = assign_storage(graph), 0
     number = {name: value for value, name in enumerate(graph.values)}
     own = {nodes[step] for step in region.how}
     for step, how in region.how.items():
@@ -329,17 +329,17 @@ def _twice(graph: Graph, region: _Region, nodes: Sequence[ir.Node], begin: int) 
             if not read or storage.of_value[place] < 0:
                 continue
             is_torn = any(dim != 1 for dim in (static_shape(value) or ())[:axis])
-            found += graph.sizes[place] * is_torn
-            found += graph.sizes[place] * (storage.buffers[storage.of_value[place]].start < begin)
-    return found
+            size += graph.sizes[place] * is_torn
+            size += graph.sizes[place] * (storage.buffers[storage.of_value[place]].start < begin)
+    return size
 
 
 def _assembled(
-    nodes: Sequence[ir.Node], graph: Graph, order: Sequence[int], now: Graph, found: Sequence[_Region]
+    nodes: Sequence[ir.Node], graph: Graph, order: Sequence[int], now: Graph, regions: Sequence[_Region]
 ) -> Regions:
     how: dict[int, Slicing] = {}
-    for region in found:
+    for region in regions:
         how |= region.how
     answers = tuple(how.get(step) for step in order)
-    ranges = sorted((_range(now, order, region, nodes) for region in found), key=lambda part: part.begin)
+    ranges = sorted((_range(now, order, region, nodes) for region in regions), key=lambda part: part.begin)
     return Regions(tuple(order), now, Axes(1, answers, {}), tuple(ranges))

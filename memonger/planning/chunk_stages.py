@@ -167,15 +167,15 @@ def measured(graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]]) -> tup
         if number >= 0 and (graph.values[value] not in axes.values or value in outputs):
             has_axis[number] = False
     buffers = sorted(zip(storage.buffers, has_axis, strict=True), key=lambda one: one[0].start)
-    found, alive, waiting = [], list[tuple[Buffer, bool]](), iter(buffers)
+    needs, alive, waiting = [], list[tuple[Buffer, bool]](), iter(buffers)
     upcoming = next(waiting, None)
     for begin, end in ranges:
         alive = [one for one in alive if one[0].stop > begin]
         while upcoming is not None and upcoming[0].start < end:
             alive.append(upcoming)
             upcoming = next(waiting, None)
-        found.append(_needs(graph, alive, begin, end, axes))
-    return tuple(found)
+        needs.append(_needs(graph, alive, begin, end, axes))
+    return tuple(needs)
 
 
 def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: int, axes: Axes) -> Range:
@@ -224,7 +224,7 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
         return alive <= most and bool(part.workspace[step - part.begin] / count <= most_workspace)
 
     level, stop, end, collected = 0, part.end, part.end, 0.0
-    found: list[tuple[int, int, int]] = []
+    stages: list[tuple[int, int, int]] = []
     for step in reversed(range(part.begin, part.end)):
         if step >= stop or level == len(slices) - 1 or fits(step, slices[level]):
             continue
@@ -232,7 +232,7 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
         if step + 1 < stop:
             here = step + 1 + _fewest(part.crossing[step + 1 - part.begin : min(stop, step + NEAR) - part.begin], most)
         if level:
-            found.append((here, stop, level))
+            stages.append((here, stop, level))
             collected += part.crossing[here - part.begin] / slices[level]
         else:
             end = here
@@ -241,5 +241,5 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
         level = next((n for n in finer if fits(step, slices[n])), len(slices) - 1)
         stop = here
     if level:
-        found.append((part.begin, stop, level))
-    return [one for one in reversed(found) if one[0] < one[1]]
+        stages.append((part.begin, stop, level))
+    return [one for one in reversed(stages) if one[0] < one[1]]

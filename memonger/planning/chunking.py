@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,13 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
-from memonger.lowering import calibrate
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import training_roles
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
-from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
+from memonger.model.operators import operator_name
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, static_shape, subgraphs
 from memonger.plan import graph_of, parameter_bytes
@@ -41,7 +40,7 @@ from memonger.planning.chunk_regions import regions_of
 from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
-from memonger.planning.slice_check import SliceCheck
+from memonger.planning.slice_check import EXACT, SliceCheck
 from memonger.remat import Request
 from memonger.units import MiB
 from memonger.words import option
@@ -70,13 +69,17 @@ WORTH = 0.95
 HOPELESS = 0.25
 """Ways whose nodes alone are estimated to take so much of the model's time longer aren't tried without a budget."""
 
+LONG = 0.25
+"""Seconds of a training step from which on its nodes are timed one by one, whole and on slices, and not the step: that
+takes as long as all the rest of planning, and nodes of such steps are long enough to be timed alone."""
+
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
 
 TIMED = 3
 """Ways that are timed, each with more memory than the one before."""
 
-FAR = 1.5
+FAR = 1.3
 """Ways are tried up to so much more memory than the least, as a finer one may take more than a coarser."""
 
 NEXT_TO = 1.25
@@ -99,7 +102,7 @@ class Chunking:
         request: What is asked of it: its graph.
         solution: Its layout.
         constants: Bytes of slices of constants, and of the numbers that cut.
-        extra: Estimated seconds beyond those of the model as it was.
+        extra: Seconds beyond those of the model as it was: estimated, of nodes of a long training step measured.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
@@ -122,14 +125,14 @@ class Chunking:
         trains = self.axis.number < 0
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
         chunks = [chunk_of(node) for node in self.lowered.model.graph]
-        found = []
+        records = []
         for number, band in enumerate(self.bands, len(outer)):
             begin, end = band.stages[0].begin, band.stages[-1].end
             own = [step for step, chunk in enumerate(chunks) if chunk is not None and chunk.band == number]
             cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
             runs = sum(1 for _ in itertools.groupby(chunks[step] for step in own))
             axis, value = (self.axis.number, "") if not trains else _largest_cut(before, band)
-            found.append(
+            records.append(
                 ChunkedBand(
                     axis=axis, value=value, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
                     slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
@@ -138,7 +141,7 @@ class Chunking:
                     seconds=(len(own) - len(cut)) * LAUNCH_SECONDS + runs * RUN_SECONDS,
                 )
             )  # fmt: skip
-        return (*outer, *found)
+        return (*outer, *records)
 
     @property
     def recomputed(self) -> float:
@@ -202,8 +205,8 @@ def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
     """What a band of a training step is named by: a parameter of which it cuts an axis, or else its largest value."""
     size_of = dict(zip(graph.values, graph.sizes, strict=True))
     updated = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
-    found = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
-    return band.axes[found], found
+    largest = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
+    return band.axes[largest], largest
 
 
 class _Search:
@@ -248,10 +251,10 @@ class _Search:
             way = pick(self._ladders())
             if way is None:
                 return None
-            different = _different(way, self._check)
-            if not different or self.options.allow_rounding:
-                return dataclasses.replace(_with_workspace(way, self.options.threads), notes=_said(different))
-            self._refused |= dict.fromkeys(different, "gives other last bits on slices than on whole values")
+            checked = _checked(way, self._check)
+            if not checked.different or self.options.allow_rounding:
+                return _with_checked(way, checked)
+            self._refused |= dict.fromkeys(checked.different, "gives other last bits on slices than on whole values")
         return None
 
     def _ladders(self) -> list["_Ladder"]:
@@ -293,56 +296,61 @@ class _Search:
         return [_Ladder(job, axis, ways_of(job, axis, self._most), outer)]
 
 
-def _with_workspace(way: "Chunking", threads: int) -> "Chunking":
-    """The same with the workspace measured: of one chunk of each stage and length, alone, on random inputs."""
-    model, calibration = way.lowered.model, way.lowered.calibration
-    assert calibration is not None
-    workspace, of_stage = dict(calibration.workspace or {}), dict[Any, list[int]]()
-    for chunk, group in itertools.groupby(model.graph, chunk_of):
-        if chunk is None:
-            continue
-        nodes = list(group)
-        names = [str(node.name) for node in nodes]
-        key = chunk.band, chunk.stage, chunk.end - chunk.begin, len(names)
-        if key not in of_stage:
-            seen = calibrate.measured(_alone(model, nodes), threads)
-            of_stage[key] = [] if seen is None else [seen.get(name, 0) for name in names]
-        workspace.update(zip(names, of_stage[key], strict=False))  # none where it couldn't be measured
-    workspace = {name: size for name, size in workspace.items() if size}
-    graph = dataclasses.replace(
-        way.request.graph, workspace=tuple(workspace.get(name, 0) for name in way.request.graph.nodes)
-    )
-    return dataclasses.replace(
-        way,
-        lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
-        request=dataclasses.replace(way.request, graph=graph),
-        solution=dataclasses.replace(way.solution, graph=graph),
-    )
+@dataclass(slots=True)
+class _Checked:
+    """What was seen of a way's nodes alone: those that give other bits, and by how much; workspace; more seconds."""
+
+    different: dict[str, float] = field(default_factory=dict)
+    workspace: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
-def _alone(model: ir.Model, nodes: Sequence[ir.Node]) -> ir.Model:
-    """These nodes as a model: what they read of others is its input, what others read of them its output."""
-    own = set(nodes)
-    written = (v for node in nodes for v in node.outputs if v.name)
-    return extract(model, nodes, [v for v in written if v.is_graph_output() or not own.issuperset(v.consumers())])
-
-
-def _different(way: "Chunking", check: SliceCheck) -> dict[str, float]:
-    """The nodes that give other bits on slices, and by how much."""
+def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
+    """See each node of a way whole and on slices."""
     copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
     for node in way.lowered.model.graph:
         chunk = chunk_of(node)
         if chunk is not None:
             copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-    found_different = {} if way.outer is None else _different(way.outer, check)
+    checked, runs = _Checked() if way.outer is None else _checked(way.outer, check), 0
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
-        if str(node.name) not in copies or not isinstance(how, Slicing):
+        if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
             continue
-        whole, own = (way.axis.lowered.model, node), copies[str(node.name)]
-        difference = check.difference(whole, how, way.lowered.model, own, max(end for _, _, end in own))
-        if difference:
-            found_different[str(node.name)] = difference
-    return found_different
+        own = copies[str(node.name)]
+        seen = check.see((way.axis.lowered.model, node), how, way.lowered.model, own, max(end for _, _, end in own))
+        if seen.difference:
+            checked.different[str(node.name)] = seen.difference
+        checked.seconds += seen.seconds
+        runs += len(own) - 1
+        for copy, begin, end in own if seen.workspace else ():
+            checked.workspace[str(copy.name)] = seen.workspace[end - begin]
+    checked.seconds -= runs * check.least if runs else 0.0
+    return checked
+
+
+def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
+    """The same with workspace as it was seen, with time where the model takes long, and with a note on other bits."""
+    calibration, graph = way.lowered.calibration, way.request.graph
+    assert calibration is not None
+    workspace = {**(calibration.workspace or {}), **checked.workspace}
+    workspace = {name: size for name, size in workspace.items() if size}
+    graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
+    extra = way.extra
+    if are_timed_alone(way.axis.graph, way.axis.number < 0):
+        extra += checked.seconds - _waits(way.lowered) + _waits(way.axis.lowered)
+    return dataclasses.replace(
+        way,
+        lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
+        request=dataclasses.replace(way.request, graph=graph),
+        solution=dataclasses.replace(way.solution, graph=graph),
+        extra=extra,
+        notes=_said(checked.different),
+    )
+
+
+def are_timed_alone(graph: Graph, trains: bool) -> bool:
+    """Whether nodes are timed one by one, and no run as a whole: of a training step that takes long."""
+    return trains and math.fsum(graph.costs) > LONG
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
@@ -363,31 +371,31 @@ def _best(
 
     None where none takes much less than the model as it is.
     """
-    found: list[Chunking] = []
+    ways: list[Chunking] = []
     for ladder in ladders:
         least = math.inf
         for way in ladder:
             if way.total > above and way.extra <= most:
-                found.append(way)
+                ways.append(way)
                 if way.total > FAR * least:
                     break
                 least = min(least, way.total)
-    least = min((way.total for way in found), default=math.inf)
-    near = [way for way in found if way.total <= min(WORTH * plain, next_to * least)]
+    least = min((way.total for way in ways), default=math.inf)
+    near = [way for way in ways if way.total <= min(WORTH * plain, next_to * least)]
     return min(near, key=lambda way: (way.extra, way.total), default=None)
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """The cheapest way that fits, or else the smallest."""
-    found: list[Chunking] = []
+    ways: list[Chunking] = []
     for ladder in ladders:
         for way in (ladder[index] for index in reversed(range(len(ladder)))):
-            found.append(way)
+            ways.append(way)
             if way.total <= room:
                 break
-    fitting = [way for way in found if way.total <= room]
+    fitting = [way for way in ways if way.total <= room]
     if not fitting:
-        return min(found, key=lambda way: (way.total, way.extra), default=None)
+        return min(ways, key=lambda way: (way.total, way.extra), default=None)
     return min(fitting, key=lambda way: (way.extra, way.total))
 
 
@@ -477,9 +485,9 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
 def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     """A training step, whose ranges are cut along axes of their own."""
     model = job.lowered.model.clone()
-    found = regions_of(job.lowered.model, job.plain.graph, refused)
-    schedule_model(model, found.order, found.graph)
-    return _Axis(-1, dataclasses.replace(job.lowered, model=model), found.graph, found.axes, found.ranges)
+    regions = regions_of(job.lowered.model, job.plain.graph, refused)
+    schedule_model(model, regions.order, regions.graph)
+    return _Axis(-1, dataclasses.replace(job.lowered, model=model), regions.graph, regions.axes, regions.ranges)
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
@@ -580,10 +588,10 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
 
 def _sizes(model: ir.Model) -> dict[int, int]:
     """The size of each band's axis."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for chunk in filter(None, map(chunk_of, model.graph)):
-        found[chunk.band] = max(chunk.end, found.get(chunk.band, 0))
-    return found
+        sizes[chunk.band] = max(chunk.end, sizes.get(chunk.band, 0))
+    return sizes
 
 
 def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
@@ -626,9 +634,9 @@ def is_computed(value: ir.Value | None) -> bool:
 def _waits(lowered: Lowered) -> float:
     """Seconds that nodes wait for their weights: a product with few rows is over before they are read."""
     assert lowered.calibration is not None
-    seconds, found = lowered.calibration.seconds or {}, 0.0
+    seconds, waiting = lowered.calibration.seconds or {}, 0.0
     sizes = {v: v.const_value.nbytes for v in lowered.model.graph.initializers.values() if v.const_value is not None}
     for node in lowered.model.graph:
         read = sum(sizes.get(v, 0) for v in node.inputs if v is not None)
-        found += max(0.0, read / WEIGHT_BYTES - seconds.get(str(node.name), 0.0)) if read else 0.0
-    return found
+        waiting += max(0.0, read / WEIGHT_BYTES - seconds.get(str(node.name), 0.0)) if read else 0.0
+    return waiting

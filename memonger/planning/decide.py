@@ -171,10 +171,10 @@ class Budgets:
 
     def least(self) -> Solution:
         """The solution with the smallest total that is found whatever the budget."""
-        found = self._laid_out(
+        searched = self._laid_out(
             self._search.least(time_limit=self.request.time_limit, tell=self._telling("the smallest budget, "))
         )
-        return min(self.plain, found, key=lambda each: (each.total_bytes, each.cost))
+        return min(self.plain, searched, key=lambda each: (each.total_bytes, each.cost))
 
     def _within(self, budget: int, time_limit: float | None, told: str) -> Outcome | None:
         """What the strategy finds within a budget; None if that is nothing."""

@@ -47,17 +47,17 @@ def open_dimension(source: Source | Model, vary: str, options: Options) -> Dimen
     inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     places = [(v, axis) for v in inputs for axis, dim in enumerate(v.shape or ()) if not isinstance(dim, int)]
     names = [_name(value, axis) for value, axis in places]
-    known = list(dict.fromkeys([*(name for name in names if name), *(f"{v.name}[{axis}]" for v, axis in places)]))
+    open_names = list(dict.fromkeys([*(name for name in names if name), *(f"{v.name}[{axis}]" for v, axis in places)]))
     if vary == "batch" and any(axis == 0 for _, axis in places):
         if options.batch is not None:
             other = f"vary another dimension ({option('vary', NAME)})"
             raise PlanError(f"the batch is what varies: leave {option('batch')} out, or {other}.")
         return Dimension(None)
-    if vary in known:
+    if vary in open_names:
         if vary in (options.dims or {}):
             raise PlanError(f"dimension '{vary}' is what varies: leave its size ({option('dims', {vary: N})}) out.")
         return Dimension(vary)
-    raise PlanError(_nothing_to_vary(model.name, vary, inputs, known))
+    raise PlanError(_nothing_to_vary(model.name, vary, inputs, open_names))
 
 
 def _name(value: ir.Value, axis: int) -> str | None:

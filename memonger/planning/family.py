@@ -81,8 +81,8 @@ class Family:
             [[graph.sizes[value] for value in own] for graph, own in zip(graphs, written, strict=True)], size
         )
         all_sizes = list(last.graph.sizes)
-        for value, taken in zip(written[-1], sizes, strict=True):
-            all_sizes[value] = max(taken, int(last.graph.planned[value]))  # what is planned has a byte at least
+        for value, size_there in zip(written[-1], sizes, strict=True):
+            all_sizes[value] = max(size_there, int(last.graph.planned[value]))  # what is planned has a byte at least
         graph = dataclasses.replace(
             last.graph,
             sizes=tuple(all_sizes),

@@ -15,8 +15,10 @@ from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning import certificate
 from memonger.planning.certificate import Beyond
+from memonger.planning.fit_chunks import InChunks
 from memonger.planning.names import Strategy
 from memonger.planning.options import Keywords, Options, combine, in_bytes, takes_options, without_ranges
+from memonger.planning.search_plan import device_of
 from memonger.planning.sizing import Attempt, Sizing
 from memonger.units import MOST_POINTS
 from memonger.words import option
@@ -108,6 +110,8 @@ class Fit:
         """
         if not isinstance(self.source, str | Path):
             raise PlanError("a certificate names the model's file: give memonger.fit a path.")
+        if self.options.chunks != "off":
+            raise PlanError(f"there are no certificates of plans with chunks: say {option('chunks', 'off')}.")
         answer = certificate.Answer(
             memory=self.memory,
             vary=self.vary,
@@ -120,7 +124,7 @@ class Fit:
         certificate.write(Path(path), answer, Path(self.source), None if planned is None else Path(planned))
 
 
-@takes_options("budget", "chunks", "max_overhead", "allow_rounding")
+@takes_options("budget", chunks="off")
 def fit(
     source: Source | Model,
     memory: float | str = "8GiB",
@@ -131,7 +135,11 @@ def fit(
     options: Options | None = None,
     **keywords: Unpack[Keywords],
 ) -> Fit:
-    """The largest size of a dimension with which a model fits into a memory, with its plan, which has no chunks.
+    """The largest size of a dimension with which a model fits into a memory, with its plan.
+
+    With ``chunks="auto"`` sizes above the largest that fits without chunks are planned with them, each from the model
+    itself, as `memonger.search_plan` does. What no plan takes less than is known for nodes that run whole alone: there
+    are no certificates of plans with chunks.
 
     Args:
         source: What `memonger.load` takes, with a dimension that is open.
@@ -154,13 +162,29 @@ def fit(
     if chosen.budget is not None:
         raise PlanError("fit takes the memory as its budget: leave budget out.")
     if chosen.axis_and_chunks is not None:
-        raise PlanError(f"fit plans without chunks: leave {option('chunks')} out.")
+        raise PlanError(f"fit takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
     if type(frontier) is not int or not 0 <= frontier <= MOST_POINTS:
         raise PlanError(f"frontier must be a whole number from 0 to {MOST_POINTS}, not {frontier!r}.")
+    device = device_of(chosen.device)
+    if not device.is_host or device.facts.is_portable:
+        chosen = dataclasses.replace(chosen, chunks="off")
     with collecting_later():
         sizing = Sizing(source, in_bytes("memory", memory), vary, train_mode, chosen)
         sizing.run()
-        return _answer(sizing, frontier)
+        answer = _answer(sizing, frontier)
+        return answer if chosen.chunks == "off" else _in_chunks(answer, sizing)
+
+
+def _in_chunks(answer: Fit, sizing: Sizing) -> Fit:
+    """The answer where the model may run in chunks."""
+    search = InChunks(sizing)
+    search.run()
+    plan, seconds = search.plan(), time.perf_counter() - sizing.begin
+    tried = dict(sorted({**answer.tried, **search.tried}.items()))
+    if plan is not None:
+        bound = plan.parameter_bytes + plan.input_bytes
+        answer = dataclasses.replace(answer, size=search.size, plan=plan, lower_bound_bytes=bound)
+    return dataclasses.replace(answer, beyond=search.beyond, tried=tried, seconds=seconds)
 
 
 def _answer(sizing: Sizing, frontier: int) -> Fit:

@@ -206,13 +206,13 @@ class Options:
         Raises:
             PlanError: it is none of what `chunks` may be.
         """
-        found = _CHUNKS.fullmatch(str(self.chunks))
-        if found is None or isinstance(self.chunks, bool) or (found[3] and not 2 <= int(found[3]) <= MOST_BATCH):
+        match = _CHUNKS.fullmatch(str(self.chunks))
+        if match is None or isinstance(self.chunks, bool) or (match[3] and not 2 <= int(match[3]) <= MOST_BATCH):
             raise PlanError(
                 "chunks must be 'auto', 'off', a number from 2 on, or one with an axis ('1:8', 'strips:8'), not "
                 f"{self.chunks!r}."
             )
-        return (_AXES[found[2]], int(found[3])) if found[3] else None
+        return (_AXES[match[2]], int(match[3])) if match[3] else None
 
     @property
     def chosen_mode(self) -> Mode:

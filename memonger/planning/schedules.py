@@ -120,13 +120,13 @@ class Schedules:
     ) -> None:
         ordered, order = order_for_least(request, self.orders)
         staged = StagedProblem(ordered)
-        known = self.reduced.setdefault((order, staged.reduced.members), [])
-        initial = [*initial_schedules(staged, request.time_limit), *known]
+        earlier = self.reduced.setdefault((order, staged.reduced.members), [])
+        initial = [*initial_schedules(staged, request.time_limit), *earlier]
         budget = self.memory
         for _ in range(_TARGETS):
             effort = Effort(self.effort, request.time_limit, tell)
             result = search(Search(staged.problem, effort, initial=initial), budget)
-            known.append(result.schedule)
+            earlier.append(result.schedule)
             initial.append(result.schedule)
             schedule = tuple(order[node] for node in staged.reduced.expand(result.schedule))
             self.add([schedule])

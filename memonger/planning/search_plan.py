@@ -1,6 +1,7 @@
 """From a model to its plan through all stages: `search_plan`, `pareto`, `make_mirror_plan` and `get_cost`."""
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ from memonger.planning.options import (
     without_ranges,
 )
 from memonger.remat import STRATEGIES, Request, mirror_plan
-from memonger.remat.marks import annotate, place
+from memonger.remat.marks import Marks, annotate, place
 from memonger.remat.on_demand import forward_pass
 from memonger.units import MOST_POINTS, exactly, shown
 from memonger.words import call, option
@@ -293,27 +294,37 @@ def prepare(source: Source | Model, options: Options) -> Job:
     else:
         lowered = _lower(model, device, options)
     tell("graph")
-    roles = training_roles.read(lowered.model, model.name)
+    notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
     if options.state:
         with_state(lowered.model, options.state, own.name)
         schedule.state_last(lowered.model, options.state)
-    graph = _graph_of(lowered, roles, device, ranges)
     recorded = place(model.ir, lowered.model, model.name)
-    base = parameter_bytes(lowered.model, roles) + input_bytes(lowered.model, roles) + state_bytes(lowered.model, graph)
-    request = dataclasses.replace(
+    if options.chosen_strategy != "none":
+        notes += (*lost(selected.ir, model.ir), *recorded.moved)
+    roles = training_roles.read(lowered.model, model.name)
+    request = _asked(lowered, roles, device, options, ranges, recorded)
+    stock_bytes = None if ranges else _stock_bytes(lowered, device, mode, request.base)
+    return Job(
+        own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
+        stock_bytes, ranges=ranges,
+    )  # fmt: skip
+
+
+def _asked(
+    lowered: Lowered, roles: Training | None, device: Device, options: Options, ranges: Mapping[str, Range],
+    recorded: Marks,
+) -> Request:  # fmt: skip
+    """What is asked of a lowered model, with what its marks say of it."""
+    model, tell = lowered.model, options.progress or _silent
+    graph = _graph_of(lowered, roles, device, ranges)
+    base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph)
+    return dataclasses.replace(
         _request(options, graph, base),
         stages=recorded.stages,
         forced=recorded.forced,
         parts=recorded.parts,
         progress=lambda state: tell(f"search: {state}"),
     )
-    notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
-    if options.chosen_strategy != "none":
-        notes += (*lost(selected.ir, model.ir), *recorded.moved)
-    return Job(
-        own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
-        None if ranges else _stock_bytes(lowered, device, mode, base), ranges=ranges,
-    )  # fmt: skip
 
 
 def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: Mapping[str, Range]) -> Graph:
@@ -348,6 +359,9 @@ def in_chunks(job: Job, begin: float) -> Job:
     def time_ratio(one: both.Way, other: both.Way) -> float:
         from memonger.planning import rehearse
 
+        if chunking.are_timed_alone(job.request.graph, job.mode == "training"):
+            once = math.fsum(job.request.graph.costs)
+            return both.seconds_of(other, once) / both.seconds_of(one, once)
         first, second = (finish(made.copy(), solve(made), begin) for made in (_taken(job, one), _taken(job, other)))
         return rehearse.time_ratio(first, second, job.options.inputs)
 
@@ -366,8 +380,8 @@ def in_chunks(job: Job, begin: float) -> Job:
     def slower(way: chunking.Chunking) -> float:
         return time_ratio(plain, way) - 1
 
-    found = chunking.choose(job.lowered, job.request, options, job.device, job.source.batch, slower, plain)
-    return _taken(job, plain if found is None else found)
+    chosen = chunking.choose(job.lowered, job.request, options, job.device, job.source.batch, slower, plain)
+    return _taken(job, plain if chosen is None else chosen)
 
 
 def _taken(job: Job, way: both.Way) -> Job:
@@ -377,10 +391,10 @@ def _taken(job: Job, way: both.Way) -> Job:
 
 def _with_strips(job: Job, plain: Solution, count: int) -> Job:
     allowed, threads = job.options.allow_rounding, job.options.threads
-    found = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
+    strips = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
     return dataclasses.replace(
-        job, lowered=found.lowered, request=found.request, options=dataclasses.replace(job.options, order="file"),
-        notes=(*job.notes, *found.notes), chunks=found.bands, solution=found.solution,
+        job, lowered=strips.lowered, request=strips.request, options=dataclasses.replace(job.options, order="file"),
+        notes=(*job.notes, *strips.notes), chunks=strips.bands, solution=strips.solution,
     )  # fmt: skip
 
 
@@ -395,10 +409,10 @@ def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
 
 def solve(job: Job) -> Solution:
     """Order, recompute, lay out; see `memonger.planning.decide.decide`."""
-    found, budget = job.solution, job.request.budget
+    solution, budget = job.solution, job.request.budget
     is_final = job.mode == "training" or job.strategy == "none"
-    if found is not None and (is_final or (budget and decide.total_bytes(job.request, found) <= budget)):
-        return found
+    if solution is not None and (is_final or (budget and decide.total_bytes(job.request, solution) <= budget)):
+        return solution
     try:
         return decide.decide(job.request, job.strategy, job.options.order)
     except BudgetError as error:
@@ -419,8 +433,8 @@ def _offered(job: Job, budget: int) -> str:
     if job.source.batch is None and not dims:
         return ""
     vary = {} if job.source.batch is not None else {"vary": dims[0]}
-    found = call("fit", job.source.name, memory=exactly(budget), **vary)
-    return f" The largest {vary.get('vary', 'batch')} that fits: {found}"
+    example = call("fit", job.source.name, memory=exactly(budget), **vary)
+    return f" The largest {vary.get('vary', 'batch')} that fits: {example}"
 
 
 def rehearsed(job: Job, begin: float) -> Job:

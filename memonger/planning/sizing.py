@@ -167,7 +167,7 @@ class Sizing:
     def _find_family(self, first: int) -> None:
         """Lower at growing sizes until three in a row have one structure."""
         size = first * 2
-        while size <= max(_SAMPLED, 4 * first) and self.family is None and self._too_large_to_measure(size) is None:
+        while size <= max(_SAMPLED, 4 * first) and self.family is None and self.too_large_to_measure(size) is None:
             try:
                 self._sample(size, self.lower(size).request)
             except (LoadError, PlanError):
@@ -203,10 +203,10 @@ class Sizing:
                 break
             with self.course.doing("search", f"{self.vary} {target}: searching, {best} fits") as tell:
                 self.schedules.search(at(target), tell)
-            found = reach(best, at, high)
-            if found == best and target == best + 1:
+            reached = reach(best, at, high)
+            if reached == best and target == best + 1:
                 self.failed.add(target)
-            best, target = found, min(high, found + max(1, found // 16) if found > best else found + 1)
+            best, target = reached, min(high, reached + max(1, reached // 16) if reached > best else reached + 1)
         return best
 
     def _strategy_fits(self, size: int) -> bool:
@@ -260,7 +260,7 @@ class Sizing:
         return made
 
     def _attempt(self, size: int) -> Attempt:
-        reason = self._too_large_to_measure(size)
+        reason = self.too_large_to_measure(size)
         if reason is None:
             try:
                 job = self.lower(size)
@@ -323,7 +323,7 @@ class Sizing:
             own.add_swept(job.request)
         return own
 
-    def _too_large_to_measure(self, size: int) -> str | None:
+    def too_large_to_measure(self, size: int) -> str | None:
         """Why a size can't be lowered here, if so: the calibrating run has no plan yet, and takes what it takes."""
         device = device_of(self.options.device)
         room = _available() if device.is_host and not device.facts.is_portable else None
@@ -337,9 +337,9 @@ class Sizing:
     def _unplanned(self, size: int) -> int:
         """About what a run at a size takes in the model's own order with nothing recomputed."""
         assert self.smallest is not None
-        known, request = (size, self.family.request(size)) if self.family is not None else self.smallest
+        nearest, request = (size, self.family.request(size)) if self.family is not None else self.smallest
         needs = needed_bytes(request.graph, assign_storage(request.graph, request.sharing))
-        return request.base + needs * size // known
+        return request.base + needs * size // nearest
 
     # What is made of it
 

@@ -1,7 +1,13 @@
-"""Whether nodes give the same bits on slices as on whole values: a kernel may take another path for another shape."""
+"""Nodes alone, whole and on slices: whether the bits are the same, how long they take, and how much workspace.
 
+A kernel may take another path for another shape.
+"""
+
+import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,13 +16,22 @@ import onnx_ir as ir
 
 from memonger.devices import CPU
 from memonger.errors import SessionError
+from memonger.files import ScratchFolder
 from memonger.graph.liveness import ALIGNMENT
 from memonger.model.cutting import Slicing
 from memonger.model.extract import extract, is_fed
 from memonger.model.parts import elements
 from memonger.model.values import nbytes, static_shape
-from memonger.runtime import ort
+from memonger.runtime import ort, profile
 from memonger.runtime.weights import LEND_ALL
+
+EXACT = frozenset(
+    ["Add", "Concat", "Flatten", "Identity", "MaxPool", "Mul", "Neg", "Relu", "Reshape", "Split", "Squeeze", "Sub",
+     "Transpose", "Unsqueeze", "com.microsoft.nchwc::MaxPool", "com.microsoft.nchwc::ReorderInput",
+     "com.microsoft.nchwc::ReorderOutput"]
+)  # fmt: skip
+"""Operators that copy, compare, or compute one IEEE operation an element, without workspace: the bits are the same on
+whatever path of a kernel, and slices take as long as the whole."""
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
@@ -25,24 +40,49 @@ _SIMPLE = ("INT", "FLOAT", "STRING", "INTS", "FLOATS", "STRINGS")
 """Types of attributes whose text says all."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a node.
+
+    Attributes:
+        difference: The largest difference between what it gives for whole values and on slices; 0 for the same bits,
+            infinity where onnxruntime can't run one of them alone.
+        seconds: How much longer all slices take than the whole; 0 where the node can't run alone.
+        workspace: Bytes of workspace by length of a slice; none where the node can't run alone.
+    """
+
+    difference: float
+    seconds: float = 0.0
+    workspace: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+
 class SliceCheck:
     """Runs single nodes, whole and on slices, on random numbers. What was seen of a node holds for all like it.
 
     Args:
         threads: Threads within a node; 0 leaves it to onnxruntime.
+
+    Attributes:
+        least: Seconds of the shortest run: about what a run takes beside its node.
     """
 
     def __init__(self, threads: int) -> None:
-        self._options = ort.Options(in_order=True, threads=threads, lending=LEND_ALL)
-        self._known: dict[Any, float] = {}
+        self.least = math.inf
+        self._folder = ScratchFolder()
+        self._statistics = self._folder.path / "memory.csv"
+        self._options = ort.Options(in_order=True, threads=threads, lending=LEND_ALL, pattern=False)
+        self._on_slices = dataclasses.replace(
+            self._options, entries={"session.collect_node_memory_stats_to_file": str(self._statistics)}
+        )
+        self._seen: dict[Any, Seen] = {}
         self._normal = np.empty(0, np.float32)
         self._whole, self._part = _Memory(), _Memory()
 
-    def difference(
+    def see(
         self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model,
         copies: Sequence[tuple[ir.Node, int, int]], size: int,
-    ) -> float:  # fmt: skip
-        """The largest difference between what a node gives for whole values and on slices; 0 for the same bits.
+    ) -> Seen:  # fmt: skip
+        """What a node gives, and takes, for whole values and on slices.
 
         Args:
             whole: A model and its node.
@@ -50,37 +90,37 @@ class SliceCheck:
             model: In chunks.
             copies: Copies of the node in that, with the first element of their slice and the one after its last.
             size: Elements of the axis.
-
-        Returns: infinity where onnxruntime can't run one of them alone.
         """
-        tried = list(copies)
-        if not how.sums:
-            tried = list({end - begin: (node, begin, end) for node, begin, end in copies}.values())  # each length once
-        key = (_key(whole[1]), tuple(sorted(how.inputs.items())), tuple(sorted(end - begin for _, begin, end in tried)))
-        if key not in self._known:
-            self._known[key] = self._compared(whole, how, model, tried, size)
-        return self._known[key]
+        lengths = tuple(sorted(end - begin for _, begin, end in copies))
+        key = _key(whole[1]), tuple(sorted(how.inputs.items())), lengths
+        if key not in self._seen:
+            try:
+                self._seen[key] = self._compared(whole, how, model, copies, size)
+            except SessionError:
+                self._seen[key] = Seen(math.inf)
+        return self._seen[key]
 
     def _compared(
-        self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model, tried: Sequence[tuple[ir.Node, int, int]],
-        size: int,
-    ) -> float:  # fmt: skip
+        self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model,
+        copies: Sequence[tuple[ir.Node, int, int]], size: int,
+    ) -> Seen:  # fmt: skip
         feeds = {index: self._random(v) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
-        try:
-            results, most, parts = self._run(*whole, feeds, self._whole), 0.0, dict[int, np.ndarray]()
-            for copy, begin, end in tried:
-                cut = {i: _cut(a, how.inputs.get(i), begin, end, size) for i, a in feeds.items()}
-                if how.sums and begin:
-                    cut[2] = parts[0].copy()  # the sum so far, which a Gemm adds to
-                parts = self._run(model, copy, cut, self._part)
-                for number, axis in how.outputs.items():
-                    expected = _cut(results[number], axis, begin, end, size)
-                    most = max(most, _largest_difference(parts[number], expected))
-            for number in how.sums:
-                most = max(most, _largest_difference(parts[number], results[number]))
-        except SessionError:
-            return float("inf")
-        return most
+        results, once = self._run(*whole, feeds, self._whole, self._options)
+        most, parts, seconds, workspace = 0.0, dict[int, np.ndarray](), dict[int, float](), dict[int, int]()
+        for copy, begin, end in copies:
+            if end - begin in seconds and not how.sums:
+                continue  # each length once
+            cut = {i: _cut(a, how.inputs.get(i), begin, end, size) for i, a in feeds.items()}
+            if how.sums and begin:
+                cut[2] = parts[0].copy()  # the sum so far, which a Gemm adds to
+            self._statistics.unlink(missing_ok=True)
+            parts, seconds[end - begin] = self._run(model, copy, cut, self._part, self._on_slices)
+            workspace[end - begin] = profile.read_workspace(self._statistics).get(str(copy.name), 0)
+            for number, axis in how.outputs.items():
+                most = max(most, _largest_difference(parts[number], _cut(results[number], axis, begin, end, size)))
+        for number in how.sums:
+            most = max(most, _largest_difference(parts[number], results[number]))
+        return Seen(most, math.fsum(seconds[end - begin] for _, begin, end in copies) - once, workspace)
 
     def _random(self, value: ir.Value) -> np.ndarray:
         """Random numbers of a value's type and shape; of integers zeros, which any index may be."""
@@ -95,11 +135,11 @@ class SliceCheck:
         return np.zeros(shape, value.dtype.numpy())
 
     def _run(
-        self, model: ir.Model, node: ir.Node, feeds: Mapping[int, np.ndarray], memory: "_Memory"
-    ) -> dict[int, np.ndarray]:
-        """The outputs of a node alone, by number: they lie in this memory."""
+        self, model: ir.Model, node: ir.Node, feeds: Mapping[int, np.ndarray], memory: "_Memory", options: ort.Options
+    ) -> tuple[dict[int, np.ndarray], float]:
+        """The outputs of a node alone, by number, which lie in this memory; and the seconds that it took."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
-        session = ort.make_session(extract(model, [node], outputs.values()), CPU, self._options)
+        session = ort.make_session(extract(model, [node], outputs.values()), CPU, options)
         results, binding = memory.arrays(outputs), session.io_binding()
         try:
             for name, array in {_name(node.inputs[index]): array for index, array in feeds.items()}.items():
@@ -108,10 +148,13 @@ class SliceCheck:
                 dtype = outputs[number].dtype
                 assert dtype is not None
                 ort.bind_output(binding, _name(outputs[number]), dtype, array.shape, array.ctypes.data)
+            begin = time.perf_counter()
             session.run_with_iobinding(binding)
+            seconds = time.perf_counter() - begin
+            self.least = min(self.least, seconds)
+            return results, seconds
         except Exception as error:  # pybind exceptions share no base class
             raise SessionError(str(error)) from error
-        return results
 
 
 class _Memory:
@@ -124,14 +167,14 @@ class _Memory:
         """Arrays for these values. What was there before is lost."""
         sizes = {index: nbytes(value) or 0 for index, value in values.items()}
         if len(self._bytes) < (needed := sum(size + ALIGNMENT for size in sizes.values())):
-            self._bytes = np.empty(needed, np.uint8)
-        found, begin = {}, 0
+            self._bytes = np.ones(needed, np.uint8)  # written, so that no run is the first to touch it
+        arrays, begin = {}, 0
         for index, value in values.items():
             assert value.dtype is not None
             array = self._bytes[begin : begin + sizes[index]].view(value.dtype.numpy())
-            found[index] = array.reshape(static_shape(value) or ())
+            arrays[index] = array.reshape(static_shape(value) or ())
             begin += -(-sizes[index] // ALIGNMENT) * ALIGNMENT
-        return found
+        return arrays
 
 
 def _name(value: ir.Value | None) -> str:

@@ -146,7 +146,7 @@ class _Search:
 
     def best(self) -> ImageBand | None:
         """The band whose layout takes the least memory; None where none saves anything."""
-        best, found = self.whole.solution.total_bytes, None
+        best, best_band = self.whole.solution.total_bytes, None
         outside = {band: self._outside(band) for band in self._bands()}
         laid_out = 0
         for band in sorted(outside, key=lambda one: (outside[one], one.end - one.begin)):
@@ -157,8 +157,8 @@ class _Search:
                 continue
             total, laid_out = self._laid_out(made).solution.total_bytes, laid_out + 1
             if total < best:
-                best, found = total, band
-        return found
+                best, best_band = total, band
+        return best_band
 
     def written(self, band: ImageBand) -> Strips:
         """The model with that band in strips."""
@@ -179,8 +179,8 @@ class _Search:
         ends = [*[place for place in places if place > largest][:NEAR], last]
         read = [frozenset[int]() if isinstance(one, Refusal) else one for one in self.read]
         pairs = dict.fromkeys((begin, end) for begin in begins for end in ends if begin < end)
-        found = [ImageBand(begin, end, tuple(read[begin:end])) for begin, end in pairs]
-        return [one for one in found if _fewest_rows(one.exits(self.model)) >= self.count]
+        bands = [ImageBand(begin, end, tuple(read[begin:end])) for begin, end in pairs]
+        return [one for one in bands if _fewest_rows(one.exits(self.model)) >= self.count]
 
     def _narrow(self) -> list[int]:
         """Places in order where no more bytes are handed on than at those beside them."""

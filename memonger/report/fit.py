@@ -8,6 +8,7 @@ from rich.table import Table
 
 from memonger.planning.certificate import Certificate
 from memonger.planning.fit import Fit
+from memonger.report.chunks import chunks_lines
 from memonger.report.summary import plan_record
 from memonger.units import format_size, in_full
 
@@ -59,6 +60,7 @@ def fit_lines(fit: Fit, model: str) -> Iterator[str]:
             "inputs": plan.input_bytes,
         }
         yield "  " + " + ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        yield from chunks_lines(plan)
     yield _beyond(fit)
 
 

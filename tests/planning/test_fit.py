@@ -48,6 +48,27 @@ def test_the_largest_batch_and_the_proof_that_one_more_does_not_fit() -> None:
         _total(found.size + 1, mode="inference", budget=memory)
 
 
+def test_a_larger_batch_fits_in_chunks(model: Path, tmp_path: Path) -> None:
+    options = {"mode": "inference", "device": "cpu", "threads": 1, "effort": EFFORT}
+    whole, found = (memonger.fit(model, 25_000, chunks=chunks, **options) for chunks in ("off", "auto"))
+    assert found.size > whole.size
+    assert found.plan.chunks
+    assert found.plan.batch == found.size
+    assert found.total_bytes == found.plan.total_bytes <= 25_000
+    assert found.beyond.size == found.size + 1
+    assert found.beyond.total_bytes > 25_000
+    x = np.random.default_rng(0).standard_normal((found.size, *_shape(model)), np.float32)
+    plain = memonger.Session(memonger.search_plan(model, batch=found.size, chunks="off", **options)).run({"x": x})
+    for name, value in memonger.Session(found.plan).run({"x": x}).items():
+        np.testing.assert_array_equal(value, plain[name])
+    with pytest.raises(PlanError, match="no certificates of plans with chunks"):
+        found.save_certificate(tmp_path / "fits.json", None)
+
+
+def _shape(model: Path) -> tuple[int, ...]:
+    return tuple(dim.dim_value for dim in onnx.load(model).graph.input[0].type.tensor_type.shape.dim[1:])
+
+
 @pytest.mark.parametrize("memory", [30_000, 50_001])
 def test_without_recomputation_it_is_what_trying_every_size_gives(memory: int) -> None:
     found = memonger.fit(block(), memory, mode="inference", device="none", strategy="none")
