@@ -29,8 +29,10 @@ _MOST_OVERLAPS = 2_000_000
 _FIRST_PLACEMENTS = 2_000
 """What the first attempts may try."""
 
-_GROWTH = 1.03
+_GROWTH = 1.02
 """Factor on the placements from one attempt to the next."""
+
+_SEED = 4
 
 _MEMORY = 0.7
 """What is left of an attempt's failures in the weights after the next one."""
@@ -38,7 +40,7 @@ _MEMORY = 0.7
 _FIXED_ORDERS = (("total", "overlaps"), ("total", "duration"), ("duration", "total"))
 """What the first attempts rank by."""
 
-_TIE_BREAKS = (("duration",), ("overlaps",), ("duration", "size"), ("area",))
+_TIE_BREAKS = (("duration",), ("overlaps",), ("duration", "size"), ("size",))
 """What later attempts rank by in turn, where failures are equal."""
 
 
@@ -121,7 +123,7 @@ class Attempts:
     @classmethod
     def of(cls, problem: Problem, effort: int) -> Self:
         """No attempts so far."""
-        return cls(problem, effort, 0, np.zeros(len(problem.alive)), np.random.RandomState(1))
+        return cls(problem, effort, 0, np.zeros(len(problem.alive)), np.random.RandomState(_SEED))
 
     def next(self, capacity: int) -> tuple[int, Layout | None]:
         """One more attempt: what `canonical.explore` returns, and the layout if one was found."""
