@@ -32,8 +32,8 @@ ALLOCATORS: Mapping[str, Allocator] = MappingProxyType(
 To add one, write a file with a function from buffers to a layout, and name it in this table.
 """
 
-EFFORT = 30_000_000
-"""How many loop turns the search after the allocators may take by default: some four seconds, or 0.1 with numba."""
+EFFORT = 40_000_000
+"""How many loop turns the search after the allocators may take by default: some five seconds, or 0.1 with numba."""
 
 _MANY_BUFFERS = 20_000
 """From so many buffers on an allocator takes seconds, and by default ``_FOR_MANY`` are tried."""

@@ -130,7 +130,7 @@ class Attempts:
         order = self._order()
         task, state = _prepared(self.problem, order, capacity)
         placements = int(_FIRST_PLACEMENTS * _GROWTH**self.number)
-        result = _explore()(task, state, placements, self.effort)
+        result = compiled_explore()(task, state, placements, self.effort)
         self.number += 1
         self.effort -= int(state.spent[1])
         failures = np.array(state.failures, np.float64)
@@ -166,7 +166,7 @@ def improve(buffers: Sequence[Buffer], best: Layout, low: int, enough: int, effo
         return best, low
     problem = Problem.of(buffers)
     attempts, unit = Attempts.of(problem, effort), problem.columns.unit
-    step = max(1, (best.size - max(low, enough)) // 2)
+    step = max(1, (best.size - max(low, enough)) // 4)
     while best.size > max(low, enough) and attempts.effort > 0:
         careful = attempts.number % 2 == 1 and enough <= low
         target = max(low, enough, best.size - step) if careful else max(low, enough)
@@ -187,12 +187,12 @@ def _pairs(buffers: Sequence[Buffer]) -> int:
 
 
 def _prepared(problem: Problem, order: NDArray[np.intp], capacity: int) -> tuple[Instance, State]:
-    """The problem by rank, in lists or arrays as `_explore` wants them, and a fresh state."""
+    """The problem by rank, in lists or arrays as `compiled_explore` wants them, and a fresh state."""
     columns, start = problem.columns, problem.start[order]
     overlaps = problem.overlaps[np.ix_(order, order)]
     pairs, count, steps = np.nonzero(overlaps)[1], len(order), len(problem.alive)
     alignment, unit = columns.alignment[order], columns.unit
-    as_wanted = _as_array if _has_numba() else _as_list
+    as_wanted = _as_array if has_numba() else _as_list
     task = Instance(
         *map(
             as_wanted,
@@ -228,15 +228,16 @@ def _as_array(values: NDArray[Any]) -> Any:
 
 
 @cache
-def _has_numba() -> bool:
+def has_numba() -> bool:
+    """Whether the search can be compiled."""
     found = importlib.util.find_spec("numba")
     return found is not None and found.origin is not None  # not a folder that happens to have the name
 
 
 @cache
-def _explore() -> Callable[[Instance, State, int, int], int]:
+def compiled_explore() -> Callable[[Instance, State, int, int], int]:
     """`canonical.explore`, compiled where numba is installed; the compiled code is kept beside the module."""
-    if not _has_numba():
+    if not has_numba():
         return canonical.explore
     import numba
     from numba.extending import register_jitable
