@@ -1,8 +1,9 @@
 """Every allocator on hard packing instances and on generated ones: arena ÷ lower bound, and milliseconds.
 
-Run from the repository's root: ``python -m benchmarks.packing [--minimalloc PROGRAM] [NAME ...]``. Prints the table, and
-writes it to benchmarks/packing.txt unless problems are named. The hard instances are also packed into their capacity, by
-this project's search with numba and without, each in a process of its own, and by MiniMalloc if its program is given.
+Run from the repository's root: ``python -m benchmarks.packing [--minimalloc PROGRAM] [NAME ...]``. Prints the table,
+and writes it to benchmarks/packing.txt unless problems are named. The hard instances are also packed into their
+capacity, by this project's search with numba and without, each in a process of its own, and by MiniMalloc if its
+program is given.
 The training-like problems have forward values read again in reverse order, one in five short-lived, and gradients that
 live a few steps. Every layout is checked. A time is of one run; numba's leaves out the compilation.
 """

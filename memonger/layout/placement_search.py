@@ -1,16 +1,16 @@
 """The search for a layout within a capacity: many short attempts of `memonger.layout.canonical`.
 
-How long a depth-first search takes varies by orders of magnitude with the order in which it tries buffers. So no attempt
-gets much, and each ranks the buffers anew: first by fixed orders, then by where the attempts so far failed, as in
-Boussemart, Hemery, Lecoutre and Sais, "Boosting systematic search by weighting constraints" (2004), with noise. The
-limits grow, so that a problem is solved or proved to have no solution in the end.
+How long a depth-first search takes varies by orders of magnitude with the order in which it tries buffers. So no
+attempt gets much, and each ranks the buffers anew: first by fixed orders, then by where the attempts so far failed, as
+in Boussemart, Hemery, Lecoutre and Sais, "Boosting systematic search by weighting constraints" (2004), with noise. The
+limits grow from one attempt to the next, so that in the end a problem is solved or proved to have no solution.
 
 Effort is counted in turns of the innermost loops, the same with numba and without, where it takes some fifty times as
 long.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
@@ -66,7 +66,7 @@ class Problem:
     def of(cls, buffers: Sequence[Buffer]) -> Self:
         """The columns of at least one buffer."""
         columns = Columns.of(buffers)
-        # A step counts if a buffer starts there, or before it and after the last that counts, and one stops right after.
+        # A step counts if a buffer stops right after it, and one has started since the last step that counts.
         starts, stops = np.zeros(columns.steps, np.bool_), np.zeros(columns.steps, np.bool_)
         starts[columns.start] = stops[columns.stop] = True
         counted = [0]
@@ -182,7 +182,8 @@ def improve(buffers: Sequence[Buffer], best: Layout, low: int, enough: int, effo
 
 def _pairs(buffers: Sequence[Buffer]) -> int:
     """How many ordered pairs of buffers are alive at the same time."""
-    starts, stops = (np.sort(np.array([pair], np.int64).ravel()) for pair in zip(*((b.start, b.stop) for b in buffers)))
+    starts = np.sort(np.array([buffer.start for buffer in buffers], np.int64))
+    stops = np.sort(np.array([buffer.stop for buffer in buffers], np.int64))
     return int((np.searchsorted(starts, stops) - np.arange(1, len(buffers) + 1)).sum()) * 2
 
 
@@ -193,23 +194,19 @@ def _prepared(problem: Problem, order: NDArray[np.intp], capacity: int) -> tuple
     pairs, count, steps = np.nonzero(overlaps)[1], len(order), len(problem.alive)
     alignment, unit = columns.alignment[order], columns.unit
     as_wanted = _as_array if has_numba() else _as_list
+    by_start = np.argsort(start, kind="stable")
     task = Instance(
-        *map(
-            as_wanted,
-            (
-                (columns.size + columns.slack)[order],
-                alignment,
-                (capacity - columns.size[order]) // alignment * alignment,
-                start,
-                problem.stop[order],
-                by_start := np.argsort(start, kind="stable"),
-                np.searchsorted(start[by_start], np.arange(steps + 1)),
-                np.concatenate(([0], np.cumsum(overlaps.sum(axis=1)))),
-                pairs,
-            ),
-        ),
-        steps,
-        -(-capacity // unit) * unit,
+        size=as_wanted((columns.size + columns.slack)[order]),
+        alignment=as_wanted(alignment),
+        limit=as_wanted((capacity - columns.size[order]) // alignment * alignment),
+        start=as_wanted(start),
+        stop=as_wanted(problem.stop[order]),
+        by_start=as_wanted(by_start),
+        first_at=as_wanted(np.searchsorted(start[by_start], np.arange(steps + 1))),
+        overlap_at=as_wanted(np.concatenate(([0], np.cumsum(overlaps.sum(axis=1))))),
+        overlaps=as_wanted(pairs),
+        steps=steps,
+        top=-(-capacity // unit) * unit,
     )
     lengths = [count] * 2 + [count + 2] * 6 + [len(pairs) + 1] * 2 + [count] * 2 + [steps] * 2 + [2]
     state = State(*(as_wanted(np.zeros(length, np.int64)) for length in lengths))

@@ -1,10 +1,10 @@
 """Lowest-offset-first for very many buffers, earliest first, in the time of a few binary searches for each.
 
-The skyline is the height of what is laid out, step by step: intervals of steps with a height each, the lowest in a heap.
+The skyline is the height of what is laid out, step by step: intervals of steps with a height each, sorted in a heap.
 Into the lowest interval goes the earliest buffer that lies within it; where there is none, it is raised to its lower
-neighbour and joined with it. A tree of the stops of buffers sorted by start finds that buffer. The result is
-that of `memonger.layout.lowest_offset` with the order ``start``, but for how sizes that are no multiple of the alignment
-share the end of the arena.
+neighbour and joined with it. A tree of the stops of buffers sorted by start finds that buffer. The result is that of
+`memonger.layout.lowest_offset` with the order ``start``, but for how sizes that are no multiple of the alignment share
+the end of the arena.
 """
 
 import heapq
@@ -117,7 +117,7 @@ class _Intervals:
 
     def raise_lowest(self) -> None:
         """Raise the lowest interval to its lower neighbour, or out of the way where it has none."""
-        begin, end, height = self.lowest()
+        begin, end, _ = self.lowest()
         before = self.begin.get(begin)
         lower = _NEVER if before is None else self.height[before]
         raised = min(lower, self.height.get(end, _NEVER))

@@ -14,8 +14,8 @@ from benchmarks.packing import training_like
 from memonger import layout as layout_package
 from memonger.errors import LayoutError
 from memonger.layout import ALLOCATORS, Buffer, Layout, allocate, check_layout, lower_bound, placement_search
-from memonger.layout.placement_search import improve
 from memonger.layout.minimalloc_csv import read_problem
+from memonger.layout.placement_search import improve
 
 PACKING = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
 BRIEFLY = 20_000
