@@ -165,10 +165,14 @@ def verify(model: Path, as_json: bool) -> None:
         )
 
 
+_PACKING_EFFORT = 1_000_000_000
+"""Turns of the search of ``pack``: two minutes, or a few seconds with numba, where a layout is hard to find."""
+
+
 def pack(problem: Path, capacity: int | None, output: Path | None, as_json: bool) -> None:
     """Lay out the buffers of a CSV file."""
     buffers = read_problem(problem)
-    layout = allocate(buffers.buffers)
+    layout = allocate(buffers.buffers, capacity=capacity, effort=_PACKING_EFFORT)
     check_layout(buffers.buffers, layout)
     bound = lower_bound(buffers.buffers)
     if capacity is not None and layout.size > capacity:
@@ -180,9 +184,10 @@ def pack(problem: Path, capacity: int | None, output: Path | None, as_json: bool
         write_solution(output, buffers, layout)
     record = {
         "problem": str(problem), "buffers": len(layout.offsets), "arena_bytes": layout.size,
-        "lower_bound_bytes": bound, "output": None if output is None else str(output),
+        "lower_bound_bytes": bound, "proven": layout.proven, "output": None if output is None else str(output),
     }  # fmt: skip
     if as_json:
         print_json(record)
     else:
-        print_line(f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}).")
+        proven = "; no layout is smaller" if layout.proven and layout.size > bound else ""
+        print_line(f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}){proven}.")

@@ -1,35 +1,30 @@
 """Buffers with sizes and lifetimes → an offset for each in one arena. To add an allocator, see `ALLOCATORS`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+
+import numpy as np
 
 from memonger.errors import LayoutError
 from memonger.layout.buffers import Allocator, Buffer, Layout
 from memonger.layout.checker import check_layout
-from memonger.layout.evolution import SearchOptions, search
-from memonger.layout.greedy import greedy
 from memonger.layout.lower_bound import lower_bound
 from memonger.layout.lowest_offset import lowest_offset_first
+from memonger.layout.placement_search import improve
+from memonger.layout.skyline import skyline
 
-__all__ = ["ALLOCATORS", "Allocator", "Buffer", "Layout", "SearchOptions", "allocate", "check_layout", "lower_bound"]
+__all__ = ["ALLOCATORS", "EFFORT", "Allocator", "Buffer", "Layout", "allocate", "check_layout", "lower_bound"]
 
 ALLOCATORS: Mapping[str, Allocator] = MappingProxyType(
     {
-        "lowest-offset-area": partial(lowest_offset_first, order="area"),
+        "lowest-offset-conflict": partial(lowest_offset_first, order="conflict"),
         "lowest-offset-duration": partial(lowest_offset_first, order="duration"),
         "lowest-offset-start": partial(lowest_offset_first, order="start"),
-        "lowest-offset-conflict": partial(lowest_offset_first, order="conflict"),
+        "lowest-offset-area": partial(lowest_offset_first, order="area"),
         "lowest-offset-size": partial(lowest_offset_first, order="size"),
-        "ends-duration": partial(greedy, order="duration", fit="ends"),
-        "ends-size": partial(greedy, order="size", fit="ends"),
-        "ends-area": partial(greedy, order="area", fit="ends"),
-        "greedy-duration": partial(greedy, order="duration"),
-        "greedy-conflict": partial(greedy, order="conflict"),
-        "greedy-size": partial(greedy, order="size"),
-        "greedy-area": partial(greedy, order="area"),
-        "greedy-start": partial(greedy, order="start", fit="first"),
-        "search": search,
+        "skyline": skyline,
     }
 )
 """Every allocator by name, in the order in which ``allocate`` tries them.
@@ -37,45 +32,99 @@ ALLOCATORS: Mapping[str, Allocator] = MappingProxyType(
 To add one, write a file with a function from buffers to a layout, and name it in this table.
 """
 
-_MANY_BUFFERS = 20_000
-"""From so many buffers on an allocator takes seconds, so that by default only the first few are tried."""
+EFFORT = 40_000_000
+"""How many loop turns the search after the allocators may take by default: some five seconds, or 0.1 with numba."""
 
-_FIRST_FEW = 3
-"""How many allocators are tried by default for many buffers."""
+_MANY_BUFFERS = 20_000
+"""From so many buffers on an allocator takes seconds, and by default ``_FOR_MANY`` are tried."""
+
+_FOR_MANY = ("skyline", "lowest-offset-conflict", "lowest-offset-duration")
 
 
 def allocate(
     buffers: Sequence[Buffer],
     strategies: Sequence[str] | None = None,
-    search_options: SearchOptions | None = None,
+    *,
+    capacity: int | None = None,
+    effort: int = EFFORT,
 ) -> Layout:
-    """The layout with the smallest arena that several allocators give; of equals the first.
+    """A layout with a small arena: the smallest that several allocators give, and then a search.
 
-    The allocators are tried in order, until one comes within less than the smallest alignment of the lower bound. The
-    same buffers in the same order give the same offsets, whatever their ids.
+    The allocators are tried in order, until one comes within less than the smallest alignment of the lower bound.
+    Buffers whose lifetimes don't overlap, not through others either, are laid out by themselves: only what is still too
+    large goes on to the next allocator. The same buffers in the same order give the same offsets, whatever their ids,
+    how fast the machine is, and whether numba is installed, with which the search takes a fiftieth of the time.
 
     Args:
         buffers: What to lay out. No buffers give the empty layout.
-        strategies: Names from ``ALLOCATORS``, tried in this order. By default all of them, or the first three from
-            20,000 buffers on.
-        search_options: Settings of the allocator ``search``.
+        strategies: Names from ``ALLOCATORS``, tried in this order, without a search. By default those but the last, or
+            from 20,000 buffers on the last and the first two.
+        capacity: Bytes that are enough: what fits into them is not made smaller. The layout may still be larger.
+        effort: Turns of loops that the search may take for each part whose lifetimes overlap no other's. 0: no search.
+
+    Returns:
+        The layout, with ``proven`` where no layout is smaller.
 
     Raises:
-        LayoutError: The problem is malformed (the message names the buffer), or there is no allocator of that name.
+        LayoutError: The problem is malformed (the message names the buffer), a buffer is larger than the capacity, or
+            there is no allocator of that name.
     """
     names = _defaults(len(buffers)) if strategies is None else tuple(strategies)
     unknown = [name for name in names if name not in ALLOCATORS]
     if unknown or not names:
         raise LayoutError(f"no allocator named {unknown or '(none given)'}; there are {', '.join(ALLOCATORS)}")
-    allocators: dict[str, Allocator] = {**ALLOCATORS, "search": partial(search, options=search_options)}
-    enough = lower_bound(buffers) + min((buffer.alignment for buffer in buffers), default=1)
-    best = allocators[names[0]](buffers)
+    bound = lower_bound(buffers)
+    _check_capacity(buffers, capacity)
+    enough = bound + min((buffer.alignment for buffer in buffers), default=1) - 1
+    enough = enough if capacity is None else max(capacity, enough)
+    first = ALLOCATORS[names[0]](buffers)
+    if first.size <= enough:
+        return replace(first, proven=first.size <= bound)
+    effort = 0 if strategies is not None else effort
+    offsets, proven = np.zeros(len(buffers), np.int64), bound
+    for part in _parts(buffers):
+        members = [buffers[position] for position in part]
+        layout, low = _smallest(members, names, enough, capacity, effort)
+        offsets[part], proven = layout.offsets, max(proven, low)
+    size = max(offset + buffer.size for offset, buffer in zip(offsets.tolist(), buffers, strict=True))
+    return Layout(tuple(offsets.tolist()), size, size <= proven)
+
+
+def _smallest(
+    buffers: Sequence[Buffer], names: Sequence[str], enough: int, capacity: int | None, effort: int
+) -> tuple[Layout, int]:
+    """The smallest layout of buffers that overlap, or the first of ``enough`` bytes, and a size that every one has."""
+    best, low = ALLOCATORS[names[0]](buffers), lower_bound(buffers)
     for name in names[1:]:
-        if best.size < enough:
-            break
-        best = min(best, allocators[name](buffers), key=lambda layout: layout.size)
-    return best
+        if best.size <= enough:
+            return best, low
+        best = min(best, ALLOCATORS[name](buffers), key=lambda layout: layout.size)
+    if best.size <= enough or not effort:
+        return best, low
+    return improve(buffers, best, low, enough if capacity is None else capacity, effort)
+
+
+def _parts(buffers: Sequence[Buffer]) -> list[list[int]]:
+    """Positions of buffers, in groups whose lifetimes overlap no other group's."""
+    parts: list[list[int]] = []
+    end = None
+    for position in sorted(range(len(buffers)), key=lambda position: buffers[position].start):
+        if end is None or buffers[position].start >= end:
+            parts.append([])
+            end = buffers[position].stop
+        parts[-1].append(position)
+        end = max(end, buffers[position].stop)
+    return [sorted(part) for part in parts]
+
+
+def _check_capacity(buffers: Sequence[Buffer], capacity: int | None) -> None:
+    if capacity is not None:
+        for buffer in buffers:
+            if buffer.size > capacity:
+                raise LayoutError(
+                    f"buffer {buffer.id} of {buffer.size} bytes is larger than the capacity of {capacity} bytes."
+                )
 
 
 def _defaults(count: int) -> tuple[str, ...]:
-    return tuple(ALLOCATORS)[: _FIRST_FEW if count >= _MANY_BUFFERS else None]
+    return _FOR_MANY if count >= _MANY_BUFFERS else tuple(ALLOCATORS)[:-1]

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memonger.errors import LayoutError
 from memonger.units import format_size
@@ -29,10 +29,17 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Layout:
-    """An offset for every buffer, in the order the buffers were given, and the arena's size, all in bytes."""
+    """An offset for every buffer, in the order the buffers were given, and the arena's size, all in bytes.
+
+    Attributes:
+        offsets: In bytes.
+        size: Of the arena, in bytes.
+        proven: Whether it is known that no layout of these buffers is smaller. Equal layouts may differ in it.
+    """
 
     offsets: tuple[int, ...]
     size: int
+    proven: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
         """As ``<Layout: 120 buffers in 1.20 MiB>``."""

@@ -176,7 +176,9 @@ def _current(timeline: Timeline, worst: int, move: Move) -> bool:
     if worst not in timeline.node or anchor not in timeline.node:
         return False
     if gone >= 0:
-        return gone in timeline.node and len(timeline.copies[node]) == 1 and anchor <= worst
+        if gone not in timeline.node or len(timeline.copies[node]) > 1 or anchor > worst:
+            return False
+        return 0 <= _earliest(timeline, gone) <= anchor  # what it reads may have moved behind the anchor
     turn = bisect_left(timeline.copies[node], anchor)
     return turn > 0 and timeline.copies[node][turn - 1] < worst
 
@@ -278,8 +280,10 @@ def apply(timeline: Timeline, move: Move, budget: int, keep: bool) -> None:
     """
     node, anchor, gone = move
     nodes = chain(timeline, node, anchor, budget, keep)
-    for label, each in zip(timeline.between(anchor, len(nodes)), nodes, strict=True):
+    added = list(zip(timeline.between(anchor, len(nodes)), nodes, strict=True))
+    for label, each in added:
         timeline.add(label, each)
+    for label, each in added:  # only now: a run that nobody reads any more may be what the next of them reads
         copies = timeline.copies[each]
         turn = bisect_left(copies, label)
         timeline.prune(copies[turn - 1 : turn] if turn else [])

@@ -5,6 +5,7 @@ large-neighbourhood search with simulated annealing from the best of them (`memo
 counted in changes tried, not in seconds, so that a result does not depend on the speed of the machine.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -178,16 +179,22 @@ class Search:
         timeline = Timeline(self.problem)
         best = self._greedy(timeline, budget, variants[0], lambda: False)
         self.effort.tell(timeline, best.excess, best.cost)
+        once = cost(self.problem, self.problem.schedule)
         for options in variants[1:]:
+            if best[:2] <= (0, once):
+                break
+            until = 1.0 if options.plain else self.tuning.greedy_until
+            limit = math.inf if best.excess else once + self.tuning.greedy_patience * (best.cost - once)
             timeline.load(self.problem.schedule)
-            point = self._greedy(
-                timeline, budget, options, lambda: self.effort.spent(timeline) > self.tuning.greedy_until
-            )
+            point = self._greedy(timeline, budget, replace(options, cost_limit=limit), self._expired(timeline, until))
             if point[:2] < best[:2]:
                 best = point
                 self.effort.tell(timeline, best.excess, best.cost)
         self.effort.charge(timeline)
         return best
+
+    def _expired(self, timeline: Timeline, until: float) -> Callable[[], bool]:
+        return lambda: self.effort.spent(timeline) > until
 
     def _greedy_from_order(self, order: tuple[int, ...], budget: int) -> Point:
         """The greedy schedule of another order."""

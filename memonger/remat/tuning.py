@@ -20,7 +20,9 @@ class Tuning:
         huge_initial: How many initial schedules a huge problem starts from.
         greedy: Variants of the greedy algorithm for the given order. The first one always runs to its end.
         greedy_reordered: The variant for another order.
-        greedy_until: Fraction of effort after which no further greedy variant runs.
+        greedy_until: Fraction of effort after which no further greedy variant runs, but the plain one: that ends with
+            the effort only, so that no result is worse than the plain greedy algorithm's.
+        greedy_patience: A further variant gives up when recomputation costs this many times what it does in the best.
         reordered_share: Fraction of effort that the greedy algorithm may take on another order.
         initial_share: Fraction of effort that the greedy algorithm may take on an initial schedule. It is not charged.
         probe: Fraction of effort for a first, short search for a better order.
@@ -49,6 +51,7 @@ class Tuning:
     greedy: tuple[GreedyOptions, ...] = (GreedyOptions(bulk=True), GreedyOptions(), GreedyOptions(plain=True))
     greedy_reordered: GreedyOptions = field(default_factory=GreedyOptions)
     greedy_until: float = 0.2
+    greedy_patience: float = 2.0
     reordered_share: float = 0.3
     initial_share: float = 0.04
     probe: float = 0.02

@@ -337,7 +337,8 @@ def test_pack(model: Path) -> None:
     assert "5 buffers in 12 bytes (lower bound 12)" in _run("pack", "problem.csv")
     record = _json("pack", "problem.csv", "--capacity", 12, "-o", "solution.csv")
     assert record == {
-        "problem": "problem.csv", "buffers": 5, "arena_bytes": 12, "lower_bound_bytes": 12, "output": "solution.csv",
+        "problem": "problem.csv", "buffers": 5, "arena_bytes": 12, "lower_bound_bytes": 12, "proven": True,
+        "output": "solution.csv",
     }  # fmt: skip
     header, *rows = Path("solution.csv").read_text().splitlines()
     assert header == "id,lower,upper,size,offset"

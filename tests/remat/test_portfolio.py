@@ -362,3 +362,13 @@ def test_without_ortools_the_exact_strategy_says_what_to_install(monkeypatch: py
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(RuntimeUnavailableError, match="pip install ortools"):
         solve(load("vgg16"), 1)
+
+
+@pytest.mark.parametrize(("seed", "percent"), [(56, 70), (89, 60), (97, 70)])
+def test_a_node_is_not_moved_before_what_it_reads(seed: int, percent: int) -> None:
+    rng = random.Random(seed)
+    edges = [(rng.randrange(0, i), i) for i in range(1, 10) for _ in range(rng.randint(1, 3))]
+    costs, sizes = [float(rng.randint(1, 100)) for _ in range(10)], [rng.randint(1, 1000) for _ in range(10)]
+    problem = Problem.from_edges(costs, sizes, sorted(set(edges)))
+    found = search_best(problem, peak(problem, problem.schedule) * percent // 100, effort=3000)
+    check(problem, found.schedule)
