@@ -101,7 +101,7 @@ def _smallest(
         best = min(best, ALLOCATORS[name](buffers), key=lambda layout: layout.size)
     if best.size <= enough or not effort:
         return best, low
-    return improve(buffers, best, low, enough if capacity is None else capacity, effort)
+    return improve(buffers, best, low, enough if capacity is None else capacity, effort, direct=capacity is not None)
 
 
 def _parts(buffers: Sequence[Buffer]) -> list[list[int]]:

@@ -152,7 +152,9 @@ class Attempts:
         return np.lexsort(tuple(-keys[name] for name in reversed(names)))
 
 
-def improve(buffers: Sequence[Buffer], best: Layout, low: int, enough: int, effort: int) -> tuple[Layout, int]:
+def improve(
+    buffers: Sequence[Buffer], best: Layout, low: int, enough: int, effort: int, direct: bool = False
+) -> tuple[Layout, int]:
     """A layout smaller than ``best``, and a size below which no layout is.
 
     Args:
@@ -161,6 +163,7 @@ def improve(buffers: Sequence[Buffer], best: Layout, low: int, enough: int, effo
         low: Bytes that every layout needs.
         enough: Bytes with which the search ends.
         effort: Turns.
+        direct: Whether only layouts of ``enough`` bytes are looked for, and none between.
     """
     if _pairs(buffers) > _MOST_OVERLAPS:
         return best, low
@@ -168,7 +171,7 @@ def improve(buffers: Sequence[Buffer], best: Layout, low: int, enough: int, effo
     attempts, unit = Attempts.of(problem, effort), problem.columns.unit
     step = max(1, (best.size - max(low, enough)) // 4)
     while best.size > max(low, enough) and attempts.effort > 0:
-        careful = attempts.number % 2 == 1 and enough <= low
+        careful = attempts.number % 2 == 1 and not direct
         target = max(low, enough, best.size - step) if careful else max(low, enough)
         result, layout = attempts.next(target)
         if layout is not None:
