@@ -35,6 +35,9 @@ To add one, write a file with a function from buffers to a layout, and name it i
 EFFORT = 40_000_000
 """How many loop turns the search after the allocators may take by default: some five seconds, or 0.1 with numba."""
 
+_FEW_BUFFERS = 1_000
+"""Up to so many buffers all allocators together take a tenth of a second."""
+
 _MANY_BUFFERS = 20_000
 """From so many buffers on an allocator takes seconds, and by default ``_FOR_MANY`` are tried."""
 
@@ -50,10 +53,11 @@ def allocate(
 ) -> Layout:
     """A layout with a small arena: the smallest that several allocators give, and then a search.
 
-    The allocators are tried in order, until one comes within less than the smallest alignment of the lower bound.
-    Buffers whose lifetimes don't overlap, not through others either, are laid out by themselves: only what is still too
-    large goes on to the next allocator. The same buffers in the same order give the same offsets, whatever their ids,
-    how fast the machine is, and whether numba is installed, with which the search takes a fiftieth of the time.
+    The allocators are tried in order, until one reaches the lower bound; of many buffers, until one comes within less
+    than the smallest alignment of it. Buffers whose lifetimes don't overlap, not through others either, are laid out by
+    themselves: only what is still too large goes on to the next allocator. The same buffers in the same order give the
+    same offsets, whatever their ids, how fast the machine is, and whether numba is installed, with which the search
+    takes a fiftieth of the time.
 
     Args:
         buffers: What to lay out. No buffers give the empty layout.
@@ -75,33 +79,33 @@ def allocate(
         raise LayoutError(f"no allocator named {unknown or '(none given)'}; there are {', '.join(ALLOCATORS)}")
     bound = lower_bound(buffers)
     _check_capacity(buffers, capacity)
-    enough = bound + min((buffer.alignment for buffer in buffers), default=1) - 1
-    enough = enough if capacity is None else max(capacity, enough)
+    slack = min((buffer.alignment for buffer in buffers), default=1) - 1
+    enough = bound + slack if capacity is None else max(bound, capacity)
+    goal = enough if len(buffers) > _FEW_BUFFERS or capacity is not None else bound
     first = ALLOCATORS[names[0]](buffers)
-    if first.size <= enough:
+    if first.size <= goal:
         return replace(first, proven=first.size <= bound)
     effort = 0 if strategies is not None else effort
     offsets, proven = np.zeros(len(buffers), np.int64), bound
     for part in _parts(buffers):
         members = [buffers[position] for position in part]
-        layout, low = _smallest(members, names, enough, capacity, effort)
+        layout, low = _smallest([ALLOCATORS[name] for name in names], members, goal)
+        for target, turns in ((enough, effort), (goal, effort // 100)):
+            if layout.size > target and turns:
+                layout, low = improve(members, layout, low, target, turns, direct=capacity is not None)
         offsets[part], proven = layout.offsets, max(proven, low)
     size = max(offset + buffer.size for offset, buffer in zip(offsets.tolist(), buffers, strict=True))
     return Layout(tuple(offsets.tolist()), size, size <= proven)
 
 
-def _smallest(
-    buffers: Sequence[Buffer], names: Sequence[str], enough: int, capacity: int | None, effort: int
-) -> tuple[Layout, int]:
-    """The smallest layout of buffers that overlap, or the first of ``enough`` bytes, and a size that every one has."""
-    best, low = ALLOCATORS[names[0]](buffers), lower_bound(buffers)
-    for name in names[1:]:
-        if best.size <= enough:
-            return best, low
-        best = min(best, ALLOCATORS[name](buffers), key=lambda layout: layout.size)
-    if best.size <= enough or not effort:
-        return best, low
-    return improve(buffers, best, low, enough if capacity is None else capacity, effort, direct=capacity is not None)
+def _smallest(allocators: Sequence[Allocator], buffers: Sequence[Buffer], goal: int) -> tuple[Layout, int]:
+    """The smallest layout of buffers that overlap, or the first of at most ``goal`` bytes, and their lower bound."""
+    best, low = allocators[0](buffers), lower_bound(buffers)
+    for allocator in allocators[1:]:
+        if best.size <= goal:
+            break
+        best = min(best, allocator(buffers), key=lambda layout: layout.size)
+    return best, low
 
 
 def _parts(buffers: Sequence[Buffer]) -> list[list[int]]:

@@ -85,33 +85,35 @@ class Sizes:
         shapes, known = list(self._shapes), dict(self._contents)
         for name, shape in inputs.items():
             shapes[self._inputs[name]] = shape
-        with np.errstate(all="ignore"):
-            for step in self._steps:
-                try:
-                    _take(step, shapes, known)
-                except CONTRADICTIONS as error:
-                    raise SizesError(f"node {step.node}: {error}") from error
+        step = None
+        try:
+            with np.errstate(all="ignore"):
+                for step in self._steps:
+                    _take(step, [shapes[number] for number in step.reads], shapes, known)
+        except CONTRADICTIONS as error:
+            raise SizesError(f"node {step.node if step else ''}: {error}") from error
         return tuple([shapes[number] for number in self._written])
 
 
-def _take(step: _Step, shapes: list[Any], known: dict[int, np.ndarray]) -> None:
-    given = [shapes[number] for number in step.reads]
-    if None in given:
-        for number, shape in zip(step.reads, given, strict=True):
-            if shape is None and number != _ABSENT:
-                return
+def _take(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
+    if None in given and _is_lacking(step.reads, given):
+        return
     deciding: Sequence[Any] = ()
     if step.decisive:
         deciding = [known.get(number) for number in step.decisive]
-        for number, array in zip(step.decisive, deciding, strict=True):
-            if array is None and number != _ABSENT:
-                return
+        if _is_lacking(step.decisive, deciding):
+            return
     for number, shape in zip(step.writes, step.compute(given, deciding), strict=True):
         if shape and min(shape) < 0:
             raise ValueError(f"a dimension is below 0: {list(shape)}")
         shapes[number] = shape
     if step.evaluate is not None:
         _evaluate(step, step.evaluate, given, shapes, known)
+
+
+def _is_lacking(numbers: Sequence[int], facts_of_them: Sequence[Any]) -> bool:
+    """Whether of a value that is there nothing is known."""
+    return any(fact is None and number != _ABSENT for number, fact in zip(numbers, facts_of_them, strict=True))
 
 
 def _evaluate(
@@ -126,7 +128,7 @@ def _evaluate(
         known[target] = np.array(whole if end else whole[0], np.int64)
         return
     arrays = [known.get(number) for number in step.reads]
-    if any(array is None and number != _ABSENT for number, array in zip(step.reads, arrays, strict=True)):
+    if _is_lacking(step.reads, arrays):
         return
     known[target] = result = how(arrays)
     if result.shape != shapes[target]:

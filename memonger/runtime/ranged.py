@@ -1,7 +1,8 @@
-"""A plan for ranges of sizes, bound at whatever shape comes: smaller views at the same offsets.
+"""A plan for ranges of sizes, bound at whatever shape comes: smaller views in the same arena.
 
-The shapes of a new size are computed, and the layout is checked for them, before anything is bound. Where it doesn't
-hold, the values get a layout of their own in the same arena: the same nodes in the same order, at other offsets.
+The shapes of a new size are computed, and the layout is checked for them, before anything is bound. Where it holds,
+values move down in the arena as far as those below them have become smaller. Where it doesn't, they get a layout of
+their own in the same arena: the same nodes in the same order, at other offsets.
 """
 
 import math
@@ -18,6 +19,7 @@ from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.layout import allocate
+from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
 from memonger.model.ranges import described, in_words, place_of
 from memonger.model.sizes import Sizes, SizesError
@@ -80,6 +82,7 @@ class RangedProgram:
         )
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
+        self._of_value, self._shrunk = _shrunk(plan)
         self.kept = max(KEPT, KEPT_VALUES // max(1, len(self._planned)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
@@ -140,15 +143,14 @@ class RangedProgram:
             found = self._sizes.at(given)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        offsets: Mapping[int, int] = self._offsets
         tensors, own = [], dict[int, int]()
         for value in self._planned:
             shape = found[value.place]
             if shape is None:
                 raise SessionError(f"at {in_words(sizes)} the size of '{value.tensor.name}' isn't known.")
             own[value.number] = -(-value.bits * math.prod(shape) // 8)
-        if not stays_within(self._graph, self._sharing, own):
-            offsets = self._laid_out(sizes, own)
+        holds = stays_within(self._graph, self._sharing, own)
+        offsets = self.moved_down(own) if holds else self._laid_out(sizes, own)
         for value in self._planned:
             name, dtype = value.tensor.name, value.tensor.dtype
             tensors.append(ArenaTensor(name, dtype, found[value.place], offsets[value.number]))  # type: ignore[arg-type]
@@ -157,6 +159,18 @@ class RangedProgram:
             for one in self._inputs
         )
         return replace(self.base, inputs=inputs, planned=tuple(tensors))
+
+    def moved_down(self, own: Mapping[int, int]) -> Mapping[int, int]:
+        """The plan's offsets, each as low as those that it lies on allow at these sizes."""
+        if self._shrunk is None:
+            return self._offsets
+        sizes = [0] * (max(self._of_value.values(), default=-1) + 1)
+        for value, storage in self._of_value.items():
+            sizes[storage] = own[value]
+        offsets = self._shrunk.offsets(sizes)
+        if offsets is None:
+            return self._offsets
+        return self._offsets | {value: offsets[storage] for value, storage in self._of_value.items()}
 
     def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's own offsets where the checker passes them at these sizes, else new ones in its arena."""
@@ -179,6 +193,17 @@ class RangedProgram:
         offsets = {value: layout.offsets[number] + byte for value, (number, byte) in pairs if number >= 0}
         verify(graph, offsets, self.base.arena_bytes, self._alignment)
         return {**dict.fromkeys(own, 0), **offsets}  # empty values lie anywhere
+
+
+def _shrunk(plan: Plan) -> tuple[dict[int, int], Shrunk | None]:
+    """The storage of each value, and what moves storages down; None where values lie inside others."""
+    storage = assign_storage(plan.graph, alignment=plan.alignment, offsets=plan.offsets)
+    of_value = {value: number for value, number in enumerate(storage.of_value) if number >= 0}
+    at = [0] * len(storage.buffers)
+    for value, number in of_value.items():
+        at[number] = plan.offsets[value]
+    shrunk = Shrunk(storage.buffers, at)
+    return of_value, shrunk if shrunk.is_quick and not any(storage.within) else None
 
 
 class RangedBinding:

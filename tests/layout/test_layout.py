@@ -16,6 +16,7 @@ from memonger.errors import LayoutError
 from memonger.layout import ALLOCATORS, Buffer, Layout, allocate, check_layout, lower_bound, placement_search
 from memonger.layout.minimalloc_csv import read_problem
 from memonger.layout.placement_search import improve
+from memonger.layout.shrunk import Shrunk
 
 PACKING = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
 BRIEFLY = 20_000
@@ -273,3 +274,22 @@ def test_a_residual_chain_reaches_the_lower_bound_by_search() -> None:
     check_layout(buffers, layout)
     assert layout.size == lower_bound(buffers)
     assert all(allocator(buffers).size > layout.size for allocator in ALLOCATORS.values())
+
+
+@given(buffers=problems(), data=st.data())
+def test_buffers_that_became_smaller_move_down_and_stay_apart(buffers: list[Buffer], data: st.DataObject) -> None:
+    layout = allocate(buffers, effort=0)
+    sizes = [data.draw(st.integers(1, buffer.size)) for buffer in buffers]
+    moved = Shrunk(buffers, layout.offsets).offsets(sizes)
+    assert moved is not None
+    assert all(new <= old for new, old in zip(moved, layout.offsets, strict=True))
+    smaller = [replace(buffer, size=size) for buffer, size in zip(buffers, sizes, strict=True)]
+    size = max((o + b.size for o, b in zip(moved, smaller, strict=True)), default=0)
+    check_layout(smaller, Layout(tuple(moved), size))
+
+
+def test_smaller_buffers_lie_on_those_below_them() -> None:
+    buffers = [Buffer(0, 640, 0, 3), Buffer(1, 640, 1, 4), Buffer(2, 640, 2, 5), Buffer(3, 640, 3, 6)]
+    shrunk = Shrunk(buffers, [0, 640, 1280, 0])
+    assert shrunk.offsets([64, 128, 64, 192]) == [0, 192, 320, 0]  # the last lies below the second, too
+    assert shrunk.offsets([640, 640, 640, 704]) is None  # the second would have to move up

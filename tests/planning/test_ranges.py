@@ -308,6 +308,7 @@ def test_what_stays_within_a_layout_passes_the_checker(plan: memonger.Plan, data
         own = dict.fromkeys(own, min(own.values()))
     if stays_within(graph, sharing_pairs(graph, plan.offsets), own):
         verify(at_sizes(graph, own), plan.offsets, plan.arena_bytes, plan.alignment)
+        verify(at_sizes(graph, own), ranged.RangedProgram(plan).moved_down(own), plan.arena_bytes, plan.alignment)
 
 
 def test_the_headline_and_the_record_say_the_ranges(plan: memonger.Plan) -> None:

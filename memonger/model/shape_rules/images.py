@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from memonger.model.shaping import Compute, NoRuleError, Shape, Site, shape_rule
 
 _MS, _NCHWC = "com.microsoft::", "com.microsoft.nchwc::"
 
-_Window = Callable[[Sequence[int], Sequence[int]], tuple[int, ...]]
+_Window = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 
 def _windows(site: Site) -> _Window:
@@ -18,7 +19,8 @@ def _windows(site: Site) -> _Window:
     strides, dilations, pads = site.integers("strides"), site.integers("dilations"), site.integers("pads")
     auto, ceil = site.text("auto_pad", "NOTSET"), site.integer("ceil_mode", 0)
 
-    def count(sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+    @lru_cache(maxsize=256)  # of all sizes that change, images have only a few
+    def count(sizes: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
         rank, found = len(sizes), []
         for axis, (size, width) in enumerate(zip(sizes, kernel, strict=True)):
             stride = strides[axis] if strides else 1

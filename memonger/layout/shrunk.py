@@ -1,0 +1,65 @@
+"""Offsets for buffers of a layout that have become smaller: each moved down as far as those below it allow.
+
+The same bytes are then used again sooner, and stay in the processor's caches: where a layout for 240 MiB runs at a size
+that needs 15, the offsets of the 240 took 1.2 times as long (MobileNet-v2 on an EPYC).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memonger.layout.buffers import Buffer
+
+_MOST_PAIRS = 200_000
+"""Of buffers alive at the same time: to look at so many takes half a millisecond."""
+
+
+class Shrunk:
+    """What has to be known of a layout to move its buffers down.
+
+    No buffer moves up, and none past another that is alive at the same time: what fits the arena before fits after.
+
+    Args:
+        buffers: A problem.
+        offsets: A layout of it, in bytes.
+    """
+
+    def __init__(self, buffers: Sequence[Buffer], offsets: Sequence[int]) -> None:
+        self._offsets, self._alignment = np.array(offsets, np.int64), [buffer.alignment for buffer in buffers]
+        order = np.argsort(self._offsets, kind="stable")
+        start = np.array([buffer.start for buffer in buffers], np.int64)[order]
+        stop = np.array([buffer.stop for buffer in buffers], np.int64)[order]
+        self._rests: list[tuple[int, list[int]]] = []  # from the ground up: a buffer, and those it may rest on
+        under = [0] * len(buffers)  # of each buffer all that lie below it, through others as well, as bits
+        lower, upper = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for place, index in enumerate(order.tolist()):
+            below = order[:place][(start[:place] < stop[place]) & (start[place] < stop[:place])]
+            lower.append(below)
+            upper.append(np.full(len(below), index))
+            rests: list[int] = []
+            for other in reversed(below.tolist()):
+                if not under[index] >> other & 1:
+                    rests.append(other)
+                    under[index] |= under[other] | 1 << other
+            self._rests.append((index, rests))
+        self._lower, self._upper = np.concatenate(lower), np.concatenate(upper)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether `offsets` takes less than a millisecond or so."""
+        return len(self._lower) <= _MOST_PAIRS
+
+    def offsets(self, sizes: Sequence[int]) -> list[int] | None:
+        """Offsets in bytes for sizes in bytes; None where one is larger than in the layout, and something collides."""
+        offsets = [0] * len(sizes)
+        for index, rests in self._rests:
+            floor = 0
+            for other in rests:
+                end = offsets[other] + sizes[other]
+                if end > floor:
+                    floor = end
+            alignment = self._alignment[index]
+            offsets[index] = (floor + alignment - 1) // alignment * alignment
+        at, size = np.array(offsets, np.int64), np.array(sizes, np.int64)
+        is_apart = (at[self._lower] + size[self._lower] <= at[self._upper]).all()
+        return offsets if bool(is_apart and (at <= self._offsets).all()) else None
