@@ -124,16 +124,17 @@ def _name_dimensions(path: Path, inputs: Mapping[str, tuple[str | int, ...]]) ->
 class Hub(nn.Module):
     """A transformer of Hugging Face's transformers, from token numbers to its last hidden state."""
 
-    def __init__(self, name: str, layers: int = 2) -> None:
+    def __init__(self, name: str, layers: int = 2, width: int = 128) -> None:
         import transformers
 
         super().__init__()
+        heads = width // 64
         if name == "bert":
-            width = {"vocab_size": WORDS, "num_hidden_layers": layers, "hidden_size": 128, "num_attention_heads": 2}
-            config = transformers.BertConfig(**width, intermediate_size=512)
+            sizes = {"vocab_size": WORDS, "num_hidden_layers": layers, "hidden_size": width}
+            config = transformers.BertConfig(**sizes, num_attention_heads=heads, intermediate_size=4 * width)
             self.network = transformers.BertModel(config, add_pooling_layer=False)
         else:
-            small = {"n_layer": layers, "n_embd": 128, "n_head": 2}
+            small = {"n_layer": layers, "n_embd": width, "n_head": heads}
             self.network = transformers.GPT2Model(transformers.GPT2Config(vocab_size=WORDS, use_cache=False, **small))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -217,6 +218,17 @@ NETWORKS: Mapping[str, Network] = {
     ),
 }  # fmt: skip
 """By name."""
+
+LARGER: Mapping[str, Network] = {
+    "bert_small": Network(
+        "BERT-small, 4 layers of 512", partial(Hub, "bert", 4, 512), {"ids": ("batch", "seq"), "mask": ("batch", "seq")},
+        _TEXT, is_text=True,
+    ),
+    "gpt2_small": Network(
+        "GPT-2 of 4 layers of 512", partial(Hub, "gpt2", 4, 512), {"ids": ("batch", "seq")}, _TEXT, is_text=True
+    ),
+}  # fmt: skip
+"""Of which latency alone is measured, by name."""
 
 _DEEP_IMAGE: Mapping[str, Dim] = {"batch": (1, 4, 1), "side": (64, 256, 32)}
 _DEEP_TEXT: Mapping[str, Dim] = {"batch": (1, 4, 1), "seq": (1, 128, 1)}

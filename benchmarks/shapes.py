@@ -34,7 +34,7 @@ import click
 import numpy as np
 
 from benchmarks.machine import MIB, Table, keep, pyplot, stamp
-from benchmarks.shape_networks import DEEP, NETWORKS, Network
+from benchmarks.shape_networks import DEEP, LARGER, NETWORKS, Network
 from memonger.cli.worker import Worker, say, serve
 
 WAYS = ("stock", "memonger", "no arena", "shrink", "per shape")
@@ -48,6 +48,7 @@ TABLE = Table(
     "time>9.3f", "p50>7.3f", "more>7.2f",
 )  # fmt: skip
 FIRST = Table("network<13", "nodes>7", "shapes>8", "second run>12.2f", "first, more>13.2f", "most>8.2f")
+ALL = {**NETWORKS, **LARGER}
 Shapes = Sequence[Mapping[str, int]]
 Run = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Sequence[np.ndarray]]
 
@@ -156,7 +157,7 @@ def prepared(name: str, folder: Path, threads: int) -> Prepared:
     """Export a network and plan it."""
     import memonger
 
-    network, model = NETWORKS[name], folder / "model.onnx"
+    network, model = ALL[name], folder / "model.onnx"
     network.export(model)
     plan = memonger.search_plan(model, mode="inference", dims=network.sizes, device="cpu", threads=threads)
     plan.save(folder / "planned.onnx")
@@ -282,8 +283,8 @@ def lines(names: Sequence[str], folder: Path) -> Iterator[str]:
     yield "ratios of single runs, more the median of their differences in ms; sizes are drawn evenly on a logarithmic"
     yield "scale, as small ones are more frequent: few runs are of a shape that is still bound"
     for name in names:
-        sizes = ", ".join(f"{dim} {a} to {b}" + f" by {s}" * (s > 1) for dim, (a, b, s) in NETWORKS[name].sizes.items())
-        yield f"{name}: {NETWORKS[name].words}; {sizes}"
+        sizes = ", ".join(f"{dim} {a} to {b}" + f" by {s}" * (s > 1) for dim, (a, b, s) in ALL[name].sizes.items())
+        yield f"{name}: {ALL[name].words}; {sizes}"
     yield ""
     yield TABLE.heading
     for name in names:
@@ -332,7 +333,7 @@ def plot(names: Sequence[str], folder: Path, path: Path) -> None:
 @click.option("--resume", is_flag=True, help="Leave out the networks that the record has.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the table here as well.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Write a plot of memory over the runs.")
-@click.option("--network", "names", multiple=True, type=click.Choice(list(NETWORKS)), help="Only these networks.")
+@click.option("--network", "names", multiple=True, type=click.Choice(list(ALL)), help="Only these networks.")
 @click.option("--way", "ways", multiple=True, type=click.Choice(WAYS), help="Only these contestants.")
 @click.option("--shapes", default=10_000, show_default=True, help="Runs of stock onnxruntime and memonger.")
 @click.option("--others", default=1000, show_default=True, help="Runs of the other ways.")
@@ -349,7 +350,7 @@ def main(
 ) -> None:  # fmt: skip
     """Measure, and print the table of what the record has."""
     if worker is not None:
-        network = NETWORKS[names[0]]
+        network = ALL[names[0]]
         run = runner(ways[0], folder / "model.onnx", folder / "planned.onnx", threads)
         serve_turns(network, run, shapes) if worker == "latency" else say(run_all(network, run, shapes))
         return
@@ -359,8 +360,15 @@ def main(
         record_first(folder, first)
     elif not table_only:
         chosen = ways or (FULL if latency else WAYS)
-        record(names or tuple(NETWORKS), chosen, Counts(shapes, others, sessions), latency, folder, resume)
-    keep(lines(tuple(NETWORKS), folder), output)
+        record(
+            names or tuple(ALL if latency else NETWORKS),
+            chosen,
+            Counts(shapes, others, sessions),
+            latency,
+            folder,
+            resume,
+        )
+    keep(lines(tuple(ALL), folder), output)
     if picture is not None:
         plot(tuple(NETWORKS), folder, picture)
     sys.exit("\n".join(over(tuple(NETWORKS), folder)) or None)
