@@ -221,8 +221,8 @@ NETWORKS: Mapping[str, Network] = {
 
 LARGER: Mapping[str, Network] = {
     "bert_small": Network(
-        "BERT-small, 4 layers of 512", partial(Hub, "bert", 4, 512), {"ids": ("batch", "seq"), "mask": ("batch", "seq")},
-        _TEXT, is_text=True,
+        "BERT-small, 4 layers of 512", partial(Hub, "bert", 4, 512),
+        {"ids": ("batch", "seq"), "mask": ("batch", "seq")}, _TEXT, is_text=True,
     ),
     "gpt2_small": Network(
         "GPT-2 of 4 layers of 512", partial(Hub, "gpt2", 4, 512), {"ids": ("batch", "seq")}, _TEXT, is_text=True
