@@ -43,10 +43,10 @@ def _models_in(folder: Path) -> dict[str, Plans]:
     """The models of a folder: a file is one, and a folder with plans for several batches is one, by their names."""
     models, origins = dict[str, Plans](), dict[str, Path]()
     try:
-        found = [*_files(folder), *(one for one in sorted(folder.iterdir()) if one.is_dir() and any(_files(one)))]
+        entries = [*_files(folder), *(one for one in sorted(folder.iterdir()) if one.is_dir() and any(_files(one)))]
     except OSError as error:
         raise PlanFileError(f"{folder} can't be read: {error.strerror or error}.") from error
-    for one in found:
+    for one in entries:
         name = one.name if one.is_dir() else one.name.removesuffix(SUFFIX).removesuffix(".planned")
         if name in models:
             raise PlanFileError(

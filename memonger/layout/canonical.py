@@ -131,8 +131,8 @@ def _choose_component(task: Instance, state: State, depth: int) -> None:
 
     It follows the last placement that overlaps it.
     """
-    found = depth > 0 and _smallest_component(task, state, depth, state.begin[depth - 1], state.end[depth - 1])
-    if not found:
+    has_component = depth > 0 and _smallest_component(task, state, depth, state.begin[depth - 1], state.end[depth - 1])
+    if not has_component:
         _smallest_component(task, state, depth, 0, task.steps)
     origin = depth - 1
     while origin >= 0:

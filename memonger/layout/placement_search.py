@@ -230,8 +230,8 @@ def _as_array(values: NDArray[Any]) -> Any:
 @cache
 def has_numba() -> bool:
     """Whether the search can be compiled."""
-    found = importlib.util.find_spec("numba")
-    return found is not None and found.origin is not None  # not a folder that happens to have the name
+    spec = importlib.util.find_spec("numba")
+    return spec is not None and spec.origin is not None  # not a folder that happens to have the name
 
 
 @cache

@@ -65,14 +65,14 @@ class PlainRuns:
 
     def large(self, inputs: feeding.Feeds) -> list[tuple[str, np.ndarray]]:
         """The other inputs: as the caller gave them, or copies of those that lie in the arena, as results may."""
-        found = []
+        pairs = []
         for name in self.bound:
             feed = inputs[name]
             if feed.base is not None:
                 begin = feeding.address_of(feed)
                 feed = feed.copy() if begin < self._end and self._begin < begin + feed.nbytes else feed
-            found.append((name, feed))
-        return found
+            pairs.append((name, feed))
+        return pairs
 
     def results(self, copy: bool) -> dict[str, np.ndarray]:
         """The outputs of a run that is over."""
