@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 import numpy as np
+import sys
 
 from benchmarks.chunk_budgets import budget_lines, measure_budgets
 from benchmarks.chunk_networks import DEFAULT, NETWORKS, write
@@ -264,7 +265,7 @@ def keys_of(names: Sequence[str], batches: Sequence[int], threads: Sequence[int]
 def table(record: Record) -> Iterator[str]:
     """The lines of the main table: all rows that there are, by network."""
     yield "Inference on the CPU in chunks: memory and latency beside stock onnxruntime and plans without chunks"
-    yield from stamp("chunks", ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
+    yield from stamp(" ".join(["chunks", *sys.argv[1:]]), ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
     yield from ("", *HEAD, "", COLUMNS.heading)
     places = {name: place for place, name in enumerate(NETWORKS)}
     rows = [Row(**row) for row in record.rows.values()]
