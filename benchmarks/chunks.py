@@ -12,6 +12,7 @@ images in strips of rows: chunks_strips.txt.
 
 import itertools
 import math
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +23,6 @@ from typing import Any
 
 import click
 import numpy as np
-import sys
 
 from benchmarks.chunk_budgets import budget_lines, measure_budgets
 from benchmarks.chunk_networks import DEFAULT, NETWORKS, write
