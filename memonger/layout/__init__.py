@@ -82,14 +82,15 @@ def allocate(
     slack = min((buffer.alignment for buffer in buffers), default=1) - 1
     enough = bound + slack if capacity is None else max(bound, capacity)
     goal = enough if len(buffers) > _FEW_BUFFERS or capacity is not None else bound
-    first = ALLOCATORS[names[0]](buffers)
+    allocators = [ALLOCATORS[name] for name in names]
+    first = allocators[0](buffers)
     if first.size <= goal:
         return replace(first, proven=first.size <= bound)
     effort = 0 if strategies is not None else effort
     offsets, proven = np.zeros(len(buffers), np.int64), bound
     for part in _parts(buffers):
         members = [buffers[position] for position in part]
-        layout, low = _smallest([ALLOCATORS[name] for name in names], members, goal)
+        layout, low = _smallest(allocators, members, goal)
         for target, turns in ((enough, effort), (goal, effort // 100)):
             if layout.size > target and turns:
                 layout, low = improve(members, layout, low, target, turns, direct=capacity is not None)

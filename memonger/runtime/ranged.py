@@ -164,10 +164,8 @@ class RangedProgram:
         """The plan's offsets, each as low as those that it lies on allow at these sizes."""
         if self._shrunk is None:
             return self._offsets
-        sizes = [0] * (max(self._of_value.values(), default=-1) + 1)
-        for value, storage in self._of_value.items():
-            sizes[storage] = own[value]
-        offsets = self._shrunk.offsets(sizes)
+        sizes = {storage: own[value] for value, storage in self._of_value.items()}
+        offsets = self._shrunk.offsets([sizes[storage] for storage in range(len(sizes))])
         if offsets is None:
             return self._offsets
         return self._offsets | {value: offsets[storage] for value, storage in self._of_value.items()}
@@ -199,11 +197,11 @@ def _shrunk(plan: Plan) -> tuple[dict[int, int], Shrunk | None]:
     """The storage of each value, and what moves storages down; None where values lie inside others."""
     storage = assign_storage(plan.graph, alignment=plan.alignment, offsets=plan.offsets)
     of_value = {value: number for value, number in enumerate(storage.of_value) if number >= 0}
-    at = [0] * len(storage.buffers)
-    for value, number in of_value.items():
-        at[number] = plan.offsets[value]
-    shrunk = Shrunk(storage.buffers, at)
-    return of_value, shrunk if shrunk.is_quick and not any(storage.within) else None
+    if any(storage.within):
+        return of_value, None
+    at = {number: plan.offsets[value] for value, number in of_value.items()}
+    shrunk = Shrunk(storage.buffers, [at[number] for number in range(len(storage.buffers))])
+    return of_value, shrunk if shrunk.is_quick else None
 
 
 class RangedBinding:
