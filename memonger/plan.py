@@ -277,7 +277,7 @@ class Plan(BasePlan, Header):
             PlanFileError: its weights are more than one message holds: `save` has no such limit.
         """
         self.verify()
-        return as_proto(plan_file.with_record(self.open_model, self._record()), self.name)
+        return as_proto(plan_file.with_record(self.open_model, self.record()), self.name)
 
     def __repr__(self) -> str:
         """As ``<Plan densenet121: inference on cpu, batch 1, 37.9 MiB>``."""
@@ -347,14 +347,15 @@ class Plan(BasePlan, Header):
         self.verify()
         if self.source is not None:
             check_not_its_weights(self.source.ir, Path(path))
-        plan_file.save(self.open_model, self._record(), Path(path))
+        plan_file.save(self.open_model, self.record(), Path(path))
 
     @property
     def open_model(self) -> ir.Model:
         """The model as its file has it: in a plan for ranges of sizes those dimensions are symbolic."""
         return open_dims.opened(self.model, self.ranges) if self.ranges else self.model
 
-    def _record(self) -> Record:
+    def record(self) -> Record:
+        """What the plan's file says of it, but for the digests of weights."""
         offsets = {self.graph.values[value]: offset for value, offset in self.offsets.items()}
         return Record(
             **self.header(),

@@ -143,14 +143,19 @@ def graph_digest(model: ir.Model) -> str:
 def weight_digests(model: ir.Model) -> dict[str, str]:
     """A digest of every tensor's bytes, by name; tensors of subgraphs have the subgraph's number before their name."""
     return {
-        f"{number}/{name}" if number else name: _weight_digest(value.const_value)
+        f"{number}/{name}" if number else name: tensor_digest(value.const_value)
         for number, graph in enumerate(model.graphs())
         for name, value in graph.initializers.items()
         if value.const_value is not None
     }
 
 
-def _weight_digest(tensor: ir.TensorProtocol) -> str:
+def tensor_digest(tensor: ir.TensorProtocol) -> str:
+    """A digest of a tensor's bytes.
+
+    Raises:
+        PlanFileError: it lies in a file that can't be read.
+    """
     digest = hashlib.sha256()
     for part in _content(tensor):
         digest.update(part)
@@ -298,6 +303,7 @@ __all__ = [
     "load",
     "save",
     "save_model",
+    "tensor_digest",
     "weight_digests",
     "with_record",
 ]

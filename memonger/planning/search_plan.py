@@ -27,7 +27,7 @@ from memonger.model.ranges import Range
 from memonger.model.training_roles import Training
 from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes, state_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning import both, chunking, decide, networkx_graph, stripping
+from memonger.planning import both, cache, chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
 from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
@@ -73,6 +73,9 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         options: A record of all options to start from; keywords given beside it replace its fields.
         keywords: The fields of `Options`.
 
+    Where the environment variable ``MEMONGER_CACHE`` names a folder, the plan of a model is kept there, and the same
+    model with the same options, versions and machine gives it again; see `memonger.planning.cache`.
+
     Raises:
         LoadError: the model can't be read or its shapes can't be made static.
         PlanError: it can't be planned; the message says what would work: the smallest budget that was found, say.
@@ -86,16 +89,29 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         graph, names = _without_model(source, chosen)
         return networkx_graph.plan_graph(names, _graph_request(chosen, graph), chosen.strategy, chosen.order)
     begin = time.perf_counter()
+    kept = None if isinstance(source, BasePlan) else cache.entry(source, chosen, device_of(chosen.device))
+    found = kept.read() if kept is not None else None
+    if found is not None:
+        own = _own(source, chosen)
+        return dataclasses.replace(found, source=own, planning_seconds=time.perf_counter() - begin)
     with collecting_later():
-        job = prepare(source, chosen)
-        if job.is_uncalibrated:
-            tell("rehearse")
-            job = rehearsed(job, begin)
-        tell("search")
-        job = in_chunks(job, begin)
-        solution = solve(job)
-        tell("verify")
-        return finish(job, solution, begin)
+        made = _search_plan(source, chosen, begin)
+    if kept is not None:
+        kept.write(made)
+    return made
+
+
+def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
+    """The plan of a model, made anew."""
+    job, tell = prepare(source, chosen), chosen.progress or _silent
+    if job.is_uncalibrated:
+        tell("rehearse")
+        job = rehearsed(job, begin)
+    tell("search")
+    job = in_chunks(job, begin)
+    solution = solve(job)
+    tell("verify")
+    return finish(job, solution, begin)
 
 
 @overload
@@ -270,12 +286,9 @@ class Job:
 
 def prepare(source: Source | Model, options: Options) -> Job:
     """Load, differentiate, lower, and make the graph."""
-    if isinstance(source, BasePlan):
-        raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
     tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
-    shapes = _shapes_of(options.inputs)
-    own = load(source, batch=options.batch, dims=options.sizes, input_shapes=shapes)
+    own = _own(source, options)
     if options.trains and own.is_differentiated:
         raise PlanError(
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
@@ -308,6 +321,13 @@ def prepare(source: Source | Model, options: Options) -> Job:
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
         stock_bytes, ranges=ranges,
     )  # fmt: skip
+
+
+def _own(source: Source | Model, options: Options) -> Model:
+    """The user's own model, loaded."""
+    if isinstance(source, BasePlan):
+        raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
+    return load(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
 
 
 def _asked(

@@ -1,0 +1,179 @@
+"""Plans that were made before: the folder that ``MEMONGER_CACHE`` names keeps each under a digest of what decides it.
+
+An entry is a planned file, and in its metadata what such a file doesn't say. It is checked like any file from outside,
+and what doesn't pass is planned anew: entries can be deleted at any time.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.devices import Device
+from memonger.errors import MemongerError, PlanFileError
+from memonger.model.decoding import decode
+from memonger.model.load import Source, load_as_is
+from memonger.model.model import Model
+from memonger.model.save import save_model
+from memonger.model.tensors import all_tensors
+from memonger.plan import Plan
+from memonger.plan_file import tensor_digest, with_record
+from memonger.planning.options import Options
+from memonger.remat.strategy import Outcome
+
+FOLDER = "MEMONGER_CACHE"
+"""The environment variable that names the folder; without it nothing is kept."""
+
+KEY = "memonger.kept"
+
+LIBRARIES = ("numpy", "onnx", "onnx-ir", "ortools", "networkx")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What a plan says beside its file; see `memonger.Plan`."""
+
+    costs: tuple[float, ...]
+    forward: tuple[bool, ...]
+    budget: int | None
+    strategy: str | None
+    outcome: Outcome | None
+    origins: Mapping[str, str]
+    notes: tuple[str, ...]
+    peak_before_bytes: int | None
+    live_before: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where the plan of a model and of options is kept.
+
+    Attributes:
+        path: Its file, which may not be there.
+    """
+
+    path: Path
+
+    def read(self) -> Plan | None:
+        """The plan without its source; None where none is kept, or what is there can't be used."""
+        if not self.path.is_file():
+            return None
+        try:
+            plan = Plan.load(self.path)
+            beside = decode(_Beside, json.loads(plan.model.metadata_props.pop(KEY)))
+            graph = dataclasses.replace(plan.graph, costs=beside.costs, forward=beside.forward)
+        except (MemongerError, KeyError, ValueError, RecursionError) as error:
+            logger.warning("%s is planned anew: %s", self.path, error)
+            return None
+        if not len(graph.costs) == len(graph.forward) == len(graph.nodes):
+            return None
+        fields = {field.name: getattr(beside, field.name) for field in dataclasses.fields(beside)}
+        del fields["costs"], fields["forward"]
+        fields["live_before"] = np.array(beside.live_before, np.int64)
+        return dataclasses.replace(plan, graph=graph, weight_digests=None, **fields)
+
+    def write(self, plan: Plan) -> None:
+        """Keep a plan. Where that can't be done a warning is logged: the plan is good without it."""
+        live = [] if plan.live_before is None else plan.live_before.tolist()
+        beside = _Beside(
+            plan.graph.costs, plan.graph.forward, plan.budget, plan.strategy, plan.outcome, plan.origins, plan.notes,
+            plan.peak_before_bytes, tuple(live),
+        )  # fmt: skip
+        model = with_record(plan.open_model, plan.record())
+        model.metadata_props[KEY] = json.dumps(dataclasses.asdict(beside), separators=(",", ":"), default=_plain)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_model(model, self.path)
+        except (OSError, PlanFileError) as error:
+            logger.warning("the plan isn't kept in %s (%s): %s", self.path.parent, FOLDER, error)
+
+
+def entry(source: Source | Model, options: Options, device: Device) -> Entry | None:
+    """Where the plan of a model is kept; None where no folder is named, or what decides the plan has no digest.
+
+    Raises:
+        LoadError: the model can't be read.
+        RuntimeUnavailableError: the device isn't there.
+    """
+    folder, said = os.environ.get(FOLDER), _options(options)
+    if not folder or said is None:
+        return None
+    digest = hashlib.sha256()
+    for part in (_versions(), _machine(device), str(device), said):
+        digest.update(f"{part}\n".encode())
+    for content in _model(source.ir if isinstance(source, Model) else load_as_is(source).ir):
+        digest.update(content)
+    name = digest.hexdigest()
+    return Entry(Path(folder).expanduser() / name[:2] / f"{name}.onnx")
+
+
+def _plain(number: Any) -> int | float:
+    """A number of numpy's as one of Python's."""
+    found: int | float = number.item()
+    return found
+
+
+def _options(options: Options) -> str | None:
+    """All options but who is told of progress; None with a loss or an optimizer of the caller's own."""
+    for own in (options.loss, options.optimizer):
+        if own is not None and not isinstance(own, str) and type(own).__module__.partition(".")[0] != "memonger":
+            return None
+    said = {field.name: repr(getattr(options, field.name)) for field in dataclasses.fields(options)}
+    arrays = {name: np.asarray(array) for name, array in (options.inputs or {}).items()}
+    contents = ((name, a.dtype.str, a.shape, hashlib.sha256(a.tobytes()).hexdigest()) for name, a in arrays.items())
+    return repr({**said, "progress": None, "device": None, "inputs": list(contents)})
+
+
+@cache
+def _versions() -> str:
+    """Of all that plans: this package's own source, Python and the libraries."""
+    digest, folder = hashlib.sha256(), Path(__file__).parent.parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
+    return " ".join((digest.hexdigest(), sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES)))
+
+
+def _machine(device: Device) -> str:
+    """Of a device that models are lowered for: the runtime and the machine; where none is meant, nothing."""
+    if device.facts.is_portable:
+        return ""
+    from memonger.runtime import ort
+    from memonger.runtime.backend import backend
+
+    ort.check_device(device)
+    return f"{ort.runtime_name()} {backend(device).machine_name()} {os.cpu_count()}"
+
+
+def _model(model: ir.Model) -> Iterator[bytes]:
+    """All that a model says, its weights included."""
+    graph = model.graph
+    yield repr((model.ir_version, sorted(model.opset_imports.items()), graph.name)).encode()
+    yield repr((sorted(model.metadata_props.items()), sorted(graph.metadata_props.items()))).encode()
+    for value in (*graph.inputs, *graph.outputs):
+        yield ir.to_proto(value).SerializeToString(deterministic=True)
+    for name, value in graph.initializers.items():
+        yield repr((name, value.dtype, value.shape)).encode()
+    for node in graph:
+        yield ir.to_proto(node).SerializeToString(deterministic=True)
+        for value in node.outputs:
+            yield repr((value.name, value.type, value.shape, sorted(value.metadata_props.items()))).encode()
+    for function in model.functions.values():
+        yield ir.to_proto(function).SerializeToString(deterministic=True)
+    for tensor in all_tensors(model):
+        yield tensor_digest(tensor).encode()
+
+
+__all__ = ["FOLDER", "Entry", "entry"]
