@@ -19,7 +19,7 @@ from memonger.model import marks as marks
 from memonger.model import open_dims, training_roles
 from memonger.model.emitter import collecting_later
 from memonger.model.image_rows import ROWS
-from memonger.model.kept_state import with_state
+from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load, load_open
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
@@ -298,6 +298,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     if options.state:
         with_state(lowered.model, options.state, own.name)
         schedule.state_last(lowered.model, options.state)
+    check_state(lowered.model, state_of(lowered.model, own.name), ranges, own.name)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)

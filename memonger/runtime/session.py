@@ -266,13 +266,13 @@ def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Thre
         raise SessionError(f"the plan was made for the state {planned}, and keeps no other: leave state out.")
     else:
         try:
-            check_state(plans[0].model, state, plans[0].name)
+            check_state(plans[0].model, state, plans[0].ranges, plans[0].name)
         except PlanError as error:
             raise SessionError(str(error)) from error
     if not state:
         return {}
-    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks or plans[0].ranges:
-        reason = "one plan without chunks or ranges of sizes, threads='lock' and no pad"
+    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks:
+        reason = "one plan without chunks, threads='lock' and no pad"
         raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
     return state
 
