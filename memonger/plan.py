@@ -230,6 +230,16 @@ class Plan(BasePlan, Header):
         }  # fmt: skip
 
     @property
+    def state_notes(self) -> tuple[str, ...]:
+        """What to say of a state that swaps where it could lie once."""
+        if not self.why_swapped:
+            return ()
+        (first, why), *others = self.why_swapped.items()
+        more = f" and {len(others)} more of the state take" if others else " takes"
+        return (f"'{first}'{more} two buffers that swap: {why}. With nothing but 1 in front of its length it would lie "
+                "once.",)  # fmt: skip
+
+    @property
     def workspace_bytes(self) -> int | None:
         """Most workspace any step takes beside the arena; None if never measured."""
         return None if self.workspace is None else max(self.workspace.values(), default=0)

@@ -376,12 +376,12 @@ def why_not_appended(old: ir.Value, new: ir.Value, provider: str = CPU) -> str:
         return f"node '{node.name}' (Concat) writes no whole bytes on the CPU"
     if old.is_graph_output() or node.inputs.count(old) > 1:
         return f"'{old.name}' is needed as it was after node '{node.name}' (Concat)"
-    front = next((at for at, dim in enumerate(shape[: axis % len(shape)]) if dim != 1), None)
-    if front is None:
+    front = [f"axis {at} of {dim} elements" for at, dim in enumerate(shape[: axis % len(shape)]) if dim != 1]
+    if not front:
         return ""
     return (
-        f"node '{node.name}' (Concat) appends along axis {axis % len(shape)}, and axis {front} in front of it has "
-        f"{shape[front]} elements, so that new rows come between old ones"
+        f"node '{node.name}' (Concat) appends along axis {axis % len(shape)}, behind {' and '.join(front)}, so that "
+        "new rows come between old ones"
     )
 
 

@@ -102,9 +102,7 @@ def _sums(values: Sequence[ir.Value], sizes: Mapping[str, int]) -> dict[str, int
     return found
 
 
-def _sum_ranges(
-    values: Sequence[ir.Value], dims: Mapping[str, int], ranges: Mapping[str, Range]
-) -> dict[str, Range]:
+def _sum_ranges(values: Sequence[ir.Value], dims: Mapping[str, int], ranges: Mapping[str, Range]) -> dict[str, Range]:
     """Ranges of dimensions whose names are sums of those with ranges, and of sizes."""
     found = {}
     for name in _open_names(values):

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.model import open_dims
 from memonger.model.decoding import DecodingError, decode
-from memonger.model.ranges import Range, in_words, place_of, points, shapes_at
+from memonger.model.ranges import Range, completed, in_words, own, place_of, points, shapes_at
 from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
 from memonger.model.values import static_shape
@@ -34,8 +34,23 @@ def with_state(model: ir.Model, state: Mapping[str, str], name: str) -> None:
     Raises:
         PlanError: a name is no input or output; an output is given twice; types differ.
     """
-    _check_names(model, state, name)
-    model.metadata_props[KEY] = json.dumps({"becomes": dict(state)}, separators=(",", ":"))
+    named = every_name(model, state)
+    _check_names(model, named, name)
+    model.metadata_props[KEY] = json.dumps({"becomes": named}, separators=(",", ":"))
+
+
+def every_name(model: ir.Model, state: Mapping[str, str]) -> dict[str, str]:
+    """A state with names for patterns: ``past.*: present.*`` stands for all inputs that begin so."""
+    named: dict[str, str] = {}
+    inputs = [str(value.name) for value in model.graph.inputs]
+    for old, new in state.items():
+        begin, star, end = old.partition("*")
+        matches = [one for one in inputs if one.startswith(begin) and one[len(begin) :].endswith(end)]
+        if not star or old in inputs or not matches or new.count("*") != 1:
+            named[old] = new
+            continue
+        named |= {one: new.replace("*", one[len(begin) : len(one) - len(end)]) for one in matches}
+    return named
 
 
 def state_of(model: ir.Model, name: str) -> dict[str, str]:
@@ -149,6 +164,24 @@ def next_sizes(
     return {name: size for name, (size, _) in sizes.items()}
 
 
+def fullest(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, Range]) -> dict[str, Shape]:
+    """The shapes of the inputs, by name, of the run that fills a state, at the largest of all other sizes.
+
+    Args:
+        model: At the largest sizes, where the state would be longer after the run than it may be.
+        state: Input → output; see `check_state`.
+        ranges: With their places.
+    """
+    shapes = open_dims.largest(model, ranges)
+    outputs = {str(value.name): static_shape(value) for value in model.graph.outputs}
+    after = next_sizes({old: shapes[old] for old in state}, outputs, state, places(state, ranges))
+    sizes = {}
+    for name, one in own(ranges).items():
+        size = max(one.least, one.most - max(0, after.get(name, one.most) - one.most))
+        sizes[name] = size - (size - one.least) % one.step
+    return shapes_at(shapes, ranges, completed(ranges, sizes))
+
+
 def _check_names(model: ir.Model, state: Mapping[str, str], name: str) -> None:
     inputs = {str(v.name): v for v in model.graph.inputs if v.name not in model.graph.initializers}
     outputs = {str(v.name): v for v in model.graph.outputs}
@@ -158,7 +191,9 @@ def _check_names(model: ir.Model, state: Mapping[str, str], name: str) -> None:
                 near = did_you_mean(value, list(known))
                 raise PlanError(f"{name} has no {what} '{value}', which {option('state')} names.{near}")
         if inputs[old].dtype != outputs[new].dtype:
-            raise PlanError(f"{name}: output '{new}' and input '{old}', which it is to be in the next run, differ in type.")
+            raise PlanError(
+                f"{name}: output '{new}' and input '{old}', which it is to be in the next run, differ in type."
+            )
     if len(set(state.values())) != len(state):
         raise PlanError(f"{name}: {option('state')} gives one output to two inputs.")
 

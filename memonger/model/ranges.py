@@ -1,7 +1,7 @@
 """Dimensions with a range of sizes: which of a model's inputs they are, and the sizes that some inputs have.
 
-Some follow from others: a mask over a cache and what is new has ``past + seq`` columns. Exporters write that as the name
-of the dimension.
+Some follow from others: a mask over a cache and what is new has ``past + seq`` columns. Exporters write that as the
+name of the dimension.
 """
 
 import re
@@ -75,7 +75,7 @@ _TERM = re.compile(r"(?:([0-9]{1,10})\*)?([A-Za-z_][\w.\[\]]*)(?:\*([0-9]{1,10})
 def terms_of(text: str) -> Terms:
     """The terms of a sum such as ``past + 2*seq - 1``; none of what is no sum."""
     terms: dict[str, int] = {}
-    for part in re.sub(r"(?<=.)([+-])", r" \1", "".join(text.split())).split():
+    for part in re.split(r"(?<=.)(?=[+-])", re.sub(r"\s*([-+*])\s*", r"\1", text.strip())):
         match = _TERM.fullmatch(part.lstrip("+-"))
         if match is None or len(part) - len(part.lstrip("+-")) > 1:
             return {}
@@ -108,9 +108,7 @@ def in_terms_of(terms: Terms, sizes: Sizes, ranges: Mapping[str, Range]) -> Rang
 
 def completed(ranges: Mapping[str, Range], sizes: Sizes) -> dict[str, int]:
     """These sizes with those of the sums, in the order of the ranges."""
-    return {
-        name: sum_of(terms_of(one.equals), sizes) if one.equals else sizes[name] for name, one in ranges.items()
-    }
+    return {name: sum_of(terms_of(one.equals), sizes) if one.equals else sizes[name] for name, one in ranges.items()}
 
 
 def place_of(text: str) -> tuple[str, int]:

@@ -78,7 +78,9 @@ class Options:
             weights change and nothing could be folded into them, ``rewrite`` on the CPU and ``disable`` elsewhere.
         threads: Threads within a node; 0 leaves the number to onnxruntime.
         state: Inputs that a session keeps, and which output each becomes for the next run: ``{"h": "h_next"}``, for
-            inference. It is written in place where a kernel may, else two buffers swap; see `memonger.Session`.
+            inference. It is written in place where a kernel may, else two buffers swap; see `memonger.Session`. A cache
+            grows along a dimension with a range, of which the largest size counts. ``{"past.*": "present.*"}`` names
+            all inputs that begin so.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
         cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.

@@ -297,8 +297,9 @@ def prepare(source: Source | Model, options: Options) -> Job:
     notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
     if options.state:
         with_state(lowered.model, options.state, own.name)
-        schedule.state_last(lowered.model, options.state)
-    check_state(lowered.model, state_of(lowered.model, own.name), ranges, own.name)
+    state = state_of(lowered.model, own.name)
+    check_state(lowered.model, state, ranges, own.name)
+    schedule.state_last(lowered.model, state)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
@@ -512,7 +513,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         ranges=job.ranges,
     )
     plan.verify()
-    return plan
+    return dataclasses.replace(plan, notes=(*plan.notes, *map(shown, plan.state_notes)))
 
 
 def _workspace(measured: Mapping[str, int], solution: Solution) -> dict[str, int]:

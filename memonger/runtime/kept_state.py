@@ -70,9 +70,7 @@ class KeptState:
         """The sizes of an empty state: the smallest of those that grow, and of those that no other input has."""
         given = {value.name for value in program.inputs} - self.state.keys()
         names = {name for of_input in self._axes.values() for name in of_input.values()}
-        free = {
-            name for name in names if any(place.rpartition("[")[0] in given for place in self._ranges[name].places)
-        }
+        free = {name for name in names if any(place.rpartition("[")[0] in given for place in self._ranges[name].places)}
         after = self._after(program) if names else {}
         grown = {name for name in names if after[name] != self._ranges[name].most}
         return {name: self._ranges[name].least for name in sorted(grown | (names - free))}
@@ -81,7 +79,9 @@ class KeptState:
         """The program bound in an arena, with its state where it lies."""
         turns = (0, 1) if self._buffers[0].tensors else (0,)
         if self._ranged is None:
-            bound = [Binding(program, engine, arena, **self._bound(program, turn), inputs_at=inputs_at) for turn in turns]
+            bound = [
+                Binding(program, engine, arena, **self._bound(program, turn), inputs_at=inputs_at) for turn in turns
+            ]
             return StatefulBinding(self, bound)
         return StatefulBinding(self, [RangedBinding(self._ranged, engine, arena, _Turn(self, turn)) for turn in turns])
 
@@ -101,9 +101,7 @@ class KeptState:
         tensor = store.tensors[name]
         return store if shape is None or shape == tensor.shape else store.parts([replace(tensor, shape=shape)])
 
-    def step(
-        self, pick: Callable[[int], Binding | None], run: Callable[[Binding], Found]
-    ) -> Found | None:
+    def step(self, pick: Callable[[int], Binding | None], run: Callable[[Binding], Found]) -> Found | None:
         """Run once: the state is the next one afterwards, or the same as before where the run failed.
 
         Args:
@@ -148,8 +146,12 @@ class KeptState:
             before, after = inputs[old] or (), program.output_shapes[self.state[old]] or ()
             axis = next((axis for axis, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1), None)
             appends = axis is not None and old not in self.in_place and before[axis] <= after[axis]
-            if axis is not None and not (appends and (*after[:axis], *before[axis + 1 :]) == (*[1] * axis, *after[axis + 1 :])):
-                raise SessionError(f"'{old}' is written where it lies, and can't become {list(after)} from {list(before)}.")
+            if axis is not None and not (
+                appends and (*after[:axis], *before[axis + 1 :]) == (*[1] * axis, *after[axis + 1 :])
+            ):
+                raise SessionError(
+                    f"'{old}' is written where it lies, and can't become {list(after)} from {list(before)}."
+                )
         return sizes
 
     def _check_whole(self) -> None:
@@ -211,7 +213,9 @@ class KeptState:
                 if sizes.setdefault(dim, array.shape[axis]) != array.shape[axis]:
                     raise SessionError(f"'{dim}' is {sizes[dim]} in one state and {array.shape[axis]} in '{name}'.")
         for name in self.state.keys() - given.keys():
-            wrong = next((d for d in self._axes[name].values() if sizes.get(d, self.sizes.get(d)) != self.sizes.get(d)), None)
+            wrong = next(
+                (d for d in self._axes[name].values() if sizes.get(d, self.sizes.get(d)) != self.sizes.get(d)), None
+            )
             if wrong is not None:
                 raise SessionError(f"'{wrong}' would be another in '{name}', which isn't given: give all of the state.")
         return {**self.sizes, **sizes}

@@ -232,13 +232,12 @@ def _shrunk(plan: Plan) -> tuple[dict[int, int], Shrunk | None]:
 
 
 class Persisting(Protocol):
-    """What persists between the runs of a binding, and where it lies.
+    """What persists between the runs of a binding, and where it lies."""
 
-    Attributes:
-        sizes: Of its dimensions with a range.
-    """
-
-    sizes: Mapping[str, int]
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of its dimensions with a range."""
+        ...
 
     def bound(self, program: Program) -> Mapping[str, Any]:
         """For a program at some sizes what a `Binding` is told of it."""
@@ -255,9 +254,7 @@ class RangedBinding:
         kept: A state; None where there is none.
     """
 
-    def __init__(
-        self, ranged: RangedProgram, engine: Engine, arena: Arena, kept: Persisting | None = None
-    ) -> None:
+    def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena, kept: Persisting | None = None) -> None:
         self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
         self._kept = kept
         self._names = tuple(value.name for value in ranged.base.inputs)
