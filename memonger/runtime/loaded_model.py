@@ -238,7 +238,7 @@ def _runners(
         found[index] = _Runner(chunks.program, engines, bind)
     if plans[0].ranges:
         ranged = RangedProgram(plans[0])
-        engine = make_engine(ranged.group, False)
+        engine = make_engine(ranged.group(plans[0]), False)
         return (_Runner(ranged.base, (engine,), partial(_bound_in_ranges, ranged, engine), ranged),)
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)

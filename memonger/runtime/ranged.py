@@ -60,7 +60,6 @@ class RangedProgram:
 
     Attributes:
         base: The program at the largest sizes, whose inputs have no shapes where those are ranges.
-        group: What its onnxruntime session is made of.
         kept: How many shapes stay bound.
         ranges: The plan's.
     """
@@ -78,8 +77,6 @@ class RangedProgram:
         self._inputs = program.inputs
         inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
-        model = exposed(plan.model, program.planned, (), True)
-        self.group = Group(model, (0,), (self.base,), takes_any_shape=True)
         number = {name: value for value, name in enumerate(plan.graph.values)}
         place = {name: index for index, name in enumerate(self._sizes.names)}
         self._planned = tuple(
@@ -92,6 +89,10 @@ class RangedProgram:
         self.kept = max(KEPT, KEPT_VALUES // max(1, len(self._planned)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
+
+    def group(self, plan: Plan) -> Group:
+        """What its onnxruntime session is made of, weights included: not to be kept."""
+        return Group(exposed(plan.model, self.base.planned, (), True), (0,), (self.base,), takes_any_shape=True)
 
     def largest(self) -> Program:
         """The program at the largest sizes, with the shapes of all inputs."""
