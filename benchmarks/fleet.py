@@ -10,7 +10,7 @@ has grown by after the first seconds, and at the end.
 
 Then streams: an LSTM by one step a run, a decoder with a cache of fixed length, and two with caches that grow: with
 tokens in front, so that a run appends in place, and with heads in front, so that two buffers swap. Stock onnxruntime is
-fed its state, or has it as OrtValues of an IOBinding; memonger keeps it. A turn is whole streams, each from its beginning.
+fed its state, or has it as OrtValues of an IOBinding; memonger keeps it. A turn is whole streams, from their beginning.
 """
 
 import hashlib

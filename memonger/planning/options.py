@@ -432,15 +432,22 @@ def _check_size(name: str, size: object, dims: Mapping[str, object]) -> None:
 
 
 def _check_sum(name: str, text: str, dims: Mapping[str, object]) -> None:
-    terms, others = terms_of(text), {key: size for key, size in dims.items() if not isinstance(size, str)}
+    which, others = (
+        f"the size of dimension {name!r}",
+        {k: size for k, size in dims.items() if not isinstance(size, str)},
+    )
+    terms = terms_of(text)
     unknown = next((one for one in terms if one and one not in others), None)
-    if not terms or unknown is not None:
-        lacks = f"{option('dims')} gives {unknown!r} no size" if terms else "that is no sum of dimensions"
-        raise PlanError(f"dimension {name!r} is to be {text!r}, and {lacks}: as in {option('dims', _SUM_EXAMPLE)}.")
+    if terms.keys() <= {""} or unknown is not None:
+        lacks = "is no sum of others" if unknown is None else f"{unknown!r} has no size there"
+        raise PlanError(
+            f"{which} must be a number, a range as (1, 512), or a sum of others as {option('dims', _SUM_EXAMPLE)}, "
+            f"not {text!r}, {'which ' if unknown is None else 'as '}{lacks}."
+        )
     try:
         _ranges(dict(others) | {name: text})
     except ValueError as error:
-        raise PlanError(f"dimension {name!r} is to be {text!r}: {error}.") from error
+        raise PlanError(f"{which} is to be {text!r}: {error}.") from error
 
 
 _SUM_EXAMPLE = {"total": "past + seq"}

@@ -6,7 +6,6 @@ With ranges of sizes a state has the shape of its output afterwards: a cache gro
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,19 +86,13 @@ class KeptState:
 
     def _bound(self, program: Program, turn: int) -> dict[str, Any]:
         """What a binding of a program is told of the state."""
-        shapes, written = {value.name: value.shape for value in program.inputs}, {}
-        now, after = self._buffers[turn], self._buffers[1 - turn]
-        fixed = {name: self._part(self._own if name in self._once else now, name, shapes[name]) for name in self.state}
-        for old, new in self.state.items():
-            if old not in self.in_place:
-                store = self._own if old in self._once else after
-                written[new] = self._part(store, old, program.output_shapes.get(new)), old
+        before = {value.name: value.shape for value in program.inputs}
+        after = {old: program.output_shapes.get(new) for old, new in self.state.items()}
+        own, other, last = self._own, self._buffers[turn], self._buffers[1 - turn]
+        fixed = {name: store for store in (_part(own, before), _part(other, before)) for name in store.tensors}
+        targets = {name: store for store in (_part(own, after), _part(last, after)) for name in store.tensors}
+        written = {new: (targets[old], old) for old, new in self.state.items() if old not in self.in_place}
         return {"fixed": fixed, "updates": self.in_place, "written": written}
-
-    def _part(self, store: Store, name: str, shape: tuple[int, ...] | None) -> Store:
-        """The beginning of a buffer, as a tensor of a shape."""
-        tensor = store.tensors[name]
-        return store if shape is None or shape == tensor.shape else store.parts([replace(tensor, shape=shape)])
 
     def step(self, pick: Callable[[int], Binding | None], run: Callable[[Binding], Found]) -> Found | None:
         """Run once: the state is the next one afterwards, or the same as before where the run failed.
@@ -168,7 +161,7 @@ class KeptState:
             sizes.get(axes[axis], self._ranges[axes[axis]].least) if axis in axes else dim
             for axis, dim in enumerate(tensor.shape)
         )
-        return self._part(self._own if name in self._once else self._buffers[self._turn], name, shape)
+        return _part(self._own if name in self._once else self._buffers[self._turn], {name: shape})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of what is kept, by the inputs' names."""
@@ -295,6 +288,14 @@ class StatefulBinding:
         """Let go what the last run left that onnxruntime allocated."""
         for binding in self._bindings:
             binding.forget_results()
+
+
+def _part(store: Store, shapes: Mapping[str, tuple[int, ...] | None]) -> Store:
+    """The beginning of each buffer of a store, as a tensor of a shape; whole where none is known."""
+    return store.parts(
+        ArenaTensor(name, tensor.dtype, shapes.get(name) or tensor.shape, tensor.offset)
+        for name, tensor in store.tensors.items()
+    )
 
 
 def _tensor(value: feeding.Input) -> ArenaTensor:

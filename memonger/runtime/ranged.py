@@ -305,14 +305,17 @@ class RangedBinding:
         key, shapes = self.ranged.key(inputs, kept), self._shapes(inputs)
         binding = self._bound.pop(shapes, None)
         if binding is None:
-            if len(self._bound) >= self.ranged.kept:
-                self._bound.popitem(last=False)
-            program = self.ranged.at(key)
-            own = {} if self._kept is None else self._kept.bound(program)
-            binding = Binding(program, self.engine, self.arena, **own)
+            binding = self._bind(self.ranged.at(key))
         self._bound[shapes] = binding
         self._use(binding)
         return binding
+
+    def _bind(self, program: Program) -> Binding:
+        """A program bound: in place of the one that ran least recently once there are enough."""
+        if len(self._bound) >= self.ranged.kept:
+            self._bound.popitem(last=False)
+        own = {} if self._kept is None else self._kept.bound(program)
+        return Binding(program, self.engine, self.arena, **own)
 
     def forget_results(self) -> None:
         """Let go what the last run left that onnxruntime allocated."""

@@ -276,7 +276,7 @@ def test_ranges_that_are_not_the_models_are_refused(
         ({"dims": {"n": (3, 2)}}, "ends before it begins: 3 to 2"),
         ({"dims": {"n": (0, 0)}}, "whole number from 1"),
         ({"dims": {"n": (1,)}}, "the smallest and the largest"),
-        ({"dims": {"n": "1:2"}}, "'n' is to be '1:2', and that is no sum of dimensions"),
+        ({"dims": {"n": "1:2"}}, "not '1:2', which is no sum of others"),
         ({"dims": {"x[1]": (1, 8)}}, "'x\\[1\\]' is fixed"),
         ({"dims": {"m": (1, 8)}}, "no dimension named 'm'"),
         ({"device": "cuda"}, "for the CPU, and for no device"),

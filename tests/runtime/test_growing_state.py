@@ -223,7 +223,7 @@ def test_sizes_that_follow_from_others_are_given_as_sums() -> None:
     assert [tuple(value.shape) for value in static.model.graph.inputs][1] == (1, 1, 1, 4)
     assert terms_of("2*past_sequence_length + s0*3 - 1") == {"past_sequence_length": 2, "s0": 3, "": -1}
     assert [dict(terms_of(text)) for text in ("", "past +", "a//b", "--a", "max(a, b)", "a b", "1.5*a")] == [{}] * 7
-    for total, said in (("past + sq", "gives 'sq' no size"), ("past - seq", "subtracts"), ("3x", "no sum")):
+    for total, said in (("past + sq", "'sq' has no size there"), ("past - seq", "subtracts"), ("3x", "no sum")):
         with pytest.raises(memonger.PlanError, match=said):
             memonger.search_plan(model, mode="inference", device="none", dims={**DIMS, "total": total})
 
