@@ -8,12 +8,12 @@ process has grown by since onnxruntime was imported: when all is loaded, after t
 Then a minute of calls at random from eight threads, which is more than many a server has in an hour: what the process
 has grown by after the first seconds, and at the end.
 
-Then streams: an LSTM by one step a run, and a decoder with a static cache, whose state stock onnxruntime is fed, or
-writes through an IOBinding, and memonger keeps.
+Then streams: an LSTM by one step a run, a decoder with a cache of fixed length, and two with caches that grow: with
+tokens in front, so that a run appends in place, and with heads in front, so that two buffers swap. Stock onnxruntime is
+fed its state, or has it as OrtValues of an IOBinding; memonger keeps it. A turn is whole streams, from their beginning.
 """
 
 import hashlib
-import itertools
 import json
 import random
 import statistics
@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ TABLE = Table(
 CALLED = Table(
     "models<10", "contestant<20", "calls>8", "predicted>11.1f", "begin>9.1f", "end>9.1f", "bytes a call>14.0f"
 )
-STREAMS = Table("stream<10", "contestant<26", "memory>9.2f", "predicted>11.2f", "steps/s>10.0f", "÷>8.3f", "bits<7")
+STREAMS = Table("stream<22", "contestant<26", "memory>9.2f", "predicted>11.2f", "steps/s>10.0f", "÷>8.3f", "bits<7")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,11 @@ def minute_rows(title: str, names: Mapping[str, str], folder: Path) -> Iterator[
         )  # fmt: skip
 
 
-def lstm_step(width: int = 512, layers: int = 2) -> tuple[onnx.ModelProto, dict[str, str], list[dict[str, np.ndarray]]]:
+Stream = tuple[onnx.ModelProto, dict[str, str], list[dict[str, np.ndarray]]]
+"""One step, which output each input becomes in the next, and what the caller gives step by step."""
+
+
+def lstm_step(width: int = 512, layers: int = 2) -> Stream:
     """One time step of an LSTM, its state as inputs and outputs; and what the caller gives."""
     rng, nodes, weights, state, x = np.random.default_rng(0), list[onnx.NodeProto](), list[Any](), {}, "x"
     inputs, outputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, width])], []
@@ -259,17 +264,22 @@ def lstm_step(width: int = 512, layers: int = 2) -> tuple[onnx.ModelProto, dict[
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), state, steps
 
 
-def decoder_step(
-    width: int = 512, layers: int = 6, heads: int = 8, length: int = 512
-) -> tuple[onnx.ModelProto, dict[str, str], list[dict[str, np.ndarray]]]:
-    """One token of a GPT-2-like decoder: keys and values of all tokens before lie in caches of a fixed length."""
+def decoder_step(cache: str = "fixed", width: int = 512, layers: int = 6, heads: int = 8, length: int = 512) -> Stream:
+    """One token of a GPT-2-like decoder: keys and values of all tokens before lie in caches.
+
+    These have a ``fixed`` length, or grow, with ``tokens`` or with ``heads`` in front of the other.
+    """
     rng, nodes, weights = np.random.default_rng(0), list[onnx.NodeProto](), list[Any]()
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, width]),
-        helper.make_tensor_value_info("at", TensorProto.INT64, [1, heads, 1, 3]),
-        helper.make_tensor_value_info("mask", TensorProto.FLOAT, [1, 1, 1, length]),
-    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, width])]
+    if cache == "fixed":
+        inputs.append(helper.make_tensor_value_info("at", TensorProto.INT64, [1, heads, 1, 3]))
+        inputs.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, [1, 1, 1, length]))
     outputs, state, x, per = [], {}, "x", width // heads
+    shapes: dict[str, Callable[[Any], list[Any]]] = {
+        "fixed": lambda _: [1, heads, length, per],
+        "tokens": lambda tokens: [1, tokens, heads, per],
+        "heads": lambda tokens: [1, heads, tokens, per],
+    }
 
     def weight(name: str, *shape: int) -> str:
         array = (rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
@@ -288,17 +298,27 @@ def decoder_step(
         rows = {}
         for kind in "qkv":
             flat = node("MatMul", [n, weight(f"w{kind}{i}", width, width)], f"{kind}{i}")
-            heads_of = node("Reshape", [flat, "split"], f"{kind}h{i}")
-            rows[kind] = node("Transpose", [heads_of], f"{kind}t{i}", perm=[0, 2, 1, 3])
+            rows[kind] = node("Reshape", [flat, "split"], f"{kind}h{i}")
+            if kind == "q" or cache != "tokens":
+                rows[kind] = node("Transpose", [rows[kind]], f"{kind}t{i}", perm=[0, 2, 1, 3])
         for kind in "kv":
-            cache = f"{kind}cache{i}"
-            state[cache] = f"{cache}_next"
-            node("ScatterND", [cache, "at", rows[kind]], state[cache])
-            inputs.append(helper.make_tensor_value_info(cache, TensorProto.FLOAT, [1, heads, length, per]))
-            outputs.append(helper.make_tensor_value_info(state[cache], TensorProto.FLOAT, [1, heads, length, per]))
-        keys = node("Transpose", [f"kcache{i}_next"], f"kk{i}", perm=[0, 1, 3, 2])
-        scores = node("Add", [node("MatMul", [rows["q"], keys], f"s{i}"), "mask"], f"m{i}")
-        mixed = node("MatMul", [node("Softmax", [scores], f"p{i}"), f"vcache{i}_next"], f"o{i}")
+            old, new = f"{kind}cache{i}", f"{kind}cache{i}_next"
+            state[old] = new
+            if cache == "fixed":
+                node("ScatterND", [old, "at", rows[kind]], new)
+            else:
+                node("Concat", [old, rows[kind]], new, axis=1 if cache == "tokens" else 2)
+            inputs.append(helper.make_tensor_value_info(old, TensorProto.FLOAT, shapes[cache]("past")))
+            outputs.append(helper.make_tensor_value_info(new, TensorProto.FLOAT, shapes[cache]("past + 1")))
+        keys = node(
+            "Transpose", [f"kcache{i}_next"], f"kk{i}", perm=[0, 2, 3, 1] if cache == "tokens" else [0, 1, 3, 2]
+        )
+        scores, values = node("MatMul", [rows["q"], keys], f"s{i}"), f"vcache{i}_next"
+        if cache == "fixed":
+            scores = node("Add", [scores, "mask"], f"m{i}")
+        elif cache == "tokens":
+            values = node("Transpose", [values], f"vv{i}", perm=[0, 2, 1, 3])
+        mixed = node("MatMul", [node("Softmax", [scores], f"p{i}"), values], f"o{i}")
         turned = node("Transpose", [mixed], f"ot{i}", perm=[0, 2, 1, 3])
         joined = node("Reshape", [turned, "join"], f"oj{i}")
         x = node("Add", [x, node("MatMul", [joined, weight(f"wo{i}", width, width)], f"a{i}")], f"x{i}")
@@ -306,44 +326,67 @@ def decoder_step(
         x = node("Add", [x, node("MatMul", [wide, weight(f"down{i}", 4 * width, width)], f"d{i}")], f"z{i}")
     outputs.append(helper.make_tensor_value_info(x, TensorProto.FLOAT, [1, 1, width]))
     graph = helper.make_graph(nodes, "decoder_step", inputs, outputs, weights)
-    steps = []
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    steps: list[dict[str, np.ndarray]] = []
     for token in range(length):  # all of the cache: what was never written takes no memory
+        steps.append({"x": rng.standard_normal((1, 1, width)).astype(np.float32)})
+        if cache != "fixed":
+            continue
         at = np.array([[[0, head, token]] for head in range(heads)]).reshape(1, heads, 1, 3)
         mask = np.where(np.arange(length) <= token, 0, -1e9).astype(np.float32).reshape(1, 1, 1, length)
-        steps.append({"x": rng.standard_normal((1, 1, width)).astype(np.float32), "at": at, "mask": mask})
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), state, steps
+        steps[-1].update({"at": at, "mask": mask})
+    return made, state, steps
 
 
-STREAM = {"lstm": lstm_step, "decoder": decoder_step}
+STREAM: dict[str, Callable[[], Stream]] = {
+    "lstm": lstm_step,
+    "decoder": decoder_step,
+    "grows, tokens in front": partial(decoder_step, "tokens"),
+    "grows, heads in front": partial(decoder_step, "heads"),
+}
 STREAMING = ("stock, fed", "stock, IOBinding", "memonger")
 
 
-def _fed(path: Path, state: Mapping[str, str]) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+Step = tuple[Callable[[Mapping[str, np.ndarray]], np.ndarray], Callable[[], None]]
+"""Runs a step; begins the stream anew."""
+
+
+def _zeros(made: Any, state: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """A state at its beginning: what grows has no tokens."""
+    shapes = {one.name: [0 if isinstance(dim, str) else dim for dim in one.shape] for one in made.get_inputs()}
+    return {name: np.zeros(shapes[name], np.float32) for name in state}
+
+
+def _fed(path: Path, state: Mapping[str, str]) -> Step:
     import onnxruntime
 
     made = onnxruntime.InferenceSession(str(path), _one_thread(), providers=["CPUExecutionProvider"])
     names = [value.name for value in made.get_outputs()]
-    kept = {one.name: np.zeros(one.shape, np.float32) for one in made.get_inputs() if one.name in state}
+    kept = _zeros(made, state)
 
     def step(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
         results = dict(zip(names, made.run(names, {**feeds, **kept}), strict=True))
         kept.update((old, results[new]) for old, new in state.items())
         return results[names[-1]]
 
-    return step
+    return step, lambda: kept.update(_zeros(made, state))
 
 
-def _bound(path: Path, state: Mapping[str, str]) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
-    """As its documentation says: states as OrtValues, which outputs are bound to, and which then change places."""
+def _bound(path: Path, state: Mapping[str, str]) -> Step:
+    """As its documentation says: states as OrtValues, which outputs are bound to, and which then change places.
+
+    Of a state that grows onnxruntime allocates each output, which is the next input.
+    """
     import onnxruntime
 
     made = onnxruntime.InferenceSession(str(path), _one_thread(), providers=["CPUExecutionProvider"])
     last = made.get_outputs()[-1].name
-    shapes = {one.name: one.shape for one in made.get_inputs()}
-    now, after = (
-        {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shapes[name], np.float32)) for name in state}
-        for _ in range(2)
-    )
+    grows = any(isinstance(dim, str) for one in made.get_inputs() for dim in one.shape)
+
+    def begun() -> dict[str, Any]:
+        return {n: onnxruntime.OrtValue.ortvalue_from_numpy(array) for n, array in _zeros(made, state).items()}
+
+    now, after = begun(), begun()
     binding = made.io_binding()
 
     def step(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -352,14 +395,22 @@ def _bound(path: Path, state: Mapping[str, str]) -> Callable[[Mapping[str, np.nd
             binding.bind_cpu_input(name, array)
         for old, new in state.items():
             binding.bind_ortvalue_input(old, now[old])
-            binding.bind_ortvalue_output(new, after[old])
+            if grows:
+                binding.bind_output(new)
+            else:
+                binding.bind_ortvalue_output(new, after[old])
         binding.bind_output(last)
         made.run_with_iobinding(binding)
-        now, after = after, now
-        found: np.ndarray = binding.get_outputs()[-1].numpy()
+        outputs = binding.get_outputs()
+        now, after = dict(zip(state, outputs, strict=False)) if grows else after, now
+        found: np.ndarray = outputs[-1].numpy()
         return found
 
-    return step
+    def begin() -> None:
+        nonlocal now
+        now = begun()
+
+    return step, begin
 
 
 def _one_thread() -> Any:
@@ -377,6 +428,7 @@ def stream(name: str, contestant: str, folder: Path) -> None:
     import memonger.runtime.session
 
     _, state, steps = STREAM[name]()
+    name = _file(name)
     path, predicted = folder / f"{name}.onnx", None
     process_memory.settle()
     before = process_memory.resident().now
@@ -390,29 +442,36 @@ def stream(name: str, contestant: str, folder: Path) -> None:
             found: np.ndarray = next(iter(session.run(feeds).values()))
             return found
 
+        begin = session.reset_state
     else:
-        run = (_fed if contestant == "stock, fed" else _bound)(path, state)
+        run, begin = (_fed if contestant == "stock, fed" else _bound)(path, state)
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(run(feeds)).tobytes() for feeds in steps)).hexdigest()
     say({"memory": process_memory.settle() - before, "predicted": predicted, "digest": digest})
-    again = itertools.cycle(steps)
 
     def answer(_: Mapping[str, Any]) -> Mapping[str, Any]:
-        begin, count = time.perf_counter(), 0
-        while time.perf_counter() - begin < 0.5:
-            for _ in range(32):
-                run(next(again))
-            count += 32
-        return {"rate": count / (time.perf_counter() - begin)}
+        since, count = time.perf_counter(), 0
+        while time.perf_counter() - since < 0.5:
+            begin()
+            for feeds in steps:
+                run(feeds)
+            count += len(steps)
+        return {"rate": count / (time.perf_counter() - since)}
 
     serve(answer)
 
 
+def _file(name: str) -> str:
+    return name.replace(", ", "_").replace(" ", "_")
+
+
 def stream_rows(name: str, folder: Path) -> Iterator[str]:
     """A table's rows for a stream."""
-    model, state, _ = STREAM[name]()
-    onnx.save(model, folder / f"{name}.onnx")
-    plan = memonger.search_plan(folder / f"{name}.onnx", device="cpu", threads=1, state=state)
-    plan.save(folder / f"{name}.planned.onnx")
+    model, state, steps = STREAM[name]()
+    path = folder / f"{_file(name)}.onnx"
+    onnx.save(model, path)
+    dims = {"past": (0, len(steps))} if "grows" in name else None
+    plan = memonger.search_plan(path, mode="inference", device="cpu", threads=1, state=state, dims=dims)
+    plan.save(path.with_suffix(".planned.onnx"))
     with ExitStack() as stack:
         workers, first = {}, {}
         for number, contestant in enumerate(STREAMING):

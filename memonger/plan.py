@@ -15,13 +15,13 @@ import onnx_ir as ir
 from memonger import plan_file
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError
-from memonger.graph import schedule, session_memory, verify
+from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes
 from memonger.graph.ranged import over_ranges
 from memonger.layout import lower_bound
 from memonger.model import open_dims, training_roles
-from memonger.model.kept_state import state_of
+from memonger.model.kept_state import check_state, state_of
 from memonger.model.model import Model
 from memonger.model.ranges import Range, described
 from memonger.model.save import as_proto, check_not_its_weights
@@ -214,8 +214,30 @@ class Plan(BasePlan, Header):
 
     @property
     def state_bytes(self) -> int:
-        """What that takes: once where a kernel writes it in place, else twice."""
+        """What that takes: once where a kernel writes it in place or behind what is there, else twice."""
         return state_bytes(self.model, self.graph)
+
+    @cached_property
+    def why_swapped(self) -> Mapping[str, str]:
+        """Inputs of the state that grow and yet take two buffers, which swap: why new rows can't go behind the old."""
+        in_place = _written_in_place(self.graph)
+        inputs, outputs = ({str(v.name): v for v in vs} for vs in (self.model.graph.inputs, self.model.graph.outputs))
+        grown = {old: new for old, new in self.state.items() if nbytes(inputs[old]) != nbytes(outputs[new])}
+        provider = parse_device(self.device).provider
+        return {
+            old: aliasing.why_not_appended(inputs[old], outputs[new], provider)
+            for old, new in grown.items() if old not in in_place
+        }  # fmt: skip
+
+    @property
+    def state_notes(self) -> tuple[str, ...]:
+        """What to say of a state that swaps where it could lie once."""
+        if not self.why_swapped:
+            return ()
+        (first, why), *others = self.why_swapped.items()
+        more = f" and {len(others)} more of the state take" if others else " takes"
+        return (f"'{first}'{more} two buffers that swap: {why}. With nothing but 1 in front of its length it would lie "
+                "once.",)  # fmt: skip
 
     @property
     def workspace_bytes(self) -> int | None:
@@ -425,6 +447,7 @@ class Plan(BasePlan, Header):
         if record.ranges:
             _bind_ranges(model, record, path)
         roles = training_roles.read(model, str(model.graph.name))
+        check_state(model, state_of(model, str(model.graph.name)), record.ranges, str(path))
         graph = _graph_in_file(model, roles, record, path)
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in record.offsets if name not in number]
@@ -546,11 +569,19 @@ def input_bytes(model: ir.Model, training: Training | None) -> int:
 
 
 def state_bytes(model: ir.Model, graph: Graph) -> int:
-    """Bytes of what an inference session keeps between runs: once where it is written in place, else twice."""
-    in_place = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
+    """Bytes of what an inference session keeps between runs: once where it is written in place, else twice.
+
+    A cache that grows counts with its largest length.
+    """
+    in_place = _written_in_place(graph)
     state = state_of(model, str(model.graph.name))
     kept = (value for value in model.graph.inputs if value.name in state)
     return sum((nbytes(value) or 0) * (1 if value.name in in_place else 2) for value in kept)
+
+
+def _written_in_place(graph: Graph) -> set[str]:
+    """Names of persistent inputs that a run writes over, or behind."""
+    return {graph.values[old] for pairs in (*graph.updates, *graph.growths) for old, _ in pairs}
 
 
 def graph_of(

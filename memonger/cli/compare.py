@@ -19,6 +19,7 @@ from memonger.errors import MemongerError
 from memonger.files import write_whole
 from memonger.graph.schedule import is_copy, original
 from memonger.lowering.device_form import LEVELS
+from memonger.model.kept_state import fullest
 from memonger.model.load import load_as_is
 from memonger.model.ranges import Range
 from memonger.model.save import save_model
@@ -82,8 +83,14 @@ def _timed(run: Callable[[], object], settings: Settings) -> list[float]:
 
 
 def inputs_for(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> feeding.Feeds:
-    """The inputs given, or random ones."""
-    return feeds if feeds is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph), settings.seed)
+    """The inputs given, or random ones: of the largest sizes, with room in a state that grows for one run."""
+    inputs = feeding.inputs_of(plan.model.graph)
+    if feeds is not None:
+        return feeds
+    if plan.ranges and plan.state:
+        shapes = fullest(plan.model, plan.state, plan.ranges)
+        inputs = tuple(replace(one, shape=shapes.get(one.name, one.shape)) for one in inputs)
+    return feeding.random_feeds(inputs, settings.seed)
 
 
 def _session(plan: Plan, settings: Settings) -> Session:

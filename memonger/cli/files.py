@@ -53,7 +53,7 @@ def inspect(
     console = Screen()
     figures = None if planned is None else plan_figures(planned, read.name, str(model))
     if planned is not None and figures is not None:
-        print_lines(console, (*headline(figures), *chunks_lines(planned)))
+        print_lines(console, (*headline(figures), *chunks_lines(planned), *planned.state_notes))
     print_lines(console, tuple(model_lines(record)))
     if layers:
         print_wide(console, layers_table(shown))

@@ -16,16 +16,21 @@ Command = Callable[..., None]
 
 _SIZE = re.compile(r"[0-9]{1,10}")
 
+_SUM = re.compile(r"[\w.\[\]]*[A-Za-z_][\w.\[\]]*(\s*[-+*]\s*[\w.\[\]]+)*")
+
 
 def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     for value in values:
         name, _, size = value.rpartition("=")
         parts = size.split(":")
+        if name and _SUM.fullmatch(size):
+            sizes[name] = size
+            continue
         if not name or len(parts) > 3 or not all(_SIZE.fullmatch(part) and int(part) <= MOST_BATCH for part in parts):
             raise click.BadParameter(
                 f"{value!r} is not NAME=N, such as seq=128, nor a range of sizes, such as seq=1:512 or side=64:512:32, "
-                f"with each at most {MOST_BATCH}."
+                f"with each at most {MOST_BATCH}, nor a sum of other dimensions, such as total=past+seq."
             )
         sizes[name] = tuple(map(int, parts)) if len(parts) > 1 else int(size)
     return sizes

@@ -355,6 +355,36 @@ def windows(node: ir.Node, provider: str = CPU) -> tuple[tuple[ir.Value, ir.Valu
     return tuple(stretches)
 
 
+def why_not_appended(old: ir.Value, new: ir.Value, provider: str = CPU) -> str:
+    """Why a run can't write new rows behind a persistent input where that lies; empty where it can.
+
+    It can where the output is a Concat that begins with the input, along the outermost axis with more than one element.
+    The kernel then copies the input onto itself, which changes nothing, and the other inputs behind it. Whoever reads
+    the input or the output reads the same bytes, before and after.
+
+    Args:
+        old: The input.
+        new: The output that is its content in the next run.
+        provider: Whose kernels run the model.
+    """
+    node, shape = new.producer(), static_shape(new)
+    if node is None or node.domain or node.op_type != "Concat" or len(node.inputs) < 2 or node.inputs[0] is not old:
+        made = "no node" if node is None else f"node '{node.name}' ({node.op_type})"
+        return f"'{new.name}' is made by {made}, which is no Concat of '{old.name}' and new rows"
+    axis, dtype = _int(node, "axis", 0), new.dtype
+    if provider != CPU or shape is None or dtype is None or dtype.bitwidth % 8 or old.dtype != dtype:
+        return f"node '{node.name}' (Concat) writes no whole bytes on the CPU"
+    if old.is_graph_output() or node.inputs.count(old) > 1:
+        return f"'{old.name}' is needed as it was after node '{node.name}' (Concat)"
+    front = [f"axis {at} of {dim} elements" for at, dim in enumerate(shape[: axis % len(shape)]) if dim != 1]
+    if not front:
+        return ""
+    return (
+        f"node '{node.name}' (Concat) appends along axis {axis % len(shape)}, behind {' and '.join(front)}, so that "
+        "new rows come between old ones"
+    )
+
+
 def is_declared_view(node: ir.Node) -> bool:
     """Whether onnxruntime makes the output its input under another shape of its own accord."""
     return any(rule.reason == _SAME_BYTES for rule in _VIEWS_OF.get((node.domain, node.op_type), ()))

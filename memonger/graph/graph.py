@@ -56,6 +56,8 @@ class Graph:
         windows: (part, whole, byte offset) of each node where one may lie inside the other: what it reads, inside what
             it writes, or the other way round; a part of a persistent input always lies inside it, and neither is
             planned. Empty: none.
+        growths: (input, output) pairs of each node where the output is a persistent input with more behind it, and
+            lies where that does: the old content stays. Neither is planned. Empty: none.
     """
 
     nodes: tuple[str, ...]
@@ -74,6 +76,7 @@ class Graph:
     costs: tuple[float, ...]
     workspace: tuple[int, ...]
     windows: tuple[tuple[Window, ...], ...] = ()
+    growths: tuple[tuple[Pair, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Check that bytes and costs can be added up: layouts count in 64 bits.
@@ -81,8 +84,9 @@ class Graph:
         Raises:
             PlanError: they can't.
         """
-        if not self.windows:
-            object.__setattr__(self, "windows", ((),) * len(self.nodes))
+        for name in ("windows", "growths"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, ((),) * len(self.nodes))
         total = sum(self.sizes) + sum(self.workspace)
         if min((0, *self.sizes, *self.workspace)) < 0 or total >= LARGEST:
             bad = min(range(len(self.sizes)), key=lambda v: (self.sizes[v] >= 0, -self.sizes[v]), default=0)
@@ -170,6 +174,7 @@ def from_model(
     own = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
     late = [number[v] for v in waited_for]
     writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
+    grown = _growths(model, updates or {}, elsewhere, provider)
     sizes = tuple(size or 0 for size in known_sizes)
     aliases = _aliases(_PairFinder(number, sizes, planned, values, elsewhere, cuts), nodes, own, provider)
     return Graph(
@@ -186,7 +191,21 @@ def from_model(
         forward=tuple(node in forward for node in nodes),
         costs=_costs(nodes, seconds, sizes, own, writes, aliases["views"]),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
+        growths=tuple(tuple((number[a], number[b]) for a, b in grown.get(node, ())) for node in nodes),
     )
+
+
+def _growths(
+    model: ir.Model, updates: Mapping[str, str], apart: set[ir.Value], provider: str
+) -> dict[ir.Node, list[tuple[ir.Value, ir.Value]]]:
+    """The updates that only write behind their input, which therefore may lie where that does, by their node."""
+    inputs, outputs = ({str(v.name): v for v in values} for values in (model.graph.inputs, model.graph.outputs))
+    found: dict[ir.Node, list[tuple[ir.Value, ir.Value]]] = {}
+    for old, new in ((inputs[source], outputs[target]) for source, target in updates.items()):
+        node = new.producer()
+        if node is not None and new in apart and not aliasing.why_not_appended(old, new, provider):
+            found.setdefault(node, []).append((old, new))
+    return found
 
 
 def _aliases(
@@ -270,6 +289,8 @@ def _in_place_updates(
         own = {part: byte for part, (whole, byte) in cuts.items() if whole is old}
         writes = _writes(old, new, own, provider)
         if not writes or old.is_graph_output() or any(node in earlier for node, _, _ in writes):
+            continue
+        if nbytes(old) != nbytes(new):  # at one of several sizes
             continue
         late = {value: _last_read(value, own, writes, step) for value in (old, *own)}
         if all(_may_replace(*write, provider) for write in writes) and all(read_until(*one) for one in late.items()):

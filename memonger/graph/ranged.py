@@ -55,7 +55,8 @@ def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
         graphs: Of one model, so that nodes and values have the same numbers. The first gives the costs.
         doubtful: Names of nodes whose views hold at these sizes, but perhaps not at others: they are left out.
 
-    Returns: each value with its largest size; the pairs that share bytes wherever both values have any.
+    Returns: each value with its largest size; the pairs that share bytes wherever both values have any; of what
+    persists what is written in place at each of these sizes.
     """
     first = graphs[0]
     sizes = tuple(map(max, zip(*(graph.sizes for graph in graphs), strict=True)))
@@ -84,6 +85,16 @@ def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
         ties=ties,
         workspace=tuple(map(max, zip(*(graph.workspace for graph in graphs), strict=True))),
         windows=(),
+        updates=_of_all([graph.updates for graph in graphs]),
+        growths=_of_all([graph.growths for graph in graphs]),
+    )
+
+
+def _of_all(of_graphs: Sequence[tuple[tuple[Pair, ...], ...]]) -> tuple[tuple[Pair, ...], ...]:
+    """The pairs of each node that all graphs have."""
+    return tuple(
+        tuple(pair for pair in of_node[0] if all(pair in each for each in of_node))
+        for of_node in zip(*of_graphs, strict=True)
     )
 
 

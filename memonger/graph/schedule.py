@@ -17,7 +17,7 @@ from memonger.graph.graph import Graph, Pair, Window, needed_by, read_values
 from memonger.model.names import fresh
 from memonger.model.training_roles import Training
 
-_OF_NODE = ("ops", "updates", "forward", "costs", "workspace")
+_OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace")
 """Fields of a graph that are the same for a node and its copies."""
 
 _COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?(?=$|\.chunk\d+_\d+)")
@@ -29,7 +29,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     In its own order it is the graph itself.
 
     Raises:
-        PlanError: a node that updates a persistent input stands twice.
+        PlanError: a node that updates a persistent input, or writes behind one, stands twice.
     """
     if _is_own_order(schedule, len(graph.nodes)):
         return graph
@@ -45,7 +45,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     for node in schedule:
         source = {value: latest[value] for value in graph.reads[node]}
         reads.append(tuple(source.values()))
-        if runs[node] and graph.updates[node]:
+        if runs[node] and (graph.updates[node] or graph.growths[node]):
             raise PlanError(f"node '{graph.nodes[node]}' updates a persistent input: it must not run twice.")
         for value in graph.writes[node] if runs[node] else ():
             latest[value] = len(names)

@@ -30,6 +30,7 @@ class _Arena:
         self.lost_to: dict[int, int] = {}
         self.replaced: set[int] = set()  # persistent inputs, or parts, whose bytes hold their new content by now
         self.torn: set[int] = set()  # persistent inputs of which parts are replaced
+        self.grown: set[int] = set()  # persistent inputs behind which more was written
         self.cut: dict[int, tuple[int, int, int]] = {}  # parts of persistent inputs: which, and its bytes in it
 
     def overlapping(self, start: int, stop: int) -> slice:
@@ -97,6 +98,7 @@ def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment
                 arena.cut[part] = whole, byte, byte + graph.sizes[part]
         _write_outputs(graph, offsets, arena, step)
         _write_updates(graph, arena, tied, step)
+        _write_growths(graph, arena, step)
         written.update(graph.writes[step])
         for source, target in graph.ties[step]:
             tied.setdefault(target, []).append(source)
@@ -198,6 +200,20 @@ def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], s
         if old in arena.cut:
             arena.torn.add(arena.cut[old][0])
             arena.lost_to[arena.cut[old][0]] = new
+
+
+def _write_growths(graph: Graph, arena: _Arena, step: int) -> None:
+    """What a persistent input becomes with more behind it is written where that lies: nothing that is read changes."""
+    for old, new in graph.growths[step]:
+        where = f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[new]}' behind '{graph.values[old]}'"
+        if graph.planned[old] or graph.planned[new] or graph.producer[old] >= 0 or old not in graph.reads[step]:
+            raise VerificationError(f"{where}, which isn't a persistent input that it reads.")
+        replaced = any(old == other for pairs in graph.updates for other, _ in pairs)
+        if old in arena.grown or replaced or old in graph.outputs:
+            raise VerificationError(f"{where}, where another node writes as well, or which is an output itself.")
+        if graph.sizes[new] < graph.sizes[old]:
+            raise VerificationError(f"{where}: it is {graph.sizes[new]} bytes, and that is {graph.sizes[old]}.")
+        arena.grown.add(old)
 
 
 def _overlapping(arena: _Arena, part: int) -> list[int]:

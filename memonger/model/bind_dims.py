@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError
 from memonger.model.model import Model
-from memonger.model.ranges import Range
+from memonger.model.ranges import Range, in_terms_of, sum_of, terms_of
 from memonger.model.values import tensor_shape
 from memonger.words import FILE, SIZE, N, did_you_mean, option
 
@@ -44,6 +44,7 @@ def bind(
     elif left := _open_batch(tensors, sizes):
         batch, sizes = 1, {**dict.fromkeys(left, 1), **sizes}
         notes = (_open_batch_note(left),)
+    sizes = {**_sums(tensors, sizes), **sizes}
     bound = [ir.Shape([_size(name, v, axis, dim, sizes) for axis, dim in enumerate(_dims(v))]) for v in tensors]
     for value, shape in zip(tensors, bound, strict=True):
         value.shape = shape
@@ -59,12 +60,14 @@ def bind_open(
 ) -> tuple[Model, dict[str, Range]]:
     """Give every input a shape, in place, in which the dimensions with a range are symbolic, under the range's name.
 
-    Returns: the model with its batch, and the ranges with their places.
+    Returns: the model with its batch, and the ranges with their places. Among them are dimensions whose names are sums
+        of those, as ``past + seq``.
 
     Raises:
         LoadError: as `bind`; a dimension with a range is fixed.
     """
     tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
+    ranges = {**ranges, **_sum_ranges(tensors, dims, ranges)}
     places: dict[str, list[str]] = {name: [] for name in ranges}
     for value in tensors:
         for axis, dim in enumerate(_dims(value)):
@@ -81,6 +84,35 @@ def bind_open(
         value.shape = ir.Shape([dim if name is None else ir.SymbolicDim(name) for name, dim in names])
     placed = {name: dataclasses.replace(one, places=tuple(places[name])) for name, one in ranges.items()}
     return model, placed
+
+
+def _open_names(values: Sequence[ir.Value]) -> list[str]:
+    """Names of dimensions without a size, each once."""
+    symbols = (_symbol(dim) for value in values for dim in _dims(value) if not isinstance(dim, int))
+    return list(dict.fromkeys(symbol for symbol in symbols if symbol))
+
+
+def _sums(values: Sequence[ir.Value], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of dimensions whose names are sums of others, as ``past + seq``, as far as these have sizes."""
+    found = {}
+    for name in _open_names(values):
+        terms = terms_of(name)
+        if len(terms) > 1 and terms.keys() <= {"", *sizes} and (size := sum_of(terms, sizes)) >= 0:
+            found[name] = size
+    return found
+
+
+def _sum_ranges(values: Sequence[ir.Value], dims: Mapping[str, int], ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Ranges of dimensions whose names are sums of those with ranges, and of sizes."""
+    found = {}
+    for name in _open_names(values):
+        terms = terms_of(name)
+        if name not in ranges and name not in dims and len(terms) > 1 and terms.keys() <= {"", *dims, *ranges}:
+            try:
+                found[name] = in_terms_of(terms, dims, ranges)
+            except ValueError as error:
+                raise LoadError(f"dimension {name!r} follows from others, and {error}.") from error
+    return {name: one for name, one in found.items() if not terms_of(one.equals).keys() <= {""}}
 
 
 def _is_size(given: object) -> bool:

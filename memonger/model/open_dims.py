@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from memonger.model.ranges import MOST_RANGES, Range, place_of, points, shapes_at
+from memonger.model.ranges import MOST_RANGES, Range, in_terms_of, own, place_of, points, shapes_at, terms_of
 from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
 from memonger.model.values import static_shape
@@ -105,15 +105,26 @@ def at_largest(model: ir.Model, ranges: Mapping[str, Range]) -> None:
     placed = {text: name for name, one in ranges.items() for text in one.places}
     if placed != open_places:
         raise ValueError(f"its ranges are at {placed}, the model's open dimensions are {open_places}")
-    if len(ranges) > MOST_RANGES:
-        raise ValueError(f"it has {len(ranges)} ranges, and at most {MOST_RANGES} can be")
+    if len(own(ranges)) > MOST_RANGES:
+        raise ValueError(f"it has {len(own(ranges))} ranges, and at most {MOST_RANGES} can be")
     for name, one in ranges.items():
         if one.most not in one or not one.places:
             raise ValueError(f"range '{name}' is {one}, at {len(one.places)} places")
+        if one.equals:
+            _check_sum(name, one, own(ranges))
     try:
         put(model, Sizes(model), largest(model, ranges))
     except SizesError as error:
         raise ValueError(str(error)) from error
+
+
+def _check_sum(name: str, one: Range, ranges: Mapping[str, Range]) -> None:
+    terms = terms_of(one.equals)
+    if not terms or not terms.keys() <= {"", *ranges}:
+        raise ValueError(f"range '{name}' is {one.equals!r}, which is no sum of others")
+    wanted = in_terms_of(terms, {}, ranges)
+    if (one.least, one.most, one.step) != (wanted.least, wanted.most, 1):
+        raise ValueError(f"range '{name}' is {one.least} to {one.most}, and its sum is {wanted.least} to {wanted.most}")
 
 
 def unknown(model: ir.Model) -> list[str]:

@@ -18,7 +18,7 @@ from memonger.devices import Cuda, Device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
 from memonger.model.image_rows import ROWS
-from memonger.model.ranges import MOST_RANGES, Range
+from memonger.model.ranges import MOST_RANGES, Range, in_terms_of, own, terms_of
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS
@@ -26,8 +26,9 @@ from memonger.words import did_you_mean, either, option
 
 Progress = Callable[[str], None]
 
-Dim = int | tuple[int, int] | tuple[int, int, int]
-"""The size of a dimension, or the smallest and the largest, with a step where not all between them are meant."""
+Dim = int | tuple[int, int] | tuple[int, int, int] | str
+"""The size of a dimension; the smallest and the largest, with a step where not all between them are meant; or the sum
+of others that it is."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +45,8 @@ class Options:
         batch: Size of the inputs' open first dimension; see `memonger.load`.
         dims: Sizes of open dimensions by name; see `memonger.load`. ``(1, 16)`` is a range, ``(64, 512, 32)`` one with
             a step: the layout then holds for every size in it, and a session runs them all. For inference on the CPU,
-            or for no device; without chunks.
+            or for no device; without chunks. A text is a sum of others, as ``{"total": "past + seq"}``; a dimension
+            whose name is such a sum needs none.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
@@ -76,7 +78,9 @@ class Options:
             weights change and nothing could be folded into them, ``rewrite`` on the CPU and ``disable`` elsewhere.
         threads: Threads within a node; 0 leaves the number to onnxruntime.
         state: Inputs that a session keeps, and which output each becomes for the next run: ``{"h": "h_next"}``, for
-            inference. It is written in place where a kernel may, else two buffers swap; see `memonger.Session`.
+            inference. It is written in place where a kernel may, else two buffers swap; see `memonger.Session`. A cache
+            grows along a dimension with a range, of which the largest size counts. ``{"past.*": "present.*"}`` names
+            all inputs that begin so.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
         cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.
@@ -121,7 +125,7 @@ class Options:
             if getattr(self, key) is not None or key != "batch":
                 object.__setattr__(self, key, _whole(key, getattr(self, key), least, most))
         for name, size in (self.dims or {}).items():
-            _check_size(name, size)
+            _check_size(name, size, self.dims or {})
         self._check_ranges()
         for key in ("mirror", "keep"):
             _check_patterns(key, getattr(self, key))
@@ -145,15 +149,13 @@ class Options:
     def _check_ranges(self) -> None:
         if not self.ranges:
             return
-        if len(self.ranges) > MOST_RANGES:
-            raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(self.ranges)}.")
+        if len(own(self.ranges)) > MOST_RANGES:
+            raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(own(self.ranges))}.")
         whole = f"a range of sizes ({option('dims')})"
         if self.chosen_mode == "training":
             raise PlanError(f"{whole} is for inference: give one size for training.")
         if self.axis_and_chunks is not None:
             raise PlanError(f"{whole} goes without chunks: leave {option('chunks')} out, or give one size.")
-        if self.state:
-            raise PlanError(f"{whole} goes without a state: leave {option('state')} out, or give one size.")
 
     def _check_state(self) -> None:
         if not all(isinstance(name, str) for pair in (self.state or {}).items() for name in pair):
@@ -187,12 +189,15 @@ class Options:
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of open dimensions; of those with a range the largest."""
-        return {name: _range(size).most for name, size in (self.dims or {}).items()}
+        return {name: one.most for name, one in _ranges(self.dims or {}).items()}
 
     @property
     def ranges(self) -> dict[str, Range]:
         """The dimensions of which a range of sizes is asked for; their places aren't known yet."""
-        return {name: _range(size) for name, size in (self.dims or {}).items() if isinstance(size, Sequence)}
+        dims = self.dims or {}
+        free = {name for name, size in dims.items() if _is_range(size)}
+        found = _ranges(dims).items()
+        return {name: one for name, one in found if name in free or not free.isdisjoint(terms_of(one.equals))}
 
     @property
     def budget_bytes(self) -> int | None:
@@ -308,7 +313,7 @@ def without_ranges(options: Options, what: str) -> Options:
         PlanError: one has a range; ``what`` is who takes none.
     """
     if options.ranges:
-        name, one = next(iter(options.ranges.items()))
+        name, one = next(iter(own(options.ranges).items()))
         raise PlanError(
             f"{what} takes single sizes, and dimension {name!r} has a range ({one}): give one size ("
             f"{option('dims', {name: one.most})}), or plan the range with "
@@ -409,18 +414,61 @@ _BOUNDS = (
 """Least and largest of the options that are whole numbers."""
 
 
-def _check_size(name: str, size: object) -> None:
-    """Check the size of a dimension, or the range of its sizes."""
+def _check_size(name: str, size: object, dims: Mapping[str, object]) -> None:
+    """Check the size of a dimension, the range of its sizes, or the sum that it is."""
     which = f"the size of dimension {name!r}"
+    if isinstance(size, str):
+        _check_sum(name, size, dims)
+        return
     if not isinstance(size, Sequence):
         _whole(which, size, 0, MOST_BATCH)
         return
-    if isinstance(size, str) or len(size) not in (2, 3):
+    if len(size) not in (2, 3):
         raise PlanError(f"{which} must be a number, or the smallest and the largest (with a step), not {size!r}.")
-    for one in size:
-        _whole(which, one, 1, MOST_BATCH)
+    for one, least in zip(size, (0, 1, 1), strict=False):
+        _whole(which, one, least, MOST_BATCH)
     if size[0] > size[1]:
         raise PlanError(f"{which} has a range that ends before it begins: {size[0]} to {size[1]}.")
+
+
+def _check_sum(name: str, text: str, dims: Mapping[str, object]) -> None:
+    which, others = (
+        f"the size of dimension {name!r}",
+        {k: size for k, size in dims.items() if not isinstance(size, str)},
+    )
+    terms = terms_of(text)
+    unknown = next((one for one in terms if one and one not in others), None)
+    if terms.keys() <= {""} or unknown is not None:
+        lacks = "is no sum of others" if unknown is None else f"{unknown!r} has no size there"
+        raise PlanError(
+            f"{which} must be a number, a range as (1, 512), or a sum of others as {option('dims', _SUM_EXAMPLE)}, "
+            f"not {text!r}, {'which ' if unknown is None else 'as '}{lacks}."
+        )
+    try:
+        _ranges(dict(others) | {name: text})
+    except ValueError as error:
+        raise PlanError(f"{which} is to be {text!r}: {error}.") from error
+
+
+_SUM_EXAMPLE = {"total": "past + seq"}
+
+
+def _is_range(size: object) -> bool:
+    return isinstance(size, Sequence) and not isinstance(size, str)
+
+
+def _ranges(dims: Mapping[str, Any]) -> dict[str, Range]:
+    """The range of each dimension, in the order given; of a single size that size alone.
+
+    Raises:
+        ValueError: a sum can be below 0.
+    """
+    free = {name: _range(size) for name, size in dims.items() if _is_range(size)}
+    single = {name: int(size) for name, size in dims.items() if isinstance(size, numbers.Integral)}
+    return {
+        name: in_terms_of(terms_of(size), single, free) if isinstance(size, str) else _range(size)
+        for name, size in dims.items()
+    }
 
 
 def _range(size: "int | Sequence[int]") -> Range:

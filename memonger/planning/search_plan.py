@@ -19,7 +19,7 @@ from memonger.model import marks as marks
 from memonger.model import open_dims, training_roles
 from memonger.model.emitter import collecting_later
 from memonger.model.image_rows import ROWS
-from memonger.model.kept_state import with_state
+from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load, load_open
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
@@ -310,7 +310,9 @@ def prepare(source: Source | Model, options: Options) -> Job:
     notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
     if options.state:
         with_state(lowered.model, options.state, own.name)
-        schedule.state_last(lowered.model, options.state)
+    state = state_of(lowered.model, own.name)
+    check_state(lowered.model, state, ranges, own.name)
+    schedule.state_last(lowered.model, state)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
@@ -531,7 +533,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         ranges=job.ranges,
     )
     plan.verify()
-    return plan
+    return dataclasses.replace(plan, notes=(*plan.notes, *map(shown, plan.state_notes)))
 
 
 def _workspace(measured: Mapping[str, int], solution: Solution) -> dict[str, int]:

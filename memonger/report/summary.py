@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memonger.model.ranges import own
 from memonger.plan import Plan
 from memonger.report.chunks import chunk_records
 from memonger.report.memory_count import count_memory
@@ -36,6 +37,9 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "predicted_bytes": plan.predicted_bytes,
         "input_bytes": plan.input_bytes,
         "state_bytes": plan.state_bytes,
+        "state": [
+            {"input": old, "output": new, "why_swapped": plan.why_swapped.get(old)} for old, new in plan.state.items()
+        ],
         "total_bytes": plan.total_bytes,
         "required_bytes": plan.required_bytes,
         "session_bytes": plan.session_bytes,
@@ -47,7 +51,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "segments": 1 if plan.outcome is None else plan.outcome.segments,
         "recomputed_nodes": len(plan.recomputed),
         "chunks": chunk_records(plan),
-        "ranges": {name: [one.least, one.most, one.step] for name, one in plan.ranges.items()},
+        "ranges": {name: [one.least, one.most, one.step] for name, one in own(plan.ranges).items()},
         "unplanned_values": unplanned_values(plan),
         "notes": list(plan.notes),
         "planning_seconds": plan.planning_seconds,

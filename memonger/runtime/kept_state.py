@@ -1,5 +1,9 @@
-"""State between runs: inputs that a session keeps, each of which an output becomes for the next run."""
+"""State between runs: inputs that a session keeps, each of which an output becomes for the next run.
 
+With ranges of sizes a state has the shape of its output afterwards: a cache grows by what each run appends.
+"""
+
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -9,11 +13,14 @@ import onnx_ir as ir
 
 from memonger.devices import Device
 from memonger.errors import SessionError
+from memonger.model.kept_state import next_sizes, places
+from memonger.model.ranges import Range, own
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program
+from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.store import Store
 
 _NONE: Mapping[str, Any] = {}
@@ -24,62 +31,121 @@ Found = TypeVar("Found")
 class KeptState:
     """Where a model's state lies: one buffer for what kernels write in place, two that swap for the rest.
 
+    Each has room for the largest size; a run reads and writes as much from its beginning as there is.
+
     Args:
-        program: Of the plan.
+        program: Of the plan; with ranges of sizes at the largest of them.
         state: Input → the output that is its content in the next run.
         device: Where.
+        ranged: Of a plan for ranges of sizes, else None.
 
     Attributes:
         state: The same.
+        sizes: Of its dimensions with a range, by name, as far as what is kept decides them.
         nbytes: Bytes of all buffers.
 
     Raises:
         SessionError: an input's size isn't known.
     """
 
-    def __init__(self, program: Program, state: Mapping[str, str], device: Device) -> None:
-        self.state = dict(state)
+    def __init__(
+        self, program: Program, state: Mapping[str, str], device: Device, ranged: RangedProgram | None = None
+    ) -> None:
+        self.state, self._ranged = dict(state), ranged
+        self._ranges: Mapping[str, Range] = {} if ranged is None else ranged.ranges
+        self._axes = places(state, self._ranges)
         self._tensors = {value.name: _tensor(value) for value in program.inputs if value.name in state}
         self.in_place = {old: new for old, new in state.items() if new in program.replacing}
-        self._own = Store([self._tensors[name] for name in self.in_place], device)
-        swapped = [tensor for name, tensor in self._tensors.items() if name not in self.in_place]
+        self._once = {old for old, new in state.items() if new in program.replacing | program.growing}
+        self._own = Store([self._tensors[name] for name in self._tensors if name in self._once], device)
+        swapped = [tensor for name, tensor in self._tensors.items() if name not in self._once]
         self._buffers = Store(swapped, device), Store(swapped, device)
         self.nbytes = self._own.nbytes + 2 * self._buffers[0].nbytes
         self._turn, self._is_torn, self._lock = 0, False, threading.RLock()
+        self._least = self._beginning(program)
+        self.sizes: Mapping[str, int] = self._least
+
+    def _beginning(self, program: Program) -> dict[str, int]:
+        """The sizes of an empty state: the smallest of those that grow, and of those that no other input has."""
+        given = {value.name for value in program.inputs} - self.state.keys()
+        names = {name for of_input in self._axes.values() for name in of_input.values()}
+        free = {name for name in names if any(place.rpartition("[")[0] in given for place in self._ranges[name].places)}
+        after = self._after(program) if names else {}
+        grown = {name for name in names if after[name] != self._ranges[name].most}
+        return {name: self._ranges[name].least for name in sorted(grown | (names - free))}
 
     def bind(self, program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> "StatefulBinding":
         """The program bound in an arena, with its state where it lies."""
-        bindings = []
-        for turn in (0, 1) if self._buffers[0].tensors else (0,):
-            now, after = self._buffers[turn], self._buffers[1 - turn]
-            fixed = {name: self._own if name in self.in_place else now for name in self.state}
-            written = {new: (after, old) for old, new in self.state.items() if old not in self.in_place}
-            bindings.append(
-                Binding(
-                    program, engine, arena, fixed=fixed, updates=self.in_place, written=written, inputs_at=inputs_at
-                )
-            )
-        return StatefulBinding(self, bindings)
+        turns = (0, 1) if self._buffers[0].tensors else (0,)
+        if self._ranged is None:
+            bound = [
+                Binding(program, engine, arena, **self._bound(program, turn), inputs_at=inputs_at) for turn in turns
+            ]
+            return StatefulBinding(self, bound)
+        return StatefulBinding(self, [RangedBinding(self._ranged, engine, arena, _Turn(self, turn)) for turn in turns])
 
-    def step(self, bindings: Sequence[Binding], run: Callable[[Binding], Found]) -> Found | None:
+    def _bound(self, program: Program, turn: int) -> dict[str, Any]:
+        """What a binding of a program is told of the state."""
+        before = {value.name: value.shape for value in program.inputs}
+        after = {old: program.output_shapes.get(new) for old, new in self.state.items()}
+        own, other, last = self._own, self._buffers[turn], self._buffers[1 - turn]
+        fixed = {name: store for store in (_part(own, before), _part(other, before)) for name in store.tensors}
+        targets = {name: store for store in (_part(own, after), _part(last, after)) for name in store.tensors}
+        written = {new: (targets[old], old) for old, new in self.state.items() if old not in self.in_place}
+        return {"fixed": fixed, "updates": self.in_place, "written": written}
+
+    def step(self, pick: Callable[[int], Binding | None], run: Callable[[Binding], Found]) -> Found | None:
         """Run once: the state is the next one afterwards, or the same as before where the run failed.
 
         Args:
-            bindings: For each turn of the buffers.
+            pick: Gives the binding of a turn of the buffers; None where nothing is to run.
             run: Runs a binding; None where nothing has run.
 
         Raises:
-            SessionError: the run failed, and what is written in place may be lost; it was lost before.
+            SessionError: the state would be larger than its range, and nothing has run; the run failed, and what is
+                written in place may be lost; it was lost before.
         """
         with self._lock:
             self._check_whole()
-            binding = bindings[self._turn % len(bindings)]
+            binding = pick(self._turn)
+            if binding is None:
+                return None
+            sizes = self._checked(binding.program) if self._ranges else _NONE
             self._is_torn = bool(self.in_place)
             found = run(binding)
             if found is not None:
-                self._turn = 1 - self._turn
+                self._turn, self.sizes = 1 - self._turn, sizes
             self._is_torn = False
             return found
+
+    def _after(self, program: Program) -> dict[str, int]:
+        """The sizes after a run of a program."""
+        inputs = {value.name: value.shape for value in program.inputs}
+        try:
+            return next_sizes(inputs, program.output_shapes, self.state, self._axes)
+        except ValueError as error:
+            raise SessionError(str(error)) from error
+
+    def _checked(self, program: Program) -> dict[str, int]:
+        """The sizes after a run of a program, once it was checked that they may be kept."""
+        sizes, inputs = self._after(program), {value.name: value.shape for value in program.inputs}
+        for name, size in sizes.items():
+            if size not in self._ranges[name]:
+                raise SessionError(
+                    f"after this run '{name}' of the state would be {size}, and the plan is for {self._ranges[name]}: "
+                    "nothing has run. Give less at once, begin anew (reset_state()), or plan for a larger range."
+                )
+        for old in self._once:
+            before, after = inputs[old] or (), program.output_shapes[self.state[old]] or ()
+            axis = next((axis for axis, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1), None)
+            appends = axis is not None and old not in self.in_place and before[axis] <= after[axis]
+            if axis is not None and not (
+                appends and (*after[:axis], *before[axis + 1 :]) == (*[1] * axis, *after[axis + 1 :])
+            ):
+                raise SessionError(
+                    f"'{old}' is written where it lies, and can't become {list(after)} from {list(before)}."
+                )
+        return sizes
 
     def _check_whole(self) -> None:
         if self._is_torn:
@@ -88,14 +154,20 @@ class KeptState:
                 "one that was saved."
             )
 
-    def _store(self, name: str) -> Store:
-        return self._own if name in self.in_place else self._buffers[self._turn]
+    def _content(self, name: str, sizes: Mapping[str, int]) -> Store:
+        """What is kept of an input at these sizes; those that nothing decides are the smallest."""
+        tensor, axes = self._tensors[name], self._axes[name]
+        shape = tuple(
+            sizes.get(axes[axis], self._ranges[axes[axis]].least) if axis in axes else dim
+            for axis, dim in enumerate(tensor.shape)
+        )
+        return _part(self._own if name in self._once else self._buffers[self._turn], {name: shape})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of what is kept, by the inputs' names."""
         with self._lock:
             self._check_whole()
-            return {name: np.array(self._store(name).array(name)) for name in self.state}
+            return {name: np.array(self._content(name, self.sizes).array(name)) for name in self.state}
 
     def take(self, arrays: Mapping[str, Any]) -> None:
         """Take over the content of some inputs, or of none if one is wrong.
@@ -104,31 +176,81 @@ class KeptState:
             SessionError: it names the one that isn't of this state, or of another type or shape.
         """
         given = {name: np.asarray(array) for name, array in arrays.items()}
+        with self._lock:
+            sizes = self._sizes_of(given)
+            for name, array in given.items():
+                self._content(name, sizes).fill(name, array)
+            self.sizes = sizes
+            self._is_torn = self._is_torn and set(given) != set(self.state)
+
+    def _sizes_of(self, given: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """The sizes of a state of which this is given."""
+        sizes: dict[str, int] = {}
         for name, array in given.items():
             tensor = self._tensors.get(name)
             if tensor is None:
                 raise SessionError(
                     f"'{name}' is no state of this session; it keeps {', '.join(map(repr, self.state))}."
                 )
-            if (array.dtype, array.shape) != (tensor.dtype.numpy(), tensor.shape):
+            axes = self._axes[name]
+            fits = array.ndim == len(tensor.shape) and all(
+                dim in self._ranges[axes[axis]] if axis in axes else dim == tensor.shape[axis]
+                for axis, dim in enumerate(array.shape)
+            )
+            if array.dtype != tensor.dtype.numpy() or not fits:
                 raise SessionError(
-                    f"state '{name}' is {tensor.dtype.numpy()}{list(tensor.shape)}, what was given is "
+                    f"state '{name}' is {tensor.dtype.numpy()}[{self._shape_text(name)}], what was given is "
                     f"{array.dtype}{list(array.shape)}."
                 )
-        with self._lock:
-            for name, array in given.items():
-                self._store(name).fill(name, array)
-            self._is_torn = self._is_torn and set(given) != set(self.state)
+            for axis, dim in axes.items():
+                if sizes.setdefault(dim, array.shape[axis]) != array.shape[axis]:
+                    raise SessionError(f"'{dim}' is {sizes[dim]} in one state and {array.shape[axis]} in '{name}'.")
+        for name in self.state.keys() - given.keys():
+            wrong = next(
+                (d for d in self._axes[name].values() if sizes.get(d, self.sizes.get(d)) != self.sizes.get(d)), None
+            )
+            if wrong is not None:
+                raise SessionError(f"'{wrong}' would be another in '{name}', which isn't given: give all of the state.")
+        return {**self.sizes, **sizes}
+
+    def _shape_text(self, name: str) -> str:
+        axes = self._axes[name]
+        return ", ".join(
+            f"{axes[axis]} {self._ranges[axes[axis]]}" if axis in axes else str(dim)
+            for axis, dim in enumerate(self._tensors[name].shape)
+        )
 
     def reset(self) -> None:
-        """Zeros in all of it."""
-        self.take({name: np.zeros(t.shape, t.dtype.numpy()) for name, t in self._tensors.items()})
+        """Zeros in all of it, and none of what grows."""
+        with self._lock:
+            self._is_torn, self.sizes = False, self._least
+            most = {name: one.most for name, one in own(self._ranges).items()} | self._least
+            for name, tensor in self._tensors.items():
+                content = self._content(name, most)
+                if math.prod(content.tensors[name].shape):
+                    content.fill(name, np.zeros((), tensor.dtype.numpy()))
+
+
+class _Turn:
+    """A state at one turn of its buffers: see `memonger.runtime.ranged.Persisting`."""
+
+    def __init__(self, kept: KeptState, turn: int) -> None:
+        self._kept, self._turn = kept, turn
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Of its dimensions with a range."""
+        return self._kept.sizes
+
+    def bound(self, program: Program) -> Mapping[str, Any]:
+        """What a binding of a program is told of it."""
+        return self._kept._bound(program, self._turn)
 
 
 class StatefulBinding:
     """A plan with a state bound to addresses: what `Binding` is to others."""
 
-    def __init__(self, kept: KeptState, bindings: Sequence[Binding]) -> None:
+    def __init__(self, kept: KeptState, bindings: Sequence[Binding | RangedBinding]) -> None:
         self._kept, self._bindings, self._last = kept, bindings, bindings[0]
 
     @property
@@ -139,15 +261,24 @@ class StatefulBinding:
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
         """Run once; `results` gives what came out."""
 
+        def pick(turn: int) -> Binding:
+            one = self._bindings[turn % len(self._bindings)]
+            return one if isinstance(one, Binding) else one.at(inputs)
+
         def run(binding: Binding) -> Binding:
             binding.run(inputs, targets)
             return binding
 
-        self._last = self._kept.step(self._bindings, run) or self._last
+        self._last = self._kept.step(pick, run) or self._last
 
     def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
         """See `memonger.runtime.binding.Binding.run_plain`."""
-        return self._kept.step(self._bindings, lambda binding: binding.run_plain(inputs, copy))
+
+        def pick(turn: int) -> Binding | None:
+            one = self._bindings[turn % len(self._bindings)]
+            return one if isinstance(one, Binding) else one.bound(inputs)
+
+        return self._kept.step(pick, lambda binding: binding.run_plain(inputs, copy))
 
     def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         """The outputs of the last run by name, but for the state."""
@@ -157,6 +288,14 @@ class StatefulBinding:
         """Let go what the last run left that onnxruntime allocated."""
         for binding in self._bindings:
             binding.forget_results()
+
+
+def _part(store: Store, shapes: Mapping[str, tuple[int, ...] | None]) -> Store:
+    """The beginning of each buffer of a store, as a tensor of a shape; whole where none is known."""
+    return store.parts(
+        ArenaTensor(name, tensor.dtype, shapes.get(name) or tensor.shape, tensor.offset)
+        for name, tensor in store.tensors.items()
+    )
 
 
 def _tensor(value: feeding.Input) -> ArenaTensor:

@@ -96,7 +96,7 @@ class LoadedModel:
             _check_alone(plans, pad)
         self._runners = _runners(plans, device, make_engine)
         self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
-        self.kept = KeptState(self._runners[0].program, state, device) if state else None
+        self.kept = _kept(self._runners[0], state, device) if state else None
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
         self._padding = _padding(plans, self.programs) if pad else None
@@ -191,7 +191,8 @@ class LoadedModel:
     def _program(self, index: int, inputs: feeding.Feeds) -> Program:
         """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
         ranged = self._runners[index].ranged
-        return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs))
+        kept = self.kept.sizes if self.kept is not None else {}
+        return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs, kept))
 
     def close(self) -> None:
         """End the sessions: weights and all else that they hold go."""
@@ -237,13 +238,20 @@ def _runners(
         found[index] = _Runner(chunks.program, engines, bind)
     if plans[0].ranges:
         ranged = RangedProgram(plans[0])
-        engine = make_engine(ranged.group, False)
+        engine = make_engine(ranged.group(plans[0]), False)
         return (_Runner(ranged.base, (engine,), partial(_bound_in_ranges, ranged, engine), ranged),)
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
             found[plain[member]] = _Runner(program, (engine,), partial(_bound, program, engine))
     return tuple(found[index] for index in range(len(plans)))
+
+
+def _kept(runner: _Runner, state: Mapping[str, str], device: Device) -> KeptState:
+    """What is kept of a plan's state."""
+    if runner.ranged is None:
+        return KeptState(runner.program, state, device)
+    return KeptState(runner.ranged.largest(), state, device, runner.ranged)
 
 
 def _without(program: Program, state: Mapping[str, str]) -> Program:

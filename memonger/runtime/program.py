@@ -40,6 +40,8 @@ class Program:
         is_accounted: Whether arena and workspace are all that a run takes: the workspace was measured, and the runtime
             is left no value to hold that could be large.
         replacing: Outputs that are written over persistent inputs.
+        growing: Outputs that are persistent inputs with more behind them, and lie where those do.
+        output_shapes: The shapes of outputs, as far as they are known.
         first_update: The first step that writes over a persistent input; the number of steps if none does.
         copies_from_host: The first node that no CUDA graph may replay (`cuda.replay`), named; empty if there is none.
     """
@@ -55,6 +57,8 @@ class Program:
     workspace_bytes: int
     is_accounted: bool
     replacing: frozenset[str]
+    growing: frozenset[str]
+    output_shapes: Mapping[str, tuple[int, ...] | None]
     first_update: int
     copies_from_host: str
 
@@ -80,6 +84,8 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         is_accounted=plan.workspace is not None and not _held_by_runtime(plan),
         first_update=next((step for step, pairs in enumerate(plan.graph.updates) if pairs), len(plan.graph.nodes)),
         replacing=frozenset(plan.graph.values[new] for pairs in plan.graph.updates for _, new in pairs),
+        growing=frozenset(plan.graph.values[new] for pairs in plan.graph.growths for _, new in pairs),
+        output_shapes={str(value.name): static_shape(value) for value in graph.outputs},
         copies_from_host=f"node '{copying.name}' ({copying.op_type})" if copying is not None else "",
     )
 

@@ -10,7 +10,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.layout import allocate
 from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
-from memonger.model.ranges import described, in_words, place_of
+from memonger.model.ranges import completed, described, in_words, own, place_of
 from memonger.model.sizes import Sizes, SizesError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
@@ -34,6 +35,8 @@ from memonger.units import in_full
 KEPT, KEPT_VALUES = 16, 1000
 """Shapes that stay bound, those that ran last: so many, or more, up to so many values together, each about half a KiB
 of onnxruntime's."""
+
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 Key = tuple[int, ...]
 Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's order
@@ -57,14 +60,15 @@ class RangedProgram:
 
     Attributes:
         base: The program at the largest sizes, whose inputs have no shapes where those are ranges.
-        group: What its onnxruntime session is made of.
         kept: How many shapes stay bound.
+        ranges: The plan's.
     """
 
     def __init__(self, plan: Plan) -> None:
         program = program_of(plan)
         self._graph, self._alignment = plan.graph, plan.alignment
         self._ranges, self._sizes = dict(plan.ranges), Sizes(plan.model)
+        self.ranges, self._sums = self._ranges, [name for name, one in plan.ranges.items() if one.equals]
         self._shapes = open_dims.largest(plan.model, plan.ranges)
         self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
         self._open: dict[str, set[int]] = {}
@@ -73,13 +77,12 @@ class RangedProgram:
         self._inputs = program.inputs
         inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
-        model = exposed(plan.model, program.planned, (), True)
-        self.group = Group(model, (0,), (self.base,), takes_any_shape=True)
         number = {name: value for value, name in enumerate(plan.graph.values)}
         place = {name: index for index, name in enumerate(self._sizes.names)}
         self._planned = tuple(
             _Value(tensor, number[tensor.name], place[tensor.name], tensor.dtype.bitwidth) for tensor in program.planned
         )
+        self._outputs = [(name, place[name]) for name in program.outputs if name in place]
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._of_value, self._shrunk = _shrunk(plan)
@@ -87,13 +90,25 @@ class RangedProgram:
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
 
-    def key(self, inputs: feeding.Feeds) -> Key:
+    def group(self, plan: Plan) -> Group:
+        """What its onnxruntime session is made of, weights included: not to be kept."""
+        return Group(exposed(plan.model, self.base.planned, (), True), (0,), (self.base,), takes_any_shape=True)
+
+    def largest(self) -> Program:
+        """The program at the largest sizes, with the shapes of all inputs."""
+        return self.at(tuple(completed(self._ranges, {name: one.most for name, one in self._ranges.items()}).values()))
+
+    def key(self, inputs: feeding.Feeds, kept: Mapping[str, int] = _NONE) -> Key:
         """The sizes that inputs have, in the order of the ranges.
+
+        Args:
+            inputs: What a run is given.
+            kept: Sizes that a state has, which isn't among them.
 
         Raises:
             SessionError: one is outside its range; two inputs have different ones; an input has another rank.
         """
-        sizes: dict[str, int] = {}
+        sizes = dict(kept)
         for name, where, axis in self._places:
             shape = feeding.shape_of(inputs.get(where))
             if shape is None:
@@ -101,13 +116,25 @@ class RangedProgram:
             self._check_others(where, shape)
             size = shape[axis]
             if sizes.setdefault(name, size) != size:
-                raise SessionError(f"'{name}' is {sizes[name]} in one input and {size} in '{where}': they must agree.")
+                here = "the state that is kept (reset_state() lets go of it)" if name in kept else "one input"
+                raise SessionError(f"'{name}' is {sizes[name]} in {here} and {size} in '{where}': they must agree.")
             if size not in self._ranges[name]:
                 raise SessionError(
                     f"input '{where}' has shape {list(shape)}: dimension {axis}, '{name}', is {size}, and the plan is "
                     f"for {described(self._ranges)}. Plan the model for a larger range."
                 )
-        return tuple(sizes.get(name, one.most) for name, one in self._ranges.items())
+        if not self._sums:
+            return tuple(sizes.get(name, one.most) for name, one in self._ranges.items())
+        free = {name: sizes.get(name, one.most) for name, one in own(self._ranges).items()}
+        every = completed(self._ranges, free)
+        wrong = next((name for name in self._sums if sizes.get(name, every[name]) != every[name]), None)
+        if wrong is not None:
+            where, axis = next((where, axis) for name, where, axis in self._places if name == wrong)
+            raise SessionError(
+                f"dimension {axis} of input '{where}' is {sizes[wrong]}; it has to be {self._ranges[wrong].equals}, "
+                f"which is {every[wrong]} at {in_words(free)}."
+            )
+        return tuple(every.values())
 
     def _check_others(self, name: str, shape: tuple[int, ...]) -> None:
         """Check the rank of an input, and its dimensions without a range."""
@@ -158,7 +185,8 @@ class RangedProgram:
             feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
             for one in self._inputs
         )
-        return replace(self.base, inputs=inputs, planned=tuple(tensors))
+        shapes_of_outputs = {name: found[place] for name, place in self._outputs}
+        return replace(self.base, inputs=inputs, planned=tuple(tensors), output_shapes=shapes_of_outputs)
 
     def moved_down(self, own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's offsets, each as low as those that it lies on allow at these sizes."""
@@ -204,6 +232,19 @@ def _shrunk(plan: Plan) -> tuple[dict[int, int], Shrunk | None]:
     return of_value, shrunk if shrunk.is_quick else None
 
 
+class Persisting(Protocol):
+    """What persists between the runs of a binding, and where it lies."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of its dimensions with a range."""
+        ...
+
+    def bound(self, program: Program) -> Mapping[str, Any]:
+        """For a program at some sizes what a `Binding` is told of it."""
+        ...
+
+
 class RangedBinding:
     """A plan for ranges of sizes, ready to run at any of them, as a `memonger.runtime.binding.Binding` is at one.
 
@@ -211,16 +252,19 @@ class RangedBinding:
         ranged: The plan's programs.
         engine: What runs them.
         arena: Where planned values lie.
+        kept: A state; None where there is none.
     """
 
-    def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena) -> None:
+    def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena, kept: Persisting | None = None) -> None:
         self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
+        self._kept = kept
         self._names = tuple(value.name for value in ranged.base.inputs)
         self._bound: OrderedDict[Shapes, Binding] = OrderedDict()
         self._last: Binding | None = None
 
     def _shapes(self, inputs: feeding.Feeds) -> Shapes:
-        return tuple(feeding.shape_of(inputs.get(name)) for name in self._names)
+        own = () if self._kept is None else (tuple(self._kept.sizes.values()),)
+        return (*own, *(feeding.shape_of(inputs.get(name)) for name in self._names))
 
     def _use(self, binding: Binding) -> None:
         """Let go what is held of another shape's run."""
@@ -230,13 +274,18 @@ class RangedBinding:
 
     def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
         """See `memonger.runtime.binding.Binding.run_plain`; None as well at a shape that isn't bound."""
+        binding = self.bound(inputs)
+        return None if binding is None else binding.run_plain(inputs, copy)
+
+    def bound(self, inputs: feeding.Feeds) -> Binding | None:
+        """The binding for inputs of these shapes; None where there is none yet."""
         shapes = self._shapes(inputs) if type(inputs) is dict else ()
         binding = self._bound.get(shapes)
         if binding is None:
             return None
         self._bound.move_to_end(shapes)
         self._use(binding)
-        return binding.run_plain(inputs, copy)
+        return binding
 
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] | None = None) -> None:
         """Run once at the shape of the inputs; see `memonger.runtime.binding.Binding.run`.
@@ -244,15 +293,29 @@ class RangedBinding:
         Raises:
             SessionError: the shape is outside the ranges, or the run failed.
         """
-        key, shapes = self.ranged.key(inputs), self._shapes(inputs)
+        self.at(inputs).run(inputs, targets or {})
+
+    def at(self, inputs: feeding.Feeds) -> Binding:
+        """The binding for inputs of these shapes, made where there is none yet.
+
+        Raises:
+            SessionError: the shape is outside the ranges.
+        """
+        kept = _NONE if self._kept is None else self._kept.sizes
+        key, shapes = self.ranged.key(inputs, kept), self._shapes(inputs)
         binding = self._bound.pop(shapes, None)
         if binding is None:
-            if len(self._bound) >= self.ranged.kept:
-                self._bound.popitem(last=False)
-            binding = Binding(self.ranged.at(key), self.engine, self.arena)
+            binding = self._bind(self.ranged.at(key))
         self._bound[shapes] = binding
         self._use(binding)
-        binding.run(inputs, targets or {})
+        return binding
+
+    def _bind(self, program: Program) -> Binding:
+        """A program bound: in place of the one that ran least recently once there are enough."""
+        if len(self._bound) >= self.ranged.kept:
+            self._bound.popitem(last=False)
+        own = {} if self._kept is None else self._kept.bound(program)
+        return Binding(program, self.engine, self.arena, **own)
 
     def forget_results(self) -> None:
         """Let go what the last run left that onnxruntime allocated."""

@@ -12,7 +12,7 @@ import numpy as np
 from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
-from memonger.model.kept_state import check_state
+from memonger.model.kept_state import check_state, every_name
 from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
@@ -61,7 +61,8 @@ class Session:
         state: Inputs that the session keeps, and which output each becomes for the next run: ``{"h": "h_next"}``. They
             are zero at first, needn't be given (one that is given replaces what was kept), and their outputs aren't
             returned: see `state_dict`. None: what the plan was made for (``search_plan(state=...)``), whose kernels
-            write it in place where they may; else two buffers swap.
+            write it in place where they may; else two buffers swap. With ranges of sizes it has the shape that its
+            output had: a cache begins with the smallest length, and grows by what each run appends.
 
     Raises:
         PlanFileError: a plan is bound to another machine, runtime or provider.
@@ -191,7 +192,7 @@ class Session:
         self._model.kept.take(tensors)
 
     def reset_state(self) -> None:
-        """Begin anew: all that is kept is zero."""
+        """Begin anew: all that is kept is zero, and what grows has its smallest length."""
         if self._model.kept is not None:
             self._model.kept.reset()
 
@@ -260,19 +261,20 @@ def plans_of(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weight
 def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Threads, pad: bool) -> Mapping[str, str]:
     """The state that is kept; a plan made for one has no other."""
     planned = plans[0].state
+    state = None if state is None else every_name(plans[0].model, state)
     if state is None or dict(state) == planned:
         state = planned
     elif planned:
         raise SessionError(f"the plan was made for the state {planned}, and keeps no other: leave state out.")
     else:
         try:
-            check_state(plans[0].model, state, plans[0].name)
+            check_state(plans[0].model, state, plans[0].ranges, plans[0].name)
         except PlanError as error:
             raise SessionError(str(error)) from error
     if not state:
         return {}
-    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks or plans[0].ranges:
-        reason = "one plan without chunks or ranges of sizes, threads='lock' and no pad"
+    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks:
+        reason = "one plan without chunks, threads='lock' and no pad"
         raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
     return state
 
