@@ -108,9 +108,7 @@ class Binding:
         self.__dict__.pop("_plain", None)
         for name in self._unplanned:
             self.binding.bind_output(name)
-        base = self.arena.address
-        planned = ((each.name, each.dtype, each.shape, base + each.offset) for each in self.program.planned)
-        ort.bind_outputs(self.binding, planned, self.device)
+        ort.bind_outputs(self.binding, self.program.planned, self.arena.address, self.device)
         for new, old in self._replaced.items():
             store = self.fixed[old]
             tensor = store.tensors[old]

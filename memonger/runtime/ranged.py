@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
@@ -21,8 +22,9 @@ from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.layout import allocate
 from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
-from memonger.model.ranges import described, in_words, place_of
+from memonger.model.ranges import described, in_words, place_of, shapes_at
 from memonger.model.sizes import Sizes, SizesError
+from memonger.model.traced_sizes import TracedSizes
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
@@ -40,13 +42,14 @@ Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's ord
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
-    """A planned value: its number in the graph, its place among the shapes computed, and its bits an element."""
+class _Values:
+    """The planned values: names and types, numbers in the graph, places among the shapes computed, bits an element."""
 
-    tensor: ArenaTensor
-    number: int
-    place: int
-    bits: int
+    names: tuple[str, ...]
+    dtypes: tuple[ir.DataType, ...]
+    numbers: tuple[int, ...]
+    places: np.ndarray
+    bits: np.ndarray
 
 
 class RangedProgram:
@@ -64,8 +67,9 @@ class RangedProgram:
     def __init__(self, plan: Plan) -> None:
         program = program_of(plan)
         self._graph, self._alignment = plan.graph, plan.alignment
-        self._ranges, self._sizes = dict(plan.ranges), Sizes(plan.model)
-        self._shapes = open_dims.largest(plan.model, plan.ranges)
+        self._ranges, self._shapes = dict(plan.ranges), open_dims.largest(plan.model, plan.ranges)
+        rules = Sizes(plan.model)
+        self._sizes = TracedSizes(rules, self._shapes, self._ranges)
         self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
         self._open: dict[str, set[int]] = {}
         for _, where, axis in self._places:
@@ -76,14 +80,19 @@ class RangedProgram:
         model = exposed(plan.model, program.planned, (), True)
         self.group = Group(model, (0,), (self.base,), takes_any_shape=True)
         number = {name: value for value, name in enumerate(plan.graph.values)}
-        place = {name: index for index, name in enumerate(self._sizes.names)}
-        self._planned = tuple(
-            _Value(tensor, number[tensor.name], place[tensor.name], tensor.dtype.bitwidth) for tensor in program.planned
+        place = {name: index for index, name in enumerate(rules.names)}
+        names = tuple(tensor.name for tensor in program.planned)
+        self._planned = _Values(
+            names=names,
+            dtypes=tuple(tensor.dtype for tensor in program.planned),
+            numbers=tuple(number[name] for name in names),
+            places=np.array([place[name] for name in names], np.intp),
+            bits=np.array([tensor.dtype.bitwidth for tensor in program.planned], np.int64),
         )
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._of_value, self._shrunk = _shrunk(plan)
-        self.kept = max(KEPT, KEPT_VALUES // max(1, len(self._planned)))
+        self.kept = max(KEPT, KEPT_VALUES // max(1, len(names)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -134,26 +143,21 @@ class RangedProgram:
             return found
 
     def _made(self, key: Key) -> Program:
-        sizes = dict(zip(self._ranges, key, strict=True))
-        shapes = {name: list(shape) for name, shape in self._shapes.items()}
-        for name, where, axis in self._places:
-            shapes[where][axis] = sizes[name]
-        given = {name: tuple(shape) for name, shape in shapes.items()}
+        sizes, planned = dict(zip(self._ranges, key, strict=True)), self._planned
         try:
-            found = self._sizes.at(given)
+            distinct, of_value = self._sizes.at(key)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        tensors, own = [], dict[int, int]()
-        for value in self._planned:
-            shape = found[value.place]
-            if shape is None:
-                raise SessionError(f"at {in_words(sizes)} the size of '{value.tensor.name}' isn't known.")
-            own[value.number] = -(-value.bits * math.prod(shape) // 8)
+        which = of_value[planned.places]
+        shapes = [distinct[place] for place in which.tolist()]
+        if None in shapes:
+            raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[shapes.index(None)]}' isn't known.")
+        elements = np.array([0 if shape is None else math.prod(shape) for shape in distinct], np.int64)
+        own = dict(zip(planned.numbers, (-(-elements[which] * planned.bits // 8)).tolist(), strict=True))
         holds = stays_within(self._graph, self._sharing, own)
         offsets = self.moved_down(own) if holds else self._laid_out(sizes, own)
-        for value in self._planned:
-            name, dtype = value.tensor.name, value.tensor.dtype
-            tensors.append(ArenaTensor(name, dtype, found[value.place], offsets[value.number]))  # type: ignore[arg-type]
+        tensors = map(ArenaTensor, planned.names, planned.dtypes, shapes, map(offsets.__getitem__, planned.numbers))
+        given = shapes_at(self._shapes, self._ranges, sizes)
         inputs = tuple(
             feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
             for one in self._inputs
