@@ -131,6 +131,14 @@ class Binding:
         self.arena = arena
         self.bind()
 
+    def take(self, program: Program) -> None:
+        """Be bound to another program from now on: of the same model on the host, at other shapes and offsets."""
+        self.program, self.inputs = program, program.inputs
+        self._planned = {tensor.name: tensor for tensor in program.planned}
+        self._fed, self._is_plain, self._redirected = None, False, set()
+        self.__dict__.pop("_plain", None)
+        ort.bind_outputs(self.binding, program.planned, self.arena.address, self.device)
+
     def checked(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """Inputs as `run` takes them.
 

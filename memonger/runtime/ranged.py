@@ -92,6 +92,8 @@ class RangedProgram:
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._of_value, self._shrunk = _shrunk(plan)
+        first = {storage: value for value, storage in self._of_value.items()}
+        self._in_storage = [first[storage] for storage in range(len(first))]
         self.kept = max(KEPT, KEPT_VALUES // max(1, len(names)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
@@ -168,11 +170,11 @@ class RangedProgram:
         """The plan's offsets, each as low as those that it lies on allow at these sizes."""
         if self._shrunk is None:
             return self._offsets
-        sizes = {storage: own[value] for value, storage in self._of_value.items()}
-        offsets = self._shrunk.offsets([sizes[storage] for storage in range(len(sizes))])
+        offsets = self._shrunk.offsets([own[value] for value in self._in_storage])
         if offsets is None:
             return self._offsets
-        return self._offsets | {value: offsets[storage] for value, storage in self._of_value.items()}
+        moved = zip(self._of_value, map(offsets.__getitem__, self._of_value.values()), strict=True)
+        return self._offsets | dict(moved)
 
     def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's own offsets where the checker passes them at these sizes, else new ones in its arena."""
@@ -251,12 +253,18 @@ class RangedBinding:
         key, shapes = self.ranged.key(inputs), self._shapes(inputs)
         binding = self._bound.pop(shapes, None)
         if binding is None:
-            if len(self._bound) >= self.ranged.kept:
-                self._bound.popitem(last=False)
-            binding = Binding(self.ranged.at(key), self.engine, self.arena)
+            binding = self._bind(self.ranged.at(key))
         self._bound[shapes] = binding
         self._use(binding)
         binding.run(inputs, targets or {})
+
+    def _bind(self, program: Program) -> Binding:
+        """A program bound: in place of the one that ran least recently once there are enough."""
+        if len(self._bound) < self.ranged.kept:
+            return Binding(program, self.engine, self.arena)
+        _, binding = self._bound.popitem(last=False)
+        binding.take(program)
+        return binding
 
     def forget_results(self) -> None:
         """Let go what the last run left that onnxruntime allocated."""
