@@ -28,21 +28,21 @@ class ShapesAt(NamedTuple):
 
     Attributes:
         distinct: Each shape once; None where what the inputs hold decides it, or it is no tensor.
-        of_value: For each of the model's `Sizes.names` the place of its shape among them.
+        of_value: For each value the place of its shape among them.
     """
 
     distinct: Sequence[Shape | None]
-    of_value: np.ndarray
+    of_value: Sequence[int]
 
     def of_each(self) -> list[Shape | None]:
         """The shape of each value."""
-        return [self.distinct[place] for place in self.of_value.tolist()]
+        return [self.distinct[place] for place in self.of_value]
 
     @staticmethod
     def of(shapes: Sequence[Shape | None]) -> "ShapesAt":
         """The same from the shape of each value."""
         places: dict[Shape | None, int] = {}
-        of_value = np.array([places.setdefault(shape, len(places)) for shape in shapes], np.intp)
+        of_value = tuple(places.setdefault(shape, len(places)) for shape in shapes)
         return ShapesAt(list(places), of_value)
 
 
@@ -148,7 +148,7 @@ class _Trace:
     entries: tuple[Entry, ...]
     tests: tuple[tuple[Operation, int, int, bool], ...]
     distinct: tuple[tuple[int, ...] | None, ...]  # shapes, by the places of their dimensions
-    of_value: np.ndarray
+    of_value: Sequence[int]
 
     @staticmethod
     def of(tape: _Tape, shapes: Sequence[tuple[Dim | int, ...] | None]) -> "_Trace":
@@ -184,16 +184,21 @@ class _Trace:
 
 
 class TracedSizes:
-    """The shapes of a model's values at sizes of its ranges.
+    """The shapes of some of a model's values at sizes of its ranges.
 
     Args:
         sizes: The model's rules.
+        names: Of the values.
         shapes: Of its inputs, at any sizes of the ranges.
         ranges: With their places.
     """
 
-    def __init__(self, sizes: Sizes, shapes: Mapping[str, Shape], ranges: Mapping[str, Range]) -> None:
+    def __init__(
+        self, sizes: Sizes, names: Sequence[str], shapes: Mapping[str, Shape], ranges: Mapping[str, Range]
+    ) -> None:
         self._sizes, self._shapes, self._ranges = sizes, shapes, ranges
+        place = {name: number for number, name in enumerate(sizes.names)}
+        self._values = [place[name] for name in names]
         self._traces: list[_Trace] = []  # the one that was used last comes first
         self._left = MOST_TRACES
 
@@ -215,8 +220,10 @@ class TracedSizes:
             self._trace(sizes, shapes)
         return shapes
 
-    def _by_rules(self, sizes: Sequence[Any]) -> tuple[Shape | None, ...]:
-        return self._sizes.at(shapes_at(self._shapes, self._ranges, dict(zip(self._ranges, sizes, strict=True))))
+    def _by_rules(self, sizes: Sequence[Any]) -> list[Shape | None]:
+        at = dict(zip(self._ranges, sizes, strict=True))
+        shapes = self._sizes.at(shapes_at(self._shapes, self._ranges, at))
+        return [shapes[place] for place in self._values]
 
     def _trace(self, sizes: Sequence[int], shapes: ShapesAt) -> None:
         """Keep a trace of these sizes, unless a rule needs plain numbers."""

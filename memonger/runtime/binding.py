@@ -134,7 +134,7 @@ class Binding:
     def take(self, program: Program) -> None:
         """Be bound to another program from now on: of the same model on the host, at other shapes and offsets."""
         self.program, self.inputs = program, program.inputs
-        self._planned = {tensor.name: tensor for tensor in program.planned}
+        self._planned = dict(zip(self._planned, program.planned, strict=True))  # the same values in the same order
         self._fed, self._is_plain, self._redirected = None, False, set()
         self.__dict__.pop("_plain", None)
         ort.bind_outputs(self.binding, program.planned, self.arena.address, self.device)

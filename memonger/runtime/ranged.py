@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.layout import allocate
 from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
-from memonger.model.ranges import described, in_words, place_of, shapes_at
+from memonger.model.ranges import described, in_words, place_of
+from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
 from memonger.model.traced_sizes import TracedSizes
 from memonger.plan import Plan
@@ -43,13 +45,15 @@ Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's ord
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The planned values: names and types, numbers in the graph, places among the shapes computed, bits an element."""
+    """The planned values: names and types, numbers in the graph, bits an element."""
 
     names: tuple[str, ...]
     dtypes: tuple[ir.DataType, ...]
     numbers: tuple[int, ...]
-    places: np.ndarray
-    bits: np.ndarray
+    bits: tuple[int, ...]
+
+
+_tensor = partial(tuple.__new__, ArenaTensor)  # thousands a second are made
 
 
 class RangedProgram:
@@ -68,8 +72,8 @@ class RangedProgram:
         program = program_of(plan)
         self._graph, self._alignment = plan.graph, plan.alignment
         self._ranges, self._shapes = dict(plan.ranges), open_dims.largest(plan.model, plan.ranges)
-        rules = Sizes(plan.model)
-        self._sizes = TracedSizes(rules, self._shapes, self._ranges)
+        names = tuple(tensor.name for tensor in program.planned)
+        self._sizes = TracedSizes(Sizes(plan.model), names, self._shapes, self._ranges)
         self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
         self._open: dict[str, set[int]] = {}
         for _, where, axis in self._places:
@@ -80,14 +84,11 @@ class RangedProgram:
         model = exposed(plan.model, program.planned, (), True)
         self.group = Group(model, (0,), (self.base,), takes_any_shape=True)
         number = {name: value for value, name in enumerate(plan.graph.values)}
-        place = {name: index for index, name in enumerate(rules.names)}
-        names = tuple(tensor.name for tensor in program.planned)
         self._planned = _Values(
             names=names,
             dtypes=tuple(tensor.dtype for tensor in program.planned),
             numbers=tuple(number[name] for name in names),
-            places=np.array([place[name] for name in names], np.intp),
-            bits=np.array([tensor.dtype.bitwidth for tensor in program.planned], np.int64),
+            bits=tuple(tensor.dtype.bitwidth for tensor in program.planned),
         )
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
@@ -150,21 +151,29 @@ class RangedProgram:
             distinct, of_value = self._sizes.at(key)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        which = of_value[planned.places]
-        shapes = [distinct[place] for place in which.tolist()]
-        if None in shapes:
+        shapes = [distinct[place] for place in of_value]
+        if None in distinct and None in shapes:
             raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[shapes.index(None)]}' isn't known.")
-        elements = np.array([0 if shape is None else math.prod(shape) for shape in distinct], np.int64)
-        own = dict(zip(planned.numbers, (-(-elements[which] * planned.bits // 8)).tolist(), strict=True))
+        elements = [0 if shape is None else math.prod(shape) for shape in distinct]
+        nbytes = [-(-bits * elements[place] // 8) for bits, place in zip(planned.bits, of_value, strict=True)]
+        own = dict(zip(planned.numbers, nbytes, strict=True))
         holds = stays_within(self._graph, self._sharing, own)
         offsets = self.moved_down(own) if holds else self._laid_out(sizes, own)
-        tensors = map(ArenaTensor, planned.names, planned.dtypes, shapes, map(offsets.__getitem__, planned.numbers))
-        given = shapes_at(self._shapes, self._ranges, sizes)
+        at = map(offsets.__getitem__, planned.numbers)
+        tensors = map(_tensor, zip(planned.names, planned.dtypes, shapes, at, strict=True))
+        given = self._inputs_at(key)
         inputs = tuple(
             feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
             for one in self._inputs
         )
         return replace(self.base, inputs=inputs, planned=tuple(tensors))
+
+    def _inputs_at(self, key: Key) -> dict[str, Shape]:
+        """The shapes of inputs, as far as they are known."""
+        sizes, shapes = dict(zip(self._ranges, key, strict=True)), {n: list(s) for n, s in self._shapes.items()}
+        for name, where, axis in self._places:
+            shapes[where][axis] = sizes[name]
+        return {name: tuple(shape) for name, shape in shapes.items()}
 
     def moved_down(self, own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's offsets, each as low as those that it lies on allow at these sizes."""

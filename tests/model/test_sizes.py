@@ -128,7 +128,7 @@ def test_noted_rules_give_at_other_sizes_what_the_rules_give() -> None:
         for size, letter in axes.items()
     }
     ranges = {letter: Range(1, most, 1, places[letter]) for letter, most in zip("bsh", (4, 10, 40), strict=True)}
-    traced, rng = TracedSizes(rules, largest, ranges), np.random.default_rng(0)
+    traced, rng = TracedSizes(rules, rules.names, largest, ranges), np.random.default_rng(0)
     for _ in range(80):
         sizes = rng.integers((1, 2, 5), (5, 11, 41)).tolist()
         wanted = list(at(shapes_at(largest, ranges, dict(zip(ranges, sizes, strict=True)))))
