@@ -266,10 +266,10 @@ class PlannedFleet:
             prefix = f"{name}/" if len(self._models) > 1 else ""
             given = [{key.removeprefix(prefix): array for key, array in requests[n].items()} for n in numbers]
             try:
-                found = self.model(name).answer(given, together=together)
+                of_model = self.model(name).answer(given, together=together)
             except UnknownModelError as error:
-                found = [error] * len(numbers)
-            for number, answer in zip(numbers, found, strict=True):
+                of_model = [error] * len(numbers)
+            for number, answer in zip(numbers, of_model, strict=True):
                 outputs = answer if isinstance(answer, Mapping) else {}
                 answers[number] = {prefix + key: array for key, array in outputs.items()} or answer
         self._measure()
