@@ -9,11 +9,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from memonger.errors import BusyError, MemongerError, SessionError
+from memonger.export import package
+from memonger.export.protocol import datatype_of
 from memonger.plan import Plan
 from memonger.runtime.engine import RefusedError
 from memonger.runtime.feeds import inputs_of, random_feeds
@@ -50,6 +52,11 @@ class PlannedModel:
         plans: Planned files, or plans.
         reloads: Whether the model may be let go for others, and loaded again from its files.
 
+    Attributes:
+        inputs: What requests give, as the Open Inference Protocol describes tensors: ``name``, ``datatype``, ``shape``
+            with -1 for a dimension that may differ from request to request.
+        outputs: What answers hold, likewise.
+
     Raises:
         PlanFileError, VerificationError, RuntimeUnavailableError, SessionError: as `memonger.Fleet.add`; onnxruntime
             doesn't run the planned order.
@@ -62,10 +69,13 @@ class PlannedModel:
         self._model: FleetModel | Session
         if device_of(loaded[0], None).is_host:
             source = list(plans) if reloads else loaded
-            self._model = _filled_up(lambda pad: fleet.add(name, source, pad=pad), not loaded[0].ranges)
+            self._model, pads = _filled_up(lambda pad: fleet.add(name, source, pad=pad), not loaded[0].ranges)
         else:
-            self._model = _filled_up(lambda pad: Session(loaded, pad=pad), True)
+            self._model, pads = _filled_up(lambda pad: Session(loaded, pad=pad), True)
         self.output_names = self._model.output_names
+        most = self.batches[-1] if pads else 1
+        self.inputs = _described([package.inputs_of(plan) for plan in loaded], most)
+        self.outputs = _described([package.outputs_of(plan) for plan in loaded], most)
         for plan in loaded:
             self._warm(plan)
 
@@ -256,10 +266,10 @@ class PlannedFleet:
             prefix = f"{name}/" if len(self._models) > 1 else ""
             given = [{key.removeprefix(prefix): array for key, array in requests[n].items()} for n in numbers]
             try:
-                found = self.model(name).answer(given, together=together)
+                of_model = self.model(name).answer(given, together=together)
             except UnknownModelError as error:
-                found = [error] * len(numbers)
-            for number, answer in zip(numbers, found, strict=True):
+                of_model = [error] * len(numbers)
+            for number, answer in zip(numbers, of_model, strict=True):
                 outputs = answer if isinstance(answer, Mapping) else {}
                 answers[number] = {prefix + key: array for key, array in outputs.items()} or answer
         self._measure()
@@ -311,12 +321,33 @@ def prometheus(figure: Figure) -> Grow:
     return lambda key, value, _: (gauge.labels(key) if labels else gauge).set(value)
 
 
-def _filled_up(make: Callable[[bool], Made], pad: bool) -> Made:
-    """What takes smaller batches as well, where outputs begin with the batch; ``pad``: whether to try."""
+def _filled_up(make: Callable[[bool], Made], pad: bool) -> tuple[Made, bool]:
+    """What takes smaller batches as well, where outputs begin with the batch, and whether it does.
+
+    Args:
+        make: Makes it, given whether it is to take them.
+        pad: Whether to try.
+    """
     try:
-        return make(pad)
+        return make(pad), pad
     except NoBatchError:
-        return make(False)
+        return make(False), False
+
+
+def _described(of_plans: Sequence[Sequence[package.Tensor]], batch: int) -> list[dict[str, Any]]:
+    """Tensors as the Open Inference Protocol describes them.
+
+    Args:
+        of_plans: Those of each plan.
+        batch: The largest, where smaller ones are filled up: a first dimension of that size is open; 1 where none is.
+    """
+    described = []
+    for tensors in zip(*of_plans, strict=True):
+        shape = [dims[0] if len(set(dims)) == 1 else -1 for dims in zip(*(one.dims for one in tensors), strict=True)]
+        if shape and shape[0] == batch > 1:
+            shape[0] = -1
+        described.append({"name": tensors[0].name, "datatype": datatype_of(tensors[0].dtype), "shape": shape})
+    return described
 
 
 def _batch(plan: Plan) -> int:

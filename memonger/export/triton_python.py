@@ -77,5 +77,5 @@ def _check(package: Package) -> None:
 
 def _batches(package: Package) -> tuple[int, ...] | None:
     """The batches Triton forms: those of all models, if each has some."""
-    found = [model.batches for model in package.models]
-    return None if None in found else tuple(sorted({batch for one in found for batch in one or ()}))
+    of_models = [model.batches for model in package.models]
+    return None if None in of_models else tuple(sorted({batch for batches in of_models for batch in batches or ()}))

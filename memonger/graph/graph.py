@@ -163,19 +163,16 @@ def from_model(
     values = list(dict.fromkeys(v for v in all_values(model.graph) if v.name))
     number = {value: index for index, value in enumerate(values)}
     nodes = list(model.graph)
-    known_sizes = [nbytes(v) for v in values]
     cuts = _parts_of_inputs(model, updates or {}, provider)
-    in_arena = _planned(model, values, known_sizes, host) - cuts.keys()
+    in_arena = _planned(model, values, host) - cuts.keys()
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
-    forward = needed_by(v for v in model.graph.outputs if results is None or v.name in results)
     replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for), cuts)
     elsewhere = {new for pairs in replaced.values() for _, new in pairs} | {v for v in values if v.name in apart}
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
-    own = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
+    own, writes = _reads_and_writes(nodes, number)
     late = [number[v] for v in waited_for]
-    writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
     grown = _growths(model, updates or {}, elsewhere, provider)
-    sizes = tuple(size or 0 for size in known_sizes)
+    sizes = tuple(nbytes(v) or 0 for v in values)
     aliases = _aliases(_PairFinder(number, sizes, planned, values, elsewhere, cuts), nodes, own, provider)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
@@ -188,7 +185,7 @@ def from_model(
         outputs=_unique(number[v] for v in model.graph.outputs),
         **aliases,
         updates=tuple(tuple((number[a], number[b]) for a, b in replaced.get(node, ())) for node in nodes),
-        forward=tuple(node in forward for node in nodes),
+        forward=_in_forward_pass(model, results),
         costs=_costs(nodes, seconds, sizes, own, writes, aliases["views"]),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
         growths=tuple(tuple((number[a], number[b]) for a, b in grown.get(node, ())) for node in nodes),
@@ -235,6 +232,20 @@ def read_values(node: ir.Node) -> list[ir.Value]:
             pending.extend(subgraphs(inner))
         values.extend(graph.outputs)
     return values
+
+
+def _reads_and_writes(
+    nodes: Sequence[ir.Node], number: Mapping[ir.Value, int]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """What each node reads, each value once, and what it writes."""
+    reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
+    return reads, tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
+
+
+def _in_forward_pass(model: ir.Model, results: Collection[str] | None) -> tuple[bool, ...]:
+    """Of each node whether outputs of these names, or any if None, need it."""
+    needed = needed_by(v for v in model.graph.outputs if results is None or v.name in results)
+    return tuple(node in needed for node in model.graph)
 
 
 def needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
@@ -337,12 +348,12 @@ def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> 
     return not subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
-def _planned(model: ir.Model, values: list[ir.Value], sizes: list[int | None], host: Collection[str]) -> set[ir.Value]:
+def _planned(model: ir.Model, values: Sequence[ir.Value], host: Collection[str]) -> set[ir.Value]:
     """The values that get an address in the arena, if no update is written elsewhere."""
     dynamic = run_time_sized(model)
     planned: set[ir.Value] = set()
-    for value, size in zip(values, sizes, strict=True):
-        node = value.producer()
+    for value in values:
+        node, size = value.producer(), nbytes(value)
         if node is None or not dense(value) or facts(node).shape_only or value in dynamic or value.name in host:
             continue
         if size is None:

@@ -51,15 +51,15 @@ class Shrunk:
 
     def offsets(self, sizes: Sequence[int]) -> list[int] | None:
         """Offsets in bytes for sizes in bytes; None where one is larger than in the layout, and something collides."""
-        offsets = [0] * len(sizes)
+        offsets, ends = [0] * len(sizes), [0] * len(sizes)
         for index, rests in self._rests:
             floor = 0
             for other in rests:
-                end = offsets[other] + sizes[other]
-                if end > floor:
-                    floor = end
+                if ends[other] > floor:
+                    floor = ends[other]
             alignment = self._alignment[index]
-            offsets[index] = (floor + alignment - 1) // alignment * alignment
-        at, size = np.array(offsets, np.int64), np.array(sizes, np.int64)
-        is_apart = (at[self._lower] + size[self._lower] <= at[self._upper]).all()
-        return offsets if bool(is_apart and (at <= self._offsets).all()) else None
+            offsets[index] = at = (floor + alignment - 1) // alignment * alignment
+            ends[index] = at + sizes[index]
+        at_most = np.array([offsets, ends], np.int64)
+        is_apart = (at_most[1][self._lower] <= at_most[0][self._upper]).all()
+        return offsets if bool(is_apart and (at_most[0] <= self._offsets).all()) else None

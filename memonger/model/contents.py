@@ -30,11 +30,17 @@ def evaluator(site: Site) -> Evaluate | None:
     return None if made is None else made(site)
 
 
+def integers(numbers: Any) -> np.ndarray:
+    """Dimensions, or one of them, as an array: of objects where they are those of `memonger.model.traced_sizes`."""
+    array = np.array(numbers)
+    return array if array.dtype == object else array.astype(np.int64)
+
+
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype.kind not in "iu":
+    if a.dtype.kind not in "iuO":
         return np.asarray(a / b)
     quotient = np.floor_divide(np.abs(a), np.abs(b))  # towards zero
-    return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient).astype(a.dtype))
+    return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient).astype(np.result_type(a, b)))
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
@@ -58,7 +64,8 @@ def _axes(site: Site, arrays: Sequence[Any]) -> tuple[int, ...] | None:
 
 def _cast(site: Site) -> Evaluate:
     kind = ir.DataType(site.integer("to", 0)).numpy()
-    return lambda arrays: np.asarray(arrays[0].astype(kind))
+    is_kept = kind == np.int64
+    return lambda arrays: arrays[0] if is_kept and arrays[0].dtype == object else np.asarray(arrays[0].astype(kind))
 
 
 def _mod(site: Site) -> Evaluate:

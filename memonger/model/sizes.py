@@ -104,7 +104,7 @@ def _take(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.
         if _is_lacking(step.decisive, deciding):
             return
     for number, shape in zip(step.writes, step.compute(given, deciding), strict=True):
-        if shape and min(shape) < 0:
+        if any(dim < 0 for dim in shape):
             raise ValueError(f"a dimension is below 0: {list(shape)}")
         shapes[number] = shape
     if step.evaluate is not None:
@@ -125,7 +125,7 @@ def _evaluate(
     if isinstance(how, str):
         start, _, end = how.partition(":")
         whole = given[0][int(start) : int(end)] if end else (math.prod(given[0]),)
-        known[target] = np.array(whole if end else whole[0], np.int64)
+        known[target] = contents.integers(whole if end else whole[0])
         return
     arrays = [known.get(number) for number in step.reads]
     if _is_lacking(step.reads, arrays):

@@ -6,9 +6,8 @@ import mmap
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -18,8 +17,7 @@ from memonger.errors import SessionError
 from memonger.units import in_full
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaTensor:
+class ArenaTensor(NamedTuple):
     """A tensor at an offset of an arena, in bytes."""
 
     name: str
@@ -42,7 +40,7 @@ def one_after_another(tensors: Iterable[ArenaTensor], alignment: int) -> tuple[d
     """
     laid, end = {}, 0
     for tensor in tensors:
-        laid[tensor.name] = replace(tensor, offset=end)
+        laid[tensor.name] = tensor._replace(offset=end)
         end += -(-tensor.nbytes // alignment) * alignment
     return laid, end
 

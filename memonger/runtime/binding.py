@@ -108,9 +108,7 @@ class Binding:
         self.__dict__.pop("_plain", None)
         for name in self._unplanned:
             self.binding.bind_output(name)
-        base = self.arena.address
-        planned = ((each.name, each.dtype, each.shape, base + each.offset) for each in self.program.planned)
-        ort.bind_outputs(self.binding, planned, self.device)
+        ort.bind_outputs(self.binding, self.program.planned, self.arena.address, self.device)
         for new, old in self._replaced.items():
             store = self.fixed[old]
             tensor = store.tensors[old]
@@ -132,6 +130,14 @@ class Binding:
         """Run in another arena from now on."""
         self.arena = arena
         self.bind()
+
+    def take(self, program: Program) -> None:
+        """Be bound to another program from now on: of the same model on the host, at other shapes and offsets."""
+        self.program, self.inputs = program, program.inputs
+        self._planned = dict(zip(self._planned, program.planned, strict=True))  # the same values in the same order
+        self._fed, self._is_plain, self._redirected = None, False, set()
+        self.__dict__.pop("_plain", None)
+        ort.bind_outputs(self.binding, program.planned, self.arena.address, self.device)
 
     def checked(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """Inputs as `run` takes them.

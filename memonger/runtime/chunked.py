@@ -170,7 +170,7 @@ class _Cutter:
         return Stretch(
             engine,
             self._program(nodes, values, name_of),
-            tuple(replace(self._tensors[str(v.name)], name=name_of[v]) for v in received),
+            tuple(self._tensors[str(v.name)]._replace(name=name_of[v]) for v in received),
             {name_of[v]: str(v.name) for v in values.outer if v.name not in self._tensors and v.const_value is None},
             {name_of[v]: str(v.name) for v in values.inner if v in values.kept},
         )
@@ -224,7 +224,7 @@ class _Cutter:
             inputs=tuple(replace(self._inputs[str(v.name)], name=name_of[v]) for v in fed),
             outputs=tuple(name_of[v] for v in values.inner if v in values.kept),
             kinds={name_of[v]: v.type for v in values.kept},
-            planned=tuple(replace(self._tensors[str(v.name)], name=name_of[v]) for v in planned),
+            planned=tuple(self._tensors[str(v.name)]._replace(name=name_of[v]) for v in planned),
             constants={name_of[v]: self._constant(v) for v in values.outer if v.const_value is not None},
             order=tuple(str(node.name) for node in nodes),
             first_update=len(nodes),

@@ -81,11 +81,7 @@ class Engine:
             in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
             shares_workspace=device.is_host, lending=lending, pattern=not group.takes_any_shape,
         )  # fmt: skip
-        self.captures, self.why_not = False, "" if device.facts.has_graphs else "CUDA graphs are for CUDA devices"
-        if graphs == "off":
-            self.why_not = "they were turned off"
-        elif not self.why_not:
-            self.why_not = self._unfit()
+        self.captures, self.why_not = False, self._unfit(graphs)
         self._make(group, graphs)
         self.hosted = frozenset() if device.is_host else self._hosted_inputs()
         self._check_locations()
@@ -122,8 +118,12 @@ class Engine:
         self.captures, self.why_not = False, why
         self.session = self._session(group, captures=False)
 
-    def _unfit(self) -> str:
+    def _unfit(self, graphs: str) -> str:
         """What is known to stand against a captured run before the session is made."""
+        if graphs == "off":
+            return "they were turned off"
+        if not self.device.facts.has_graphs:
+            return "CUDA graphs are for CUDA devices"
         for program in self.programs:
             if not program.is_accounted:
                 here = option("device", str(self.device))

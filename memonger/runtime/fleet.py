@@ -350,6 +350,7 @@ class Fleet:
             self._end(model)
         if gone:
             self.release()
+            process_memory.give_back()  # pieces that were freed among others add up to megabytes in hundreds of loads
 
     def _check_fits(self, wanted: _Member, name: str) -> None:
         """Check that a model fits the limit once all is gone that may go."""

@@ -221,14 +221,19 @@ def bind_output(
     binding.bind_output(name, device.kind, device.index, enum_of(dtype), list(shape), address)
 
 
-def bind_outputs(binding: Any, tensors: Iterable[tuple[str, ir.DataType, Sequence[int], int]], device: Device) -> None:
-    """`bind_output` of many, without what onnxruntime's Python does for each: name, type, shape and address."""
-    where, bind = (
-        onnxruntime().OrtDevice.make(device.kind, device.index)._get_c_device(),
-        binding._iobinding.bind_output,
-    )
-    for name, dtype, shape, address in tensors:
-        bind(name, where, int(dtype), shape, address)
+@cache
+def _where(device: Device) -> Any:
+    """A device as the binding inside onnxruntime's Python takes it."""
+    return onnxruntime().OrtDevice.make(device.kind, device.index)._get_c_device()
+
+
+def bind_outputs(
+    binding: Any, tensors: Iterable[tuple[str, ir.DataType, Sequence[int], int]], base: int, device: Device
+) -> None:
+    """`bind_output` of many, without what onnxruntime's Python does for each: name, type, shape, bytes behind base."""
+    where, bind = _where(device), binding._iobinding.bind_output
+    for name, dtype, shape, offset in tensors:
+        bind(name, where, dtype, shape, base + offset)
 
 
 def bind_input(

@@ -10,10 +10,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+import onnx_ir as ir
 
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
@@ -23,7 +25,9 @@ from memonger.layout import allocate
 from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
 from memonger.model.ranges import completed, described, in_words, own, place_of
+from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
+from memonger.model.traced_sizes import TracedSizes
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
@@ -43,13 +47,16 @@ Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's ord
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
-    """A planned value: its number in the graph, its place among the shapes computed, and its bits an element."""
+class _Values:
+    """The planned values: names and types, numbers in the graph, bits an element."""
 
-    tensor: ArenaTensor
-    number: int
-    place: int
-    bits: int
+    names: tuple[str, ...]
+    dtypes: tuple[ir.DataType, ...]
+    numbers: tuple[int, ...]
+    bits: tuple[int, ...]
+
+
+_tensor = partial(tuple.__new__, ArenaTensor)  # thousands a second are made
 
 
 class RangedProgram:
@@ -67,9 +74,11 @@ class RangedProgram:
     def __init__(self, plan: Plan) -> None:
         program = program_of(plan)
         self._graph, self._alignment = plan.graph, plan.alignment
-        self._ranges, self._sizes = dict(plan.ranges), Sizes(plan.model)
+        self._ranges, self._shapes = dict(plan.ranges), open_dims.largest(plan.model, plan.ranges)
         self.ranges, self._sums = self._ranges, [name for name, one in plan.ranges.items() if one.equals]
-        self._shapes = open_dims.largest(plan.model, plan.ranges)
+        names, sizes = tuple(tensor.name for tensor in program.planned), Sizes(plan.model)
+        self._outputs = tuple(name for name in program.outputs if name in set(sizes.names))
+        self._sizes = TracedSizes(sizes, (*names, *self._outputs), self._shapes, self._ranges)
         self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
         self._open: dict[str, set[int]] = {}
         for _, where, axis in self._places:
@@ -78,15 +87,18 @@ class RangedProgram:
         inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
         number = {name: value for value, name in enumerate(plan.graph.values)}
-        place = {name: index for index, name in enumerate(self._sizes.names)}
-        self._planned = tuple(
-            _Value(tensor, number[tensor.name], place[tensor.name], tensor.dtype.bitwidth) for tensor in program.planned
+        self._planned = _Values(
+            names=names,
+            dtypes=tuple(tensor.dtype for tensor in program.planned),
+            numbers=tuple(number[name] for name in names),
+            bits=tuple(tensor.dtype.bitwidth for tensor in program.planned),
         )
-        self._outputs = [(name, place[name]) for name in program.outputs if name in place]
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._of_value, self._shrunk = _shrunk(plan)
-        self.kept = max(KEPT, KEPT_VALUES // max(1, len(self._planned)))
+        first = {storage: value for value, storage in self._of_value.items()}
+        self._in_storage = [first[storage] for storage in range(len(first))]
+        self.kept = max(KEPT, KEPT_VALUES // max(1, len(names)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -161,42 +173,46 @@ class RangedProgram:
             return found
 
     def _made(self, key: Key) -> Program:
-        sizes = dict(zip(self._ranges, key, strict=True))
-        shapes = {name: list(shape) for name, shape in self._shapes.items()}
-        for name, where, axis in self._places:
-            shapes[where][axis] = sizes[name]
-        given = {name: tuple(shape) for name, shape in shapes.items()}
+        sizes, planned = dict(zip(self._ranges, key, strict=True)), self._planned
         try:
-            found = self._sizes.at(given)
+            distinct, of_each = self._sizes.at(key)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        tensors, own = [], dict[int, int]()
-        for value in self._planned:
-            shape = found[value.place]
-            if shape is None:
-                raise SessionError(f"at {in_words(sizes)} the size of '{value.tensor.name}' isn't known.")
-            own[value.number] = -(-value.bits * math.prod(shape) // 8)
+        of_value, of_output = of_each[: len(planned.names)], of_each[len(planned.names) :]
+        shapes = [distinct[place] for place in of_value]
+        if None in distinct and None in shapes:
+            raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[shapes.index(None)]}' isn't known.")
+        elements = [0 if shape is None else math.prod(shape) for shape in distinct]
+        nbytes = [-(-bits * elements[place] // 8) for bits, place in zip(planned.bits, of_value, strict=True)]
+        own = dict(zip(planned.numbers, nbytes, strict=True))
         holds = stays_within(self._graph, self._sharing, own)
         offsets = self.moved_down(own) if holds else self._laid_out(sizes, own)
-        for value in self._planned:
-            name, dtype = value.tensor.name, value.tensor.dtype
-            tensors.append(ArenaTensor(name, dtype, found[value.place], offsets[value.number]))  # type: ignore[arg-type]
+        at = map(offsets.__getitem__, planned.numbers)
+        tensors = map(_tensor, zip(planned.names, planned.dtypes, shapes, at, strict=True))
+        given = self._inputs_at(key)
         inputs = tuple(
             feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
             for one in self._inputs
         )
-        shapes_of_outputs = {name: found[place] for name, place in self._outputs}
-        return replace(self.base, inputs=inputs, planned=tuple(tensors), output_shapes=shapes_of_outputs)
+        of_outputs = {name: distinct[place] for name, place in zip(self._outputs, of_output, strict=True)}
+        return replace(self.base, inputs=inputs, planned=tuple(tensors), output_shapes=of_outputs)
+
+    def _inputs_at(self, key: Key) -> dict[str, Shape]:
+        """The shapes of inputs, as far as they are known."""
+        sizes, shapes = dict(zip(self._ranges, key, strict=True)), {n: list(s) for n, s in self._shapes.items()}
+        for name, where, axis in self._places:
+            shapes[where][axis] = sizes[name]
+        return {name: tuple(shape) for name, shape in shapes.items()}
 
     def moved_down(self, own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's offsets, each as low as those that it lies on allow at these sizes."""
         if self._shrunk is None:
             return self._offsets
-        sizes = {storage: own[value] for value, storage in self._of_value.items()}
-        offsets = self._shrunk.offsets([sizes[storage] for storage in range(len(sizes))])
+        offsets = self._shrunk.offsets([own[value] for value in self._in_storage])
         if offsets is None:
             return self._offsets
-        return self._offsets | {value: offsets[storage] for value, storage in self._of_value.items()}
+        moved = zip(self._of_value, map(offsets.__getitem__, self._of_value.values()), strict=True)
+        return self._offsets | dict(moved)
 
     def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's own offsets where the checker passes them at these sizes, else new ones in its arena."""
@@ -313,7 +329,10 @@ class RangedBinding:
     def _bind(self, program: Program) -> Binding:
         """A program bound: in place of the one that ran least recently once there are enough."""
         if len(self._bound) >= self.ranged.kept:
-            self._bound.popitem(last=False)
+            _, binding = self._bound.popitem(last=False)
+            if self._kept is None:
+                binding.take(program)
+                return binding
         own = {} if self._kept is None else self._kept.bound(program)
         return Binding(program, self.engine, self.arena, **own)
 

@@ -216,7 +216,7 @@ def _with_parts(
     for part in kept:
         store = fixed[part.whole]
         at = store.tensors[part.whole].offset + part.tensor.offset
-        of_store.setdefault(store, []).append(replace(part.tensor, offset=at))
+        of_store.setdefault(store, []).append(part.tensor._replace(offset=at))
     for store, tensors in of_store.items():
         found |= dict.fromkeys((tensor.name for tensor in tensors), store.parts(tensors))
     return found, {**updates, **{part.tensor.name: part.new for part in kept if part.new is not None}}

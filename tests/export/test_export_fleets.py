@@ -189,6 +189,18 @@ def test_a_request_whose_turn_does_not_come_is_turned_away_and_the_next_one_is_a
     assert "memonger_turned_away_total 1\n" in fleet.fleet.metrics()
 
 
+def test_models_say_what_requests_give_with_open_dimensions(folder: Path) -> None:
+    plan = memonger.search_plan(
+        parse("g (float[4, 2] x) => (float[2, 4] z) { z = Transpose(x) }"), mode="inference", device="none"
+    )
+    plan.save(folder / "turned.planned.onnx")
+    fleet = _served(folder)
+    assert fleet.model("branched").inputs == [{"name": "x", "datatype": "FP32", "shape": [-1, 3, 16, 16]}]
+    assert fleet.model("rows").inputs == [{"name": "x", "datatype": "INT64", "shape": [-1]}]  # fewer are filled up
+    assert fleet.model("rows").outputs == [{"name": "z", "datatype": "FP32", "shape": [-1, 8]}]
+    assert fleet.model("turned").inputs == [{"name": "x", "datatype": "FP32", "shape": [4, 2]}]  # it takes no fewer
+
+
 def test_bad_requests_are_refused_and_leave_the_others(folder: Path) -> None:
     fleet = _served(folder)
     bad = [
@@ -247,6 +259,7 @@ def test_a_plan_for_a_range_of_sizes_is_served_at_each_of_them(folder: Path) -> 
     plan = memonger.search_plan(rows_model(), dims={"N": (1, 6)}, mode="inference", device="none")
     plan.save(folder / "rows.planned.onnx")
     fleet = _served(folder)
+    assert fleet.model("rows").outputs == [{"name": "z", "datatype": "FP32", "shape": [-1, 8]}]
     for batch in (6, 1, 3):
         answer = asyncio.run(fleet.run(rows(2, batch), "rows"))
         assert answer["z"].tobytes() == stock("rows", rows(2, batch)).tobytes()

@@ -132,6 +132,10 @@ def test_kserve_answers_as_the_original_does(tmp_path: Path) -> None:
     command = ["server.py", "--http_port", str(port), "--enable_grpc", "false"]
     with server(command, tmp_path / "out", f"{address}/v2/health/ready"):
         check_fleet(lambda name, request: post(f"{address}/v2/models/{name}/infer", request), f"{address}/metrics")
+        with urllib.request.urlopen(f"{address}/v2/models/branched", timeout=10) as content:
+            described = json.load(content)
+        assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3, 16, 16]}]
+        assert [(one["name"], one["shape"]) for one in described["outputs"]] == [("y", [-1, 10])]
 
 
 CHECK_YAML = """

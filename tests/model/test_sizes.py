@@ -7,7 +7,9 @@ import pytest
 
 from memonger.errors import PlanError
 from memonger.model.names import name_nodes
+from memonger.model.ranges import Range, shapes_at
 from memonger.model.sizes import Sizes, SizesError
+from memonger.model.traced_sizes import TracedSizes
 from tests.support import networks
 
 POINTWISE = """
@@ -55,6 +57,9 @@ FUSED = """
 SEQUENCES = """
     l0, l1, l2 = LSTM<hidden_size=3, direction="bidirectional">(t, lw, lr) q0, q1 = GRU<hidden_size=3>(t, gw, gr)
 """
+
+NEEDS_NUMBERS = ("i7 = Resize", "fs = Cast", "f2 = Mul", "fl = Floor", "fi = Cast", "r21 = ConstantOfShape")
+"""What computes sizes in floats, so that its rules have to run at every size."""
 
 _HEAD = """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
 rules (float[b,s,4] t, float[b,1,4] u, float[4,s,b] tt, float[b,4] g, float[b,3,h,h] x, bool[b,1,1] cond,
@@ -104,6 +109,31 @@ def test_shapes_are_those_of_the_kernels(sizes: tuple[int, int, int]) -> None:
     written = networks.run_stock(networks.stock(model, "ORT_DISABLE_ALL"), feeds)
     assert len(written) > 80
     assert {name: shape for name, shape in found.items() if name} == {n: array.shape for n, array in written.items()}
+
+
+def test_noted_rules_give_at_other_sizes_what_the_rules_give() -> None:
+    model = _model()
+    kept = [n for n in model.graph.node if not f"{n.output[0]} = {n.op_type}".startswith(NEEDS_NUMBERS)]
+    assert len(kept) == len(model.graph.node) - len(NEEDS_NUMBERS)
+    del model.graph.node[:], model.graph.output[:]
+    model.graph.node.extend(kept)
+    loaded = ir.from_proto(model)
+    name_nodes(loaded)
+    rules, noted_from = Sizes(loaded), []
+    at, axes = rules.at, {11: "b", 12: "s", 13: "h"}
+    rules.at = lambda inputs: noted_from.append(inputs) or at(inputs)  # type: ignore[assignment,func-returns-value]
+    largest = {name: feed.shape for name, feed in _feeds(*axes).items()}
+    places = {
+        letter: tuple(f"{n}[{axis}]" for n, shape in largest.items() for axis, dim in enumerate(shape) if dim == size)
+        for size, letter in axes.items()
+    }
+    ranges = {letter: Range(1, most, 1, places[letter]) for letter, most in zip("bsh", (4, 10, 40), strict=True)}
+    traced, rng = TracedSizes(rules, rules.names, largest, ranges), np.random.default_rng(0)
+    for _ in range(80):
+        sizes = rng.integers((1, 2, 5), (5, 11, 41)).tolist()
+        wanted = list(at(shapes_at(largest, ranges, dict(zip(ranges, sizes, strict=True)))))
+        assert traced.at(sizes).of_each() == wanted
+    assert len(noted_from) < 60
 
 
 def test_what_the_inputs_hold_is_unknown_and_all_that_follows() -> None:

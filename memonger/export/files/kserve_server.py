@@ -29,6 +29,14 @@ class Planned(kserve.Model):
         super().__init__(name)
         self.fleet, self.planned, self.ready = fleet, planned, True
 
+    def get_input_types(self) -> list[dict[str, Any]]:
+        """What requests give, for those who ask at ``/v2/models/NAME``."""
+        return self.fleet.model(self.planned).inputs
+
+    def get_output_types(self) -> list[dict[str, Any]]:
+        """What answers hold, likewise."""
+        return self.fleet.model(self.planned).outputs
+
     async def predict(self, payload: kserve.InferRequest, headers: object = None) -> kserve.InferResponse:
         """Answer one request."""
         if not isinstance(payload, kserve.InferRequest):

@@ -48,8 +48,8 @@ class Planned:
 
 def _name_in(path: str) -> str | None:
     """The model that a path names, if it names one."""
-    found = re.search(r"/v2/models/([^/]+)/infer$", path)
-    return found[1] if found else None
+    named = re.search(r"/v2/models/([^/]+)/infer$", path)
+    return named[1] if named else None
 
 
 def _metric(figure: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ def _windows(site: Site) -> _Window:
     strides, dilations, pads = site.integers("strides"), site.integers("dilations"), site.integers("pads")
     auto, ceil = site.text("auto_pad", "NOTSET"), site.integer("ceil_mode", 0)
 
-    @lru_cache(maxsize=256)  # of all sizes that change, images have only a few
     def count(sizes: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
         rank, found = len(sizes), []
         for axis, (size, width) in enumerate(zip(sizes, kernel, strict=True)):
@@ -160,7 +158,7 @@ def _resize(site: Site) -> Compute:
                 result[axis] = size
         else:
             for axis, scale in zip(along, contents[at_scales], strict=True):
-                result[axis] = math.floor(np.float32(result[axis]) * np.float32(scale))
+                result[axis] = _scaled(result[axis], scale)
         return (tuple(result),)
 
     return compute
@@ -172,9 +170,17 @@ def _upsample(site: Site) -> Compute:
 
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         scales = fixed if fixed is not None else contents[1]
-        return (tuple(math.floor(np.float32(dim) * np.float32(by)) for dim, by in zip(shapes[0], scales, strict=True)),)
+        return (tuple(_scaled(dim, by) for dim, by in zip(shapes[0], scales, strict=True)),)
 
     return compute
+
+
+def _scaled(size: int, by: float) -> int:
+    """A size times a scale as single precision has it."""
+    numerator, denominator = float(np.float32(by)).as_integer_ratio()
+    if size * numerator < 1 << 24:  # then it has the product exactly
+        return size * numerator // denominator
+    return math.floor(np.float32(size) * np.float32(by))
 
 
 @shape_rule("DepthToSpace")

@@ -36,7 +36,7 @@ def _one_hot(site: Site) -> Compute:
 
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         at = axis % (len(shapes[0]) + 1)
-        return ((*shapes[0][:at], int(contents[1].ravel()[0]), *shapes[0][at:]),)
+        return ((*shapes[0][:at], contents[1].ravel().tolist()[0], *shapes[0][at:]),)
 
     return compute
 
@@ -47,7 +47,7 @@ def _top_k(site: Site) -> Compute:
 
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         shape = list(shapes[0])
-        shape[axis] = int(contents[1].ravel()[0]) if len(contents) > 1 else fixed
+        shape[axis] = contents[1].ravel().tolist()[0] if len(contents) > 1 else fixed
         return (tuple(shape),) * site.outputs
 
     return compute
@@ -85,7 +85,9 @@ def _range(_: Site) -> Compute:
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         start, limit = contents[0].item(), contents[1].item()
         step = contents[2].item() if len(contents) > 2 and contents[2] is not None else 1
-        return ((max(0, math.ceil((limit - start) / step)),),)
+        if any(isinstance(number, float) for number in (start, limit, step)):
+            return ((max(0, math.ceil((limit - start) / step)),),)
+        return ((max(0, -((start - limit) // step)),),)
 
     return compute
 

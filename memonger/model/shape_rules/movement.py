@@ -144,15 +144,17 @@ def _slice(site: Site) -> Compute:
         for number, (start, end) in enumerate(zip(starts or (), ends or (), strict=True)):
             axis = axes[number] % len(result) if axes is not None else number
             step = steps[number] if steps is not None else 1
-            result[axis] = len(range(*slice(start, _open(end, step, result[axis]), step).indices(result[axis])))
+            result[axis] = _cut(result[axis], start, end, step)
         return (tuple(result),)
 
     return compute
 
 
-def _open(end: int, step: int, size: int) -> int | None:
-    """An end as Python takes it: backwards, one before the first element is None."""
-    return None if step < 0 and end < -size else end
+def _cut(size: int, start: int, end: int, step: int) -> int:
+    """How many elements of so many a slice takes."""
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+    start, end = (min(max(at + size if at < 0 else at, low), high) for at in (start, end))
+    return max(0, -((start - end) // step))
 
 
 @shape_rule("Expand")
