@@ -166,11 +166,11 @@ class RangedProgram:
             SessionError: the model's shapes contradict each other there, or its values need more than the arena.
         """
         with self._lock:
-            found = self._known.pop(key, None)
-            self._known[key] = found = found if found is not None else self._made(key)
+            program = self._known.pop(key, None)
+            self._known[key] = program = program if program is not None else self._made(key)
             if len(self._known) > self.kept:
                 self._known.popitem(last=False)
-            return found
+            return program
 
     def _made(self, key: Key) -> Program:
         sizes, planned = dict(zip(self._ranges, key, strict=True)), self._planned
