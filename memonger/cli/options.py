@@ -119,7 +119,7 @@ DIMS = (
                  help="Size of the inputs' open first dimension; left out: 1."),
     click.option("--dim", "dims", multiple=True, callback=_dims, metavar="NAME=N",
                  help="Size of an open dimension, by name or by place: seq=128, x[1]=128; or for memonger plan a range "
-                 "of sizes: seq=1:512, side=64:512:32 with a step. May be repeated."),
+                 "of sizes: seq=1:512, side=64:512:32 with a step, total=past+seq for a sum. May be repeated."),
 )  # fmt: skip
 DEVICE = click.option(
     "--device", metavar="DEVICE", shell_complete=completes("none", "cpu", "cuda", "cuda:0", "cuda:1"),
@@ -154,8 +154,8 @@ LOWERING = (
 )  # fmt: skip
 
 STATE = click.option("--state", multiple=True, callback=_state, metavar="INPUT=OUTPUT",
-                     help="An input that a session keeps, and the output that it becomes for the next run: h=h_next. "
-                          "May be repeated.")  # fmt: skip
+                     help="An input that a session keeps, and the output that it becomes for the next run: h=h_next, "
+                          "or of many past.*=present.*. May be repeated.")  # fmt: skip
 MOST_EXTRA_TIME = (
     click.option("--max-overhead", type=Number(0), default=0.02, metavar="X", show_default=True,
                  help="Most extra time that --chunks auto may take without a budget, as a fraction."),

@@ -15,6 +15,7 @@ from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.kept_state import next_sizes, places
 from memonger.model.ranges import Range, own
+from memonger.model.shaping import Shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding
@@ -137,11 +138,7 @@ class KeptState:
                 )
         for old in self._once:
             before, after = inputs[old] or (), program.output_shapes[self.state[old]] or ()
-            axis = next((axis for axis, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1), None)
-            appends = axis is not None and old not in self.in_place and before[axis] <= after[axis]
-            if axis is not None and not (
-                appends and (*after[:axis], *before[axis + 1 :]) == (*[1] * axis, *after[axis + 1 :])
-            ):
+            if before != after and (old in self.in_place or not _is_longer(before, after)):
                 raise SessionError(
                     f"'{old}' is written where it lies, and can't become {list(after)} from {list(before)}."
                 )
@@ -290,7 +287,14 @@ class StatefulBinding:
             binding.forget_results()
 
 
-def _part(store: Store, shapes: Mapping[str, tuple[int, ...] | None]) -> Store:
+def _is_longer(before: Shape, after: Shape) -> bool:
+    """Whether a tensor of one shape is the beginning of one of another, which has more along its outermost axis."""
+    axis = next(axis for axis, (one, other) in enumerate(zip(before, after, strict=True)) if one != other)
+    is_outermost = all(dim == 1 for dim in after[:axis])
+    return is_outermost and before[axis] < after[axis] and before[axis + 1 :] == after[axis + 1 :]
+
+
+def _part(store: Store, shapes: Mapping[str, Shape | None]) -> Store:
     """The beginning of each buffer of a store, as a tensor of a shape; whole where none is known."""
     return store.parts(
         ArenaTensor(name, tensor.dtype, shapes.get(name) or tensor.shape, tensor.offset)

@@ -110,8 +110,23 @@ def test_where_the_layout_allows_it_the_cache_lies_once(plans: dict[bool, memong
     assert not plans[True].notes or "swap" not in plans[True].notes[-1]
     assert "appends along axis 2, behind axis 1 of 2 elements" in plans[False].why_swapped["past.k"]
     assert "'past.k' and 1 more of the state take two buffers that swap: node " in plans[False].notes[-1]
-    wide = planned(False, dims={**DIMS, "past.k[0]": 1})
-    assert wide.state_bytes == 2 * size
+
+
+def test_a_batch_in_front_of_the_length_decides_where_the_cache_lies() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]> g (float[b,past,3] a, float[b,n,3] x) => (float[b,all,3] a2,
+           float[b,all,3] y) { a2 = Concat<axis=1>(a, x) y = Relu(a2) }"""
+    )
+    for batch, buffers in ((1, 1), ((1, 2), 2)):
+        dims: Any = {"b": batch, "past": (0, 8), "n": (1, 2)}
+        plan = memonger.search_plan(model, mode="inference", device="none", dims=dims, state={"a": "a2"})
+        most = batch if isinstance(batch, int) else batch[1]
+        assert plan.state_bytes == buffers * most * 8 * 3 * 4
+        assert ("behind axis 0 of 2 elements" in str(plan.why_swapped)) == (buffers == 2)
+        session, x = memonger.Session(plan), normal(0, most, 2, 3)
+        for length in (2, 4):
+            assert session.run({"x": x})["y"].shape == (most, length, 3)
+        np.testing.assert_array_equal(session.state_dict()["a"], np.concatenate([x, x], 1))
 
 
 def test_the_checker_knows_what_may_be_written_behind_a_state(plans: dict[bool, memonger.Plan]) -> None:
