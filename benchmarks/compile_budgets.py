@@ -1,4 +1,4 @@
-"""Gradients under a budget of memory, with dropout: ``python -m benchmarks.compile_budgets [--rows NAME ...] [--resume]``.
+"""Gradients in a budget of memory, with dropout: ``python -m benchmarks.compile_budgets [--rows NAME ...] [--resume]``.
 
 torch.compile with ``activation_memory_budget`` below 1.0, and memonger with plans that recompute, each against its own
 gradients with nothing recomputed: of the same weights, batch and seed. What is computed again has to drop what was

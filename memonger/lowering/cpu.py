@@ -107,7 +107,8 @@ def _is_turned(node: ir.Node) -> bool:
 
 def _turned_product(op: Emitter, node: ir.Node) -> ir.Value:
     y, matrix, turn = node.outputs[0], op.content(node.inputs[1]), op.given(node, 0).producer()
-    assert turn is not None and matrix is not None
+    assert turn is not None
+    assert matrix is not None
     x, (*groups, count, rows, width) = op.given(turn, 0), op.dims(y)
     group = math.prod(groups)
     stack, flags = op.reshape(x, (group * rows, count, op.dims(x)[-1])), [ir.AttrInt64("transBatchA", 1)]
