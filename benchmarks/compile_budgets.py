@@ -1,13 +1,17 @@
-"""Gradients under a budget of memory, with dropout: ``python -m benchmarks.compile_budgets [--rows NAME ...]``.
+"""Gradients in a budget of memory, with dropout: ``python -m benchmarks.compile_budgets [--rows NAME ...] [--resume]``.
 
 torch.compile with ``activation_memory_budget`` below 1.0, and memonger with plans that recompute, each against its own
 gradients with nothing recomputed: of the same weights, batch and seed. What is computed again has to drop what was
-dropped before. Written to compile_budgets.txt where no network is left out.
+dropped before. The networks of `benchmarks.peers` that were published with dropout or stochastic depth, at the ratios
+they were published with. Written to compile_budgets.txt where no network is left out; measured rows are kept in
+compile_budgets.json: ``--resume`` goes on, ``--minutes`` ends a run.
 """
 
 import argparse
+import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +22,23 @@ from torch import nn
 
 import memonger
 from benchmarks.machine import HERE, Table, keep, stamp
+from benchmarks.record import Record, progress
 from benchmarks.side_by_side import networks
 from benchmarks.side_by_side.contestants import SHARES
 from benchmarks.side_by_side.export import export
 from benchmarks.side_by_side.planning import Planner, Wish
 
+# transformers' attention without a kernel of its own: what it drops has to reach the export.
+_BERT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "attn_implementation": "eager"}
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
-    "bert": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},  # in every block
-    "mobilenet_v2": {"dropout": 0.2},  # before the classifier alone
+    "bert": _BERT,  # embeddings, attention, what blocks add: Devlin et al. 2018
+    "gpt": {"dropout": 0.1},  # the same: Radford et al. 2019
+    "mobilenet_v2": {"dropout": 0.2},  # before the classifier alone: as torchvision has it
+    "efficientnet_b0": {"dropout_rate": 0.2, "drop_connect_rate": 0.2},  # and what blocks add: Tan and Le 2019
+    "convnext_tiny": {"drop_path_rate": 0.1},  # stochastic depth: Liu et al. 2022
+    "swin_tiny": {"drop_path_rate": 0.2},  # likewise: Liu et al. 2021
 }
+LIBRARIES = ("torch.compile", "memonger")
 SEED = 5
 TABLE = Table("network<16", "batch>6", "what<16", "budget>6.0%", "loss>10.1e", "gradients>11.1e")
 Step = tuple[float, list[np.ndarray]]
@@ -61,41 +73,50 @@ def apart(step: Step, kept: Step) -> tuple[float, float]:
     return abs(step[0] - kept[0]) / abs(kept[0]), max(differences) / largest
 
 
-def rows(name: str) -> Iterator[str]:
-    """The lines of a network."""
+def measured(name: str, library: str) -> dict[str, tuple[float, float]]:
+    """What `apart` finds in each budget, and, at 1.0, between two steps with nothing recomputed."""
     own = networks.size_of(name, "cpu")
     size = networks.Size(own.batch, own.shape, {**own.options, **NETWORKS[name]})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        export(name, size, folder)
-        kept = compiled(name, size, folder / "weights.pt", 1.0)
-        for share in SHARES:
-            found = compiled(name, size, folder / "weights.pt", share)
-            yield TABLE.row(name, size.batch, "torch.compile", share, *apart(found, kept))
-        planner = Planner(folder, "cpu", torch.get_num_threads())
-        kept = planned(name, size, planner, "none")
-        for share in SHARES:
-            found = planned(name, size, planner, f"share {share}")
-            yield TABLE.row(name, size.batch, "memonger", share, *apart(found, kept))
+        export(name, size, folder, training=True)
+        step: Callable[[float], Step] = partial(compiled, name, size, folder / "weights.pt")
+        if library == "memonger":
+            planner = Planner(folder, "cpu", torch.get_num_threads())
+            step = lambda share: planned(name, size, planner, "none" if share == 1.0 else f"share {share}")  # noqa: E731
+        kept = step(1.0)
+        return {str(share): apart(step(share), kept) for share in (1.0, *SHARES)}
 
 
-def lines(names: Sequence[str]) -> Iterator[str]:
+def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
     """The table as it grows."""
     yield "Gradients of a step with dropout in a budget of memory, against those of the same step without a budget"
     yield from stamp("compile_budgets", ("torch", "transformers", "onnxruntime", "numpy"))
     yield "loss: difference over the loss; gradients (memonger: updates): largest difference over the largest gradient"
+    yield "at 100%: two steps with nothing recomputed"
     yield from ("", TABLE.heading)
-    for name in names:
-        yield from rows(name)
+    for row in (f"{name} {library}" for name in names for library in LIBRARIES):
+        name, library = row.split()
+        batch = networks.size_of(name, "cpu").batch
+        for share, found in record.rows.get(row, {}).items():
+            yield TABLE.row(name, batch, library, float(share), *found)
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Measure what is asked for, and print what is measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     every = tuple(NETWORKS)
     parser.add_argument("--rows", nargs="*", choices=every, default=every, metavar="NAME")
+    parser.add_argument("--resume", action="store_true", help="keep what compile_budgets.json has")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no row is begun after so many")
     asked = parser.parse_args()
-    keep(lines(asked.rows), HERE / "compile_budgets.txt" if tuple(asked.rows) == every else None)
+    is_whole = tuple(asked.rows) == every
+    record = Record(HERE / "compile_budgets.json" if is_whole or asked.resume else None, asked.resume, asked.minutes)
+    rows = [f"{name} {library}" for name in asked.rows for library in LIBRARIES]
+    for row in progress(rows, record, record.rows.__contains__):
+        print(row, flush=True)
+        record.add(row, measured(*row.split()))
+    keep(lines(record, every if record.rows else asked.rows), HERE / "compile_budgets.txt" if is_whole else None)
 
 
 if __name__ == "__main__":

@@ -263,9 +263,9 @@ class LSTM(nn.Module):
 class GPTBlock(nn.Module):
     """Radford et al. 2019: attention and a perceptron, each behind a LayerNorm."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float | None) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, _dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -273,21 +273,32 @@ class GPTBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(self.norm1(x)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).flatten(2))
-        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        x = x + self.dropout(self.proj(self._attended(q, k, v).transpose(1, 2).flatten(2)))
+        return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh")))
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not isinstance(self.dropout, nn.Dropout):
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(future, -math.inf)
+        return self.dropout(scores.softmax(-1)) @ v
 
 
 class GPT(Chain):
     """A small GPT: 6 blocks of width 384, 8,192 words; scores ``[N * T, words]``, the embedding tied to the output.
 
-    GPT-2 small is 12 blocks of 768, 12 heads, 50,257 words and 1,024 positions: 124,439,808 parameters.
+    GPT-2 small is 12 blocks of 768, 12 heads, 50,257 words and 1,024 positions: 124,439,808 parameters. It has a
+    ``dropout`` of 0.1, of embeddings, attention and what blocks add; None: there is none.
     """
 
-    def __init__(self, width: int = 384, depth: int = 6, heads: int = 6, words: int = 8192, length: int = 256) -> None:
+    def __init__(
+        self, width: int = 384, depth: int = 6, heads: int = 6, words: int = 8192, length: int = 256,
+        dropout: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.dropout = _dropout(dropout)
         self.tokens, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(GPTBlock(width, heads, dropout) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
         self.head.weight = self.tokens.weight
         nn.init.normal_(self.tokens.weight, std=0.02)
@@ -296,7 +307,7 @@ class GPT(Chain):
         return [self._begin, *self.blocks, self._end]
 
     def _begin(self, tokens: Tensor) -> Tensor:
-        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        return self.dropout(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device)))
 
     def _end(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x)).flatten(0, 1)

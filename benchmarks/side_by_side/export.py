@@ -22,8 +22,14 @@ from memonger.cli.worker import reason, say
 TELLING = 1e-3  # outputs of two inputs are apart by at least this part of the largest
 
 
-def export(name: str, size: networks.Size, folder: Path) -> None:
+def export(name: str, size: networks.Size, folder: Path, training: bool = False) -> None:
     """Write the network's files.
+
+    Args:
+        name: Of `networks.NETWORKS`.
+        size: Its options and its samples' shape.
+        folder: Where they go.
+        training: Whether to export what the module's code does only in training, such as stochastic depth.
 
     Raises:
         ValueError: its outputs don't depend on its inputs: comparing them could not fail.
@@ -39,6 +45,7 @@ def export(name: str, size: networks.Size, folder: Path) -> None:
     # The strides of other kernels of attention aren't those of the exporter's decomposition: it refuses Swin's views.
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore")  # the exporter's own deprecations
+        module.train(training)
         model = memonger.from_torch(module, batches[0], input_names=["x"], output_names=["scores"], dynamic_batch=True)
     ir.save(model.ir, folder / "forward.onnx")
     weights = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]

@@ -52,8 +52,8 @@ def test_stacks_of_small_matrices_are_transposed_by_products() -> None:
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x", "w"])
     written = cpu.write_out(model, exact=False)
     found = Counter(node.op_type for node in written.graph)
-    assert found["FusedMatMul"] == 1  # 32 matrices of 9 x 8; those of images, 8 of 8 x 30, stay
-    assert cpu.write_out(model) is model
+    assert found["FusedMatMul"] == 2  # 32 matrices of 9 x 8, and the turned weight; of images 8 of 8 x 30 stay
+    assert sum(node.op_type == "FusedMatMul" for node in cpu.write_out(model).graph) == 1
     for mine, theirs in zip(_run(written.ir), _run(model.ir), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -132,3 +132,18 @@ def test_a_product_that_is_read_otherwise_keeps_its_result() -> None:
     { p = Gemm <transB=1> (a, b) y = Tanh(p) }"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["a"])
     assert cpu.write_out(model) is model
+
+
+@pytest.mark.parametrize(("group", "inputs", "outputs"), [(1, 5, 64), (4, 12, 8)])
+def test_turned_weights_are_read_as_they_stand_with_the_same_bits(group: int, inputs: int, outputs: int) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 20]>
+    g (float[2,{inputs},6,5] x, float[{outputs},{inputs // group},3,3] w) => (float[2,{outputs},6,5] y)
+    {{ y = Conv <group={group}, pads=[1,1,1,1]> (x, w) }}"""
+    model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x"])
+    written = cpu.write_out(model)
+    (turned,) = (node for node in written.graph if node.op_type == "FusedMatMul")
+    assert turned.attributes["transBatchA"].value == 1
+    moved = [tuple(node.attributes["perm"].value) for node in written.graph if node.op_type == "Transpose"]
+    assert moved == ([(1, 0, 2)] if group > 1 else [])  # whole matrices
+    for mine, theirs in zip(_run(written.ir), _run(model.ir), strict=True):
+        np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))

@@ -23,7 +23,7 @@ SMALL_BATCH = (
 )
 LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradient is a product for each image,
 SMALL_WEIGHT = (
-    5  # as where an image and its gradient are so many times as large as the weight: less is written than moved
+    3  # as where an image and its gradient are so many times as large as the weight: less is written than moved
 )
 MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
 WINDOWS = 2  # for each output: windows of all images up to which a weight's gradient is one product with them
@@ -121,8 +121,12 @@ def _winograd_pays(at: Windows, outputs: int, inputs: int) -> bool:
 def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: int) -> ir.Value:
     """A convolution of dy, padded to the windows that hold each element, with the weight transposed and flipped."""
     outer, inner, size = op.dims(w)[0] // group, op.dims(w)[1], math.prod(at.kernel)
-    turned = _batch_second(op, w, 1) if group == 1 else op.reshape(w, (group, outer, inner, size))
-    turned = op.reshape(turned, (inner, outer, size)) if group == 1 else op.transpose(turned, (0, 2, 1, 3))
+    if 1 in (outer, inner):
+        turned = op.reshape(w, (group, inner, outer, size))
+    elif group == 1:
+        turned = op.transpose(op.reshape(w, (outer, inner, size)), (1, 0, 2))
+    else:
+        turned = op.transpose(op.reshape(w, (group, outer, inner, size)), (0, 2, 1, 3))
     weight = op.MatMul(turned, op.constant(np.eye(size)[::-1].tolist(), w.dtype))  # flips, and moves whole rows
     begin = [e - 1 - p for e, p in zip(at.extent, at.begin, strict=True)]
     end = [e - 1 - p for e, p in zip(at.extent, at.excess, strict=True)]
