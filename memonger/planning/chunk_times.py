@@ -50,6 +50,11 @@ class Work:
     weights: int
     values: tuple[int, ...]
 
+    @property
+    def waits(self) -> bool:
+        """Whether its products are over before its weights are read."""
+        return self.weights / WEIGHT_BYTES > self.flops / FLOPS
+
     def seconds(self, threads: int, slices: int = 1) -> float:
         """About the time that all of it takes, in so many slices one after the other."""
         moved = self.weights * slices / WEIGHT_BYTES

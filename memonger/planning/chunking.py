@@ -463,13 +463,14 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
     schedule_model(model, order, graph)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
+    works = tuple(map(work_of, model.graph))
     return _Axis(
         max(seeds.values()),
         dataclasses.replace(job.lowered, model=model),
         graph,
         axes,
-        measured(graph, axes, ranges),
-        tuple(map(work_of, model.graph)),
+        measured(graph, axes, ranges, [work.waits for work in works]),
+        works,
         _alive(graph),
     )
 
