@@ -8,8 +8,8 @@ the part: MobileNet-v2 37 and 0.77 (measured: 42 and 0.74), DenseNet-121 281 and
 """
 
 import itertools
+import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -28,9 +28,9 @@ LAUNCH_SECONDS = 2.5e-6
 RUN_SECONDS = 10e-6
 """A run of a session: what Python and onnxruntime do around its nodes."""
 
-FLOPS, MEMORY_BYTES, CACHE_BYTES, WEIGHT_BYTES, COPY_BYTES = 4.5e11, 2.5e10, 6e10, 2e10, 1e10
+FLOPS, MEMORY_BYTES, CACHE_BYTES, WEIGHT_BYTES = 4.5e11, 2.5e10, 6e10, 2e10
 """What two cores do in a second: operations of products, bytes of values that are read or written in memory and in the
-cache, of weights that are read, and of values that are copied."""
+cache, and of weights that are read."""
 
 CACHE = 16 * MiB
 """Larger values are read from memory."""
@@ -55,15 +55,15 @@ class Work:
         """Whether its products are over before its weights are read."""
         return self.weights / WEIGHT_BYTES > self.flops / FLOPS
 
-    def seconds(self, threads: int, slices: int = 1) -> float:
-        """About the time that all of it takes, in so many slices one after the other."""
+    def seconds(self, cores: int, slices: int = 1) -> float:
+        """About the time that all of it takes on so many cores, in so many slices one after the other."""
         moved = self.weights * slices / WEIGHT_BYTES
         for size in self.values:
             moved += size / (CACHE_BYTES if size <= CACHE * slices else MEMORY_BYTES)
-        return slices * LAUNCH_SECONDS + max(self.flops / FLOPS, moved) * 2 / cores(threads)
+        return slices * LAUNCH_SECONDS + max(self.flops / FLOPS, moved) * 2 / cores
 
 
-def cores(threads: int) -> int:
+def cores_of(threads: int) -> int:
     """Cores that are used with so many threads within a node; 0: all that there are."""
     return threads or os.cpu_count() or 1
 
@@ -80,27 +80,20 @@ def work_of(node: ir.Node) -> Work:
     return Work(flops(node), weights, tuple(nbytes(value) or 0 for value in values))
 
 
-def seconds_of(model: ir.Model, threads: int) -> float:
-    """About the time of a run, of inference: nodes that cut and join where a value lies anyway aren't run."""
-    nodes = [node for node in model.graph if not (WINDOW in node.metadata_props and aliasing.windows(node))]
-    return sum(work_of(node).seconds(threads) for node in nodes) + _runs(nodes) * RUN_SECONDS
+def seconds_of(model: ir.Model, cores: int, trains: bool) -> float:
+    """About the time of a run on so many cores, or of a training step, all of which runs in one session."""
+    nodes = [node for node in model.graph if not _is_left_out(node, trains)]
+    runs = 1 if trains else sum(1 for _ in itertools.groupby(map(chunk_of, nodes)))
+    return math.fsum(work_of(node).seconds(cores) for node in nodes) + runs * RUN_SECONDS
 
 
-def _runs(nodes: Iterable[ir.Node]) -> int:
-    """Runs of sessions: of each chunk of a stage, and of what is between them."""
-    return sum(1 for _ in itertools.groupby(map(chunk_of, nodes)))
-
-
-def more_seconds(before: ir.Model, after: ir.Model) -> float:
-    """What chunks of a training step cost: more nodes, and copies, as all of it runs in one session."""
-    more = after.graph.num_nodes() - before.graph.num_nodes()
-    return more * LAUNCH_SECONDS + _copied(after) / COPY_BYTES
-
-
-def _copied(model: ir.Model) -> int:
-    """Bytes that what cuts and joins reads and writes, but for parts of what persists."""
-    nodes = (n for n in model.graph if WINDOW in n.metadata_props and not n.outputs[0].is_graph_output())
-    return sum(2 * (nbytes(n.outputs[0]) or 0) for n in nodes if n.op_type == "Concat" or _is_computed(n.inputs[0]))
+def _is_left_out(node: ir.Node, trains: bool) -> bool:
+    """Whether a node that cuts or joins has nothing to do: the parts lie in the whole; of a step, in what persists."""
+    if WINDOW not in node.metadata_props:
+        return False
+    if not trains:
+        return bool(aliasing.windows(node))
+    return node.outputs[0].is_graph_output() or not (node.op_type == "Concat" or _is_computed(node.inputs[0]))
 
 
 def _is_computed(value: ir.Value | None) -> bool:

@@ -39,7 +39,7 @@ from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_regions import regions_of
 from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
-from memonger.planning.chunk_times import LAUNCH_SECONDS, RUN_SECONDS, Work, more_seconds, seconds_of, work_of
+from memonger.planning.chunk_times import LAUNCH_SECONDS, RUN_SECONDS, Work, cores_of, seconds_of, work_of
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import EXACT, SliceCheck
@@ -55,10 +55,6 @@ SMALL = 2 * MiB
 
 WORTH = 0.95
 """Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
-
-LONG = 0.25
-"""Seconds of a training step from which on its nodes are timed one by one, whole and on slices, and not the step: that
-takes as long as all the rest of planning, and nodes of such steps are long enough to be timed alone."""
 
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
@@ -86,7 +82,7 @@ class Chunking:
         request: What is asked of it: its graph.
         solution: Its layout.
         constants: Bytes of slices of constants, and of the numbers that cut.
-        extra: Seconds beyond those of the model as it was: by constants, of nodes of a long training step measured.
+        extra: Seconds beyond those of the model as it was, by the constants of `memonger.planning.chunk_times`.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
@@ -152,8 +148,7 @@ def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
 
 
 def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None,
-    slower: Callable[["Chunking"], float], plain: Solution,
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
@@ -163,7 +158,6 @@ def choose(
         options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
-        slower: Measures by how much of the model's time a way takes longer. It is asked of training steps.
         plain: The schedule whose nodes are to run in chunks, recomputations included.
 
     Raises:
@@ -178,10 +172,10 @@ def choose(
     for node in ordered.model.graph:  # whose marks would be taken for ours
         node.metadata_props.pop(CHUNK, None)
         node.metadata_props.pop(WINDOW, None)
-    search = _Search(_Job(ordered, request, plain, device, options.threads, roles), options, batch)
+    search = _Search(_Job(ordered, request, plain, device, cores_of(options.threads), roles), options, batch)
     if budget is not None or options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
-    return search.quick(slower)
+    return search.quick()
 
 
 def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
@@ -201,7 +195,7 @@ class _Search:
         self._known: dict[frozenset[str], list[_Ladder]] = {}
         self._most = math.inf
         if job.request.budget is None and options.axis_and_chunks is None:
-            once = job.plain.cost if job.training is not None else seconds_of(job.lowered.model, job.threads)
+            once = seconds_of(job.lowered.model, job.cores, job.training is not None)
             self._most = options.max_overhead * once
 
     def within(self, room: float) -> "Chunking | None":
@@ -214,13 +208,10 @@ class _Search:
             room -= way.total - room  # the workspace was more than estimated
         return way
 
-    def quick(self, slower: Callable[["Chunking"], float]) -> "Chunking | None":
+    def quick(self) -> "Chunking | None":
         """The smallest way that takes no longer than the options allow."""
         next_to = NEXT_TO if self.job.training is None else NEAREST
-        way = self._same_bits(partial(_best, self.job.plain.total_bytes, self._most, next_to))
-        if way is None or self.job.training is None or slower(way) <= self.options.max_overhead:
-            return way
-        return None
+        return self._same_bits(partial(_best, self.job.plain.total_bytes, self._most, next_to))
 
     def _same_bits(self, pick: Callable[[Sequence["_Ladder"]], "Chunking | None"]) -> "Chunking | None":
         """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
@@ -276,11 +267,10 @@ class _Search:
 
 @dataclass(slots=True)
 class _Checked:
-    """What was seen of a way's nodes alone: those that give other bits, and by how much; workspace; more seconds."""
+    """What was seen of a way's nodes alone: those that give other bits, and by how much; and workspace."""
 
     different: dict[str, float] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
@@ -290,7 +280,7 @@ def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
         chunk = chunk_of(node)
         if chunk is not None:
             copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-    checked, runs = _Checked() if way.outer is None else _checked(way.outer, check), 0
+    checked = _Checked() if way.outer is None else _checked(way.outer, check)
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
         if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
             continue
@@ -298,37 +288,25 @@ def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
         seen = check.see((way.axis.lowered.model, node), how, way.lowered.model, own, max(end for _, _, end in own))
         if seen.difference:
             checked.different[str(node.name)] = seen.difference
-        checked.seconds += seen.seconds
-        runs += len(own) - 1
         for copy, begin, end in own if seen.workspace else ():
             checked.workspace[str(copy.name)] = seen.workspace[end - begin]
-    checked.seconds -= runs * check.least if runs else 0.0
     return checked
 
 
 def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
-    """The same with workspace as it was seen, with time where the model takes long, and with a note on other bits."""
+    """The same with workspace as it was seen, and with a note on other bits."""
     calibration, graph = way.lowered.calibration, way.request.graph
     assert calibration is not None
     workspace = {**(calibration.workspace or {}), **checked.workspace}
     workspace = {name: size for name, size in workspace.items() if size}
     graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
-    extra = way.extra
-    if are_timed_alone(way.axis.graph, way.axis.number < 0):
-        extra += checked.seconds
     return dataclasses.replace(
         way,
         lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
         request=dataclasses.replace(way.request, graph=graph),
         solution=dataclasses.replace(way.solution, graph=graph),
-        extra=extra,
         notes=_said(checked.different),
     )
-
-
-def are_timed_alone(graph: Graph, trains: bool) -> bool:
-    """Whether nodes are timed one by one, and no run as a whole: of a training step that takes long."""
-    return trains and math.fsum(graph.costs) > LONG
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
@@ -429,14 +407,14 @@ def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
 class _Job:
     """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device.
 
-    ``threads`` is those within a node, ``training`` the roles of a training step's inputs and outputs.
+    ``cores`` is how many it runs on, ``training`` the roles of a training step's inputs and outputs.
     """
 
     lowered: Lowered
     request: Request
     plain: Solution
     device: Device
-    threads: int
+    cores: int
     training: Training | None = None
 
 
@@ -480,8 +458,8 @@ def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     model = job.lowered.model.clone()
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
     schedule_model(model, regions.order, regions.graph)
-    lowered, launches = dataclasses.replace(job.lowered, model=model), (Work(0, 0, ()),) * len(regions.order)
-    return _Axis(-1, lowered, regions.graph, regions.axes, regions.ranges, launches, _alive(regions.graph))
+    lowered, works = dataclasses.replace(job.lowered, model=model), tuple(map(work_of, model.graph))
+    return _Axis(-1, lowered, regions.graph, regions.axes, regions.ranges, works, _alive(regions.graph))
 
 
 def _alive(graph: Graph) -> np.ndarray:
@@ -505,7 +483,7 @@ def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
         for step in range(stage.begin, stage.end):
             if isinstance(axis.axes.nodes[step], Slicing):
                 work = axis.works[step]
-                more += work.seconds(job.threads, slices) - work.seconds(job.threads)
+                more += work.seconds(job.cores, slices) - work.seconds(job.cores)
     return more
 
 
@@ -597,11 +575,8 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     asked = dataclasses.replace(
         job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
-    solution = decide(asked, "none", "file")
-    if roles is not None:
-        extra = more_seconds(axis.lowered.model, made.model)
-    else:
-        extra = seconds_of(made.model, job.threads) - seconds_of(axis.lowered.model, job.threads)
+    solution, trains = decide(asked, "none", "file"), roles is not None
+    extra = seconds_of(made.model, job.cores, trains) - seconds_of(axis.lowered.model, job.cores, trains)
     return Chunking(bands, made, asked, solution, base - job.request.base, extra, axis)
 
 
