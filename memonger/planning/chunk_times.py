@@ -52,8 +52,8 @@ class Work:
 
     @property
     def waits(self) -> bool:
-        """Whether its products are over before its weights are read."""
-        return self.weights / WEIGHT_BYTES > self.flops / FLOPS
+        """Whether its products are over long before its weights are read."""
+        return self.weights / WEIGHT_BYTES - self.flops / FLOPS > LAUNCH_SECONDS
 
     def seconds(self, cores: int, slices: int = 1) -> float:
         """About the time that all of it takes on so many cores, in so many slices one after the other."""
