@@ -319,7 +319,7 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def _best(plain: int, most: float, next_to: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
-    """Of the ways that take next to the least memory the one that takes least time.
+    """Of the ways that take next to the least memory the one with fewest nodes.
 
     Those that are estimated to take more than ``most`` seconds longer don't count.
 
@@ -340,7 +340,7 @@ def _best(plain: int, most: float, next_to: float, ladders: Sequence["_Ladder"])
                 break
             own = min(own, way.total)
     near = [way for way in ways if way.total <= min(WORTH * plain, next_to * least)]
-    return min(near, key=lambda way: (way.extra, way.total), default=None)
+    return min(near, key=lambda way: (way.lowered.model.graph.num_nodes(), way.total), default=None)
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
