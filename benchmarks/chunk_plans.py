@@ -141,7 +141,7 @@ def _planned(wish: Wish, options: Options) -> tuple[memonger.Plan, float]:
     (job, preparing), begin = _PREPARED[key], time.perf_counter()
     request = dataclasses.replace(job.request, budget=options.budget_bytes)
     job = dataclasses.replace(job.copy(), options=options, request=request, strategy=options.chosen_strategy)
-    job = in_chunks(job, begin)
+    job = in_chunks(job)
     return finish(job, solve(job), begin), preparing + time.perf_counter() - begin
 
 

@@ -24,6 +24,7 @@ from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.modules import carry_modules
 from memonger.model.names import name_nodes
+from memonger.model.operators import operator_name
 from memonger.model.ranges import Range
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
@@ -167,9 +168,28 @@ def _reload(path: Path, original: Model) -> ir.Model:
     lowered.metadata_props.clear()
     lowered.metadata_props.update(original.ir.metadata_props)
     lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
+    _settle_reorders(lowered)
     name_nodes(lowered)
     carry_modules(original.ir, lowered)
     return lowered
+
+
+def _settle_reorders(model: ir.Model) -> None:
+    """Put the nodes that leave blocked layouts right before their first readers, named by what they write.
+
+    onnxruntime inserts and counts them in the order of addresses: each time another.
+    """
+    nodes = list(model.graph)
+    moved = [node for node in nodes if operator_name(node) == "com.microsoft.nchwc::ReorderOutput"]
+    if not moved:
+        return
+    place = {node: (number, "") for number, node in enumerate(nodes)}
+    for node in moved:
+        first = min((place[reader][0] for reader in node.outputs[0].consumers()), default=len(nodes))
+        place[node] = first - 1, str(node.outputs[0].name)
+        node.name = None
+    model.graph.remove(nodes)
+    model.graph.extend(sorted(nodes, key=place.__getitem__))
 
 
 def in_source_order(model: ir.Model, source: ir.Model) -> None:

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from contextlib import suppress
 
 from memonger.devices import Device
 from memonger.errors import BudgetError
 from memonger.lowering.lowered import Lowered
-from memonger.planning import chunking
+from memonger.planning import chunk_times, chunking
 from memonger.planning.chunking import Chunking
 from memonger.planning.decide import Budgets, Solution, decide, orders_of, total_bytes
 from memonger.planning.options import Options
@@ -24,24 +23,17 @@ ATTEMPTS = 3
 Way = Solution | Chunking
 
 
-def seconds_of(one: Way, once: float) -> float:
-    """About how long a way takes, of a model that takes so long with nothing recomputed."""
-    return once + one.extra + one.recomputed if isinstance(one, Chunking) else one.cost
-
-
 def for_budget(
     lowered: Lowered,
     request: Request,
     options: Options,
     device: Device,
     strategy: str,
-    time_ratio: Callable[[Way, Way], float],
 ) -> Way:
     """Of the ways that hold the budget the one that takes least time.
 
     Chunks that cost next to nothing are taken before anything is recomputed. Else recomputing alone is looked at, and
-    chunks of what was recomputed for larger budgets: of each kind the one that is estimated to take least, and of these
-    two the faster one.
+    chunks of what was recomputed for larger budgets: the one that is estimated to take least.
 
     Args:
         lowered: The training step.
@@ -49,7 +41,6 @@ def for_budget(
         options: How to plan.
         device: The plan's.
         strategy: What decides what is recomputed.
-        time_ratio: Measures the time that the second way takes, as a multiple of the first one's.
 
     Raises:
         BudgetError: none was found. Planning succeeds with the budget that the error names.
@@ -61,11 +52,10 @@ def for_budget(
     if total_bytes(request, plain) <= request.budget:
         return plain
     way = search.chunked(plain)
-    is_cheap = way is not None and search.fits(way) and way.extra <= options.max_overhead * search.once
-    if way is not None and is_cheap and time_ratio(plain, way) - 1 <= options.max_overhead:
-        return way
     if way is None:  # it can't run in chunks
         return search.budgets.cheapest(request.budget)
+    if search.fits(way) and search.cost(way) <= options.max_overhead * search.once:
+        return way
     if search.is_minor(plain, way):
         with suppress(BudgetError):
             return search.budgets.cheapest(request.budget)
@@ -74,9 +64,7 @@ def for_budget(
     fitting = [one for one in ways if search.fits(one)]
     if not fitting:
         raise BudgetError(request.budget, min(map(search.total, ways)), request.base)
-    best = {type(one): one for one in sorted(fitting, key=lambda one: (-search.cost(one), -search.total(one)))}
-    first, *others = sorted(best.values(), key=lambda one: isinstance(one, Chunking))
-    return others[0] if others and time_ratio(first, others[0]) < 1 else first
+    return min(fitting, key=lambda one: (search.cost(one), search.total(one)))
 
 
 class _Search:
@@ -86,6 +74,7 @@ class _Search:
         self.lowered, self.request, self.options, self.device = lowered, request, options, device
         self.budgets = Budgets(request, strategy, orders_of(options.order, len(request.graph.nodes)))
         self.once = math.fsum(request.graph.costs)
+        self.pace = self.once / chunk_times.seconds_of(lowered.model, chunk_times.cores_of(options.threads), True)
 
     def total(self, one: Way) -> int:
         """What has to fit."""
@@ -101,8 +90,8 @@ class _Search:
         return self.total(plain) - self.total(way) < MINOR * missing
 
     def cost(self, one: Way) -> float:
-        """Estimated seconds beyond those of nothing recomputed."""
-        return seconds_of(one, self.once) - self.once
+        """Seconds beyond those of nothing recomputed: those of chunks are estimated, at the pace that was measured."""
+        return one.extra * self.pace + one.recomputed if isinstance(one, Chunking) else one.cost - self.once
 
     def recomputed(self, budget: int) -> Solution:
         """The cheapest schedule within a budget, or else the smallest."""
@@ -113,9 +102,7 @@ class _Search:
 
     def chunked(self, solution: Solution) -> Chunking | None:
         """A schedule in chunks: the cheapest that fit, or the smallest."""
-        return chunking.choose(
-            self.lowered, self.request, self.options, self.device, None, lambda _: math.inf, solution
-        )
+        return chunking.choose(self.lowered, self.request, self.options, self.device, None, solution)
 
     def both(self, plain: Solution, way: Chunking, ways: list[Way]) -> list[Chunking]:
         """Chunks of schedules that were found for larger budgets, by about what chunks take off."""

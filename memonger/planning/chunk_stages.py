@@ -1,5 +1,6 @@
 """Ranges of a model's steps that can run in slices, and the stages that a range is cut into for a given memory."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class Range:
         stride: What bounds of slices have to be multiples of, where products are summed up slice by slice; 0 where
             none are.
         copied: Bytes of what is read that slices are no stretches of: they are copied.
+        waits: Of each step, whether it waits for its weights, which each slice reads again.
     """
 
     begin: int
@@ -79,6 +81,7 @@ class Range:
     axes: Axes
     stride: int = 0
     copied: int = 0
+    waits: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
     def levels(self) -> list[tuple[int, ...]]:
@@ -159,8 +162,17 @@ def _split(blocks: list[_Block], values: set[ir.Value | None], nodes: Sequence[i
         (first if step in early else rest).add(step, nodes[step], axes.nodes[step])
 
 
-def measured(graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]]) -> tuple[Range, ...]:
-    """What each range needs. A storage is cut if all of it is made and read within the range."""
+def measured(
+    graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]], waits: Sequence[bool] = ()
+) -> tuple[Range, ...]:
+    """What each range needs. A storage is cut if all of it is made and read within the range.
+
+    Args:
+        graph: In the order of the ranges.
+        axes: The axis of each value.
+        ranges: Their first steps, and those behind their last ones.
+        waits: Of each step of the graph, whether it waits for its weights.
+    """
     storage, outputs = assign_storage(graph), frozenset(graph.outputs)
     has_axis = [True] * len(storage.buffers)
     for value, number in enumerate(storage.of_value):
@@ -174,7 +186,8 @@ def measured(graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]]) -> tup
         while upcoming is not None and upcoming[0].start < end:
             alive.append(upcoming)
             upcoming = next(waiting, None)
-        needs.append(_needs(graph, alive, begin, end, axes))
+        part = _needs(graph, alive, begin, end, axes)
+        needs.append(dataclasses.replace(part, waits=np.array(waits[begin:end], bool)))
     return tuple(needs)
 
 
@@ -209,8 +222,8 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
     """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
 
     From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
-    the step nearby before which fewest bytes cross, as those are collected for the coarser stage. Steps at the end that
-    fit as they are belong to no stage.
+    the step nearby before which fewest bytes cross, as those are collected for the coarser stage, but before one that
+    waits for its weights. Steps at the end that fit as they are belong to no stage.
 
     Args:
         part: The range.
@@ -230,7 +243,10 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
             continue
         here = stop
         if step + 1 < stop:
-            here = step + 1 + _fewest(part.crossing[step + 1 - part.begin : min(stop, step + NEAR) - part.begin], most)
+            first, last = step + 1 - part.begin, min(stop, step + NEAR) - part.begin
+            waiting = np.flatnonzero(part.waits[first:last])
+            last = min(last, first + 1 + int(waiting[0])) if len(waiting) else last
+            here = step + 1 + _fewest(part.crossing[first:last], most)
         if level:
             stages.append((here, stop, level))
             collected += part.crossing[here - part.begin] / slices[level]

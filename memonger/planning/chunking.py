@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Device
@@ -33,29 +34,18 @@ from memonger.model.cutting import Refusal, Slicing
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.operators import operator_name
 from memonger.model.training_roles import Training
-from memonger.model.values import nbytes, static_shape, subgraphs
+from memonger.model.values import static_shape, subgraphs
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_regions import regions_of
 from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
+from memonger.planning.chunk_times import LAUNCH_SECONDS, RUN_SECONDS, Work, cores_of, seconds_of, work_of
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import EXACT, SliceCheck
 from memonger.remat import Request
 from memonger.units import MiB
 from memonger.words import option
-
-LAUNCH_SECONDS = 2.5e-6
-"""A node's fixed cost on two threads; 1.2 µs on one."""
-
-RUN_SECONDS = 10e-6
-"""A run of a session: what Python and onnxruntime do around its nodes."""
-
-WEIGHT_BYTES = 2e10
-"""Bytes of weights that are read in a second; each slice reads them again."""
-
-COPY_BYTES = 1e10
-"""Bytes that are copied in a second, read and written."""
 
 STEPS = 4
 """Arenas that are tried for each halving of memory."""
@@ -66,18 +56,8 @@ SMALL = 2 * MiB
 WORTH = 0.95
 """Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
 
-HOPELESS = 0.25
-"""Ways whose nodes alone are estimated to take so much of the model's time longer aren't tried without a budget."""
-
-LONG = 0.25
-"""Seconds of a training step from which on its nodes are timed one by one, whole and on slices, and not the step: that
-takes as long as all the rest of planning, and nodes of such steps are long enough to be timed alone."""
-
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
-
-TIMED = 3
-"""Ways that are timed, each with more memory than the one before."""
 
 FAR = 1.3
 """Ways are tried up to so much more memory than the least, as a finer one may take more than a coarser."""
@@ -102,7 +82,7 @@ class Chunking:
         request: What is asked of it: its graph.
         solution: Its layout.
         constants: Bytes of slices of constants, and of the numbers that cut.
-        extra: Seconds beyond those of the model as it was: estimated, of nodes of a long training step measured.
+        extra: Seconds beyond those of the model as it was, by the constants of `memonger.planning.chunk_times`.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
@@ -168,8 +148,7 @@ def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
 
 
 def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None,
-    slower: Callable[["Chunking"], float], plain: Solution,
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
@@ -179,8 +158,6 @@ def choose(
         options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
-        slower: Measures by how much of the model's time a way takes longer. It is asked where the estimate, which
-            knows of more nodes, but not that their values fit the caches, is above `Options.max_overhead`.
         plain: The schedule whose nodes are to run in chunks, recomputations included.
 
     Raises:
@@ -195,10 +172,10 @@ def choose(
     for node in ordered.model.graph:  # whose marks would be taken for ours
         node.metadata_props.pop(CHUNK, None)
         node.metadata_props.pop(WINDOW, None)
-    search = _Search(_Job(ordered, request, plain, device, roles), options, batch)
+    search = _Search(_Job(ordered, request, plain, device, cores_of(options.threads), roles), options, batch)
     if budget is not None or options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
-    return search.quick(slower)
+    return search.quick()
 
 
 def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
@@ -216,8 +193,10 @@ class _Search:
         self.job, self.options, self.batch = job, options, batch
         self._check, self._refused = SliceCheck(options.threads), dict[str, str]()
         self._known: dict[frozenset[str], list[_Ladder]] = {}
-        hopeless = HOPELESS * math.fsum(job.plain.graph.costs) / LAUNCH_SECONDS
-        self._most = MOST_NODES if job.request.budget is not None else min(MOST_NODES, hopeless)
+        self._most = math.inf
+        if job.request.budget is None and options.axis_and_chunks is None:
+            once = seconds_of(job.lowered.model, job.cores, job.training is not None)
+            self._most = options.max_overhead * once
 
     def within(self, room: float) -> "Chunking | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
@@ -229,21 +208,10 @@ class _Search:
             room -= way.total - room  # the workspace was more than estimated
         return way
 
-    def quick(self, slower: Callable[["Chunking"], float]) -> "Chunking | None":
+    def quick(self) -> "Chunking | None":
         """The smallest way that takes no longer than the options allow."""
-        plain, above = self.job.plain, 0.0
-        most = self.options.max_overhead * math.fsum(plain.graph.costs)
-        if self.job.training is not None:
-            way = self._same_bits(partial(_best, plain.total_bytes, 0.0, most=most, next_to=NEAREST))
-            return way if way is not None and slower(way) <= self.options.max_overhead else None
-        for _ in range(TIMED):
-            way = self._same_bits(partial(_best, plain.total_bytes, above))
-            if way is None or way.extra <= most:
-                return way
-            if slower(way) <= self.options.max_overhead:
-                return way
-            above = NEXT_TO * way.total
-        return None
+        next_to = NEXT_TO if self.job.training is None else NEAREST
+        return self._same_bits(partial(_best, self.job.plain.total_bytes, self._most, next_to))
 
     def _same_bits(self, pick: Callable[[Sequence["_Ladder"]], "Chunking | None"]) -> "Chunking | None":
         """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
@@ -281,9 +249,10 @@ class _Search:
     def _rows_of_elements(self, batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
         nodes = sum(one.end - one.begin for one in batch.ranges)
-        if nodes * batch.axes.size > self._most:
+        bands = in_slices(batch, batch.axes.size)
+        if nodes * batch.axes.size > MOST_NODES or _estimated(self.job, batch, bands) > self._most:
             return []
-        outer = _tried(self.job, batch, in_slices(batch, batch.axes.size))
+        outer = _tried(self.job, batch, bands)
         model = outer.lowered.model
         cut = [node for node in model.graph if WINDOW in node.metadata_props]
         starts = (node for node in cut if node.op_type == "Slice" and node.inputs[0] in model.graph.inputs)
@@ -298,11 +267,10 @@ class _Search:
 
 @dataclass(slots=True)
 class _Checked:
-    """What was seen of a way's nodes alone: those that give other bits, and by how much; workspace; more seconds."""
+    """What was seen of a way's nodes alone: those that give other bits, and by how much; and workspace."""
 
     different: dict[str, float] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
@@ -312,7 +280,7 @@ def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
         chunk = chunk_of(node)
         if chunk is not None:
             copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-    checked, runs = _Checked() if way.outer is None else _checked(way.outer, check), 0
+    checked = _Checked() if way.outer is None else _checked(way.outer, check)
     for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
         if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
             continue
@@ -320,37 +288,25 @@ def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
         seen = check.see((way.axis.lowered.model, node), how, way.lowered.model, own, max(end for _, _, end in own))
         if seen.difference:
             checked.different[str(node.name)] = seen.difference
-        checked.seconds += seen.seconds
-        runs += len(own) - 1
         for copy, begin, end in own if seen.workspace else ():
             checked.workspace[str(copy.name)] = seen.workspace[end - begin]
-    checked.seconds -= runs * check.least if runs else 0.0
     return checked
 
 
 def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
-    """The same with workspace as it was seen, with time where the model takes long, and with a note on other bits."""
+    """The same with workspace as it was seen, and with a note on other bits."""
     calibration, graph = way.lowered.calibration, way.request.graph
     assert calibration is not None
     workspace = {**(calibration.workspace or {}), **checked.workspace}
     workspace = {name: size for name, size in workspace.items() if size}
     graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
-    extra = way.extra
-    if are_timed_alone(way.axis.graph, way.axis.number < 0):
-        extra += checked.seconds - _waits(way.lowered) + _waits(way.axis.lowered)
     return dataclasses.replace(
         way,
         lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
         request=dataclasses.replace(way.request, graph=graph),
         solution=dataclasses.replace(way.solution, graph=graph),
-        extra=extra,
         notes=_said(checked.different),
     )
-
-
-def are_timed_alone(graph: Graph, trains: bool) -> bool:
-    """Whether nodes are timed one by one, and no run as a whole: of a training step that takes long."""
-    return trains and math.fsum(graph.costs) > LONG
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
@@ -362,36 +318,40 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
 
 
-def _best(
-    plain: int, above: float, ladders: Sequence["_Ladder"], most: float = math.inf, next_to: float = NEXT_TO
-) -> Chunking | None:
-    """Of the ways that take next to the least memory, above a limit, the one with fewest nodes.
+def _best(plain: int, most: float, next_to: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
+    """Of the ways that take next to the least memory the one with fewest nodes.
 
     Those that are estimated to take more than ``most`` seconds longer don't count.
 
     None where none takes much less than the model as it is.
     """
-    ways: list[Chunking] = []
+    ways, least = list[Chunking](), math.inf
     for ladder in ladders:
-        least = math.inf
-        for way in ladder:
-            if way.total > above and way.extra <= most:
-                ways.append(way)
-                if way.total > FAR * least:
-                    break
-                least = min(least, way.total)
-    least = min((way.total for way in ways), default=math.inf)
+        own = math.inf
+        for index in range(len(ladder)):
+            if ladder.bound(index) > min(WORTH * plain, next_to * least):
+                break  # coarser ones aren't smaller
+            way = ladder[index]
+            if way.extra > most:
+                continue
+            ways.append(way)
+            least = min(least, way.total)
+            if way.total > FAR * own:
+                break
+            own = min(own, way.total)
     near = [way for way in ways if way.total <= min(WORTH * plain, next_to * least)]
-    return min(near, key=lambda way: (way.extra, way.total), default=None)
+    return min(near, key=lambda way: (way.lowered.model.graph.num_nodes(), way.total), default=None)
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """The cheapest way that fits, or else the smallest."""
     ways: list[Chunking] = []
     for ladder in ladders:
-        for way in (ladder[index] for index in reversed(range(len(ladder)))):
-            ways.append(way)
-            if way.total <= room:
+        for index in reversed(range(len(ladder))):
+            if index and ladder.bound(index) > room:
+                continue
+            ways.append(ladder[index])
+            if ways[-1].total <= room:
                 break
     fitting = [way for way in ways if way.total <= room]
     if not fitting:
@@ -408,6 +368,10 @@ class _Ladder(Sequence[Chunking]):
 
     def __len__(self) -> int:
         return len(self._bands)
+
+    def bound(self, index: int) -> int:
+        """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
+        return _alive_whole(self._axis, self._bands[index])
 
     def __getitem__(self, index: int) -> Chunking:  # type: ignore[override]  # no slices of it are taken
         if index not in self._known:
@@ -443,13 +407,14 @@ def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
 class _Job:
     """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device.
 
-    ``training`` is the roles of a training step's inputs and outputs.
+    ``cores`` is how many it runs on, ``training`` the roles of a training step's inputs and outputs.
     """
 
     lowered: Lowered
     request: Request
     plain: Solution
     device: Device
+    cores: int
     training: Training | None = None
 
 
@@ -457,7 +422,8 @@ class _Job:
 class _Axis:
     """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
 
-    A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut.
+    A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
+    what each one does, and ``alive`` how many bytes are.
     """
 
     number: int
@@ -465,6 +431,8 @@ class _Axis:
     graph: Graph
     axes: Axes
     ranges: tuple[Range, ...]
+    works: tuple[Work, ...]
+    alive: np.ndarray
 
 
 def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _Axis:
@@ -473,12 +441,15 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
     schedule_model(model, order, graph)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
+    works = tuple(map(work_of, model.graph))
     return _Axis(
         max(seeds.values()),
         dataclasses.replace(job.lowered, model=model),
         graph,
         axes,
-        measured(graph, axes, ranges),
+        measured(graph, axes, ranges, [work.waits for work in works]),
+        works,
+        _alive(graph),
     )
 
 
@@ -487,7 +458,33 @@ def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     model = job.lowered.model.clone()
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
     schedule_model(model, regions.order, regions.graph)
-    return _Axis(-1, dataclasses.replace(job.lowered, model=model), regions.graph, regions.axes, regions.ranges)
+    lowered, works = dataclasses.replace(job.lowered, model=model), tuple(map(work_of, model.graph))
+    return _Axis(-1, lowered, regions.graph, regions.axes, regions.ranges, works, _alive(regions.graph))
+
+
+def _alive(graph: Graph) -> np.ndarray:
+    return live_bytes(assign_storage(graph).buffers, len(graph.nodes))
+
+
+def _alive_whole(axis: _Axis, bands: Sequence[Band]) -> int:
+    """The most bytes alive at a step of no band."""
+    whole = np.ones(len(axis.alive), bool)
+    for band in bands:
+        whole[band.stages[0].begin : band.stages[-1].end] = False
+    return int(axis.alive[whole].max(initial=0))
+
+
+def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
+    """About how much longer bands take, but for what cuts and joins."""
+    more = 0.0
+    for stage in (stage for band in bands for stage in band.stages):
+        slices = len(stage.slices) - 1
+        more += slices * RUN_SECONDS if job.training is None else 0.0
+        for step in range(stage.begin, stage.end):
+            if isinstance(axis.axes.nodes[step], Slicing):
+                work = axis.works[step]
+                more += work.seconds(job.cores, slices) - work.seconds(job.cores)
+    return more
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
@@ -519,7 +516,7 @@ def ways_of(job: _Job, axis: _Axis, most: float) -> list[tuple[Band, ...]]:
     Args:
         job: The model.
         axis: The same, ordered for that axis.
-        most: How many nodes may run in chunks.
+        most: Seconds that they may take longer, by estimate.
     """
     levels = [one.levels for one in axis.ranges]
     slices = [[len(bounds) - 1 for bounds in each] for each in levels]
@@ -528,22 +525,18 @@ def ways_of(job: _Job, axis: _Axis, most: float) -> list[tuple[Band, ...]]:
     seen: dict[tuple[Any, ...], None] = {}
     for step in reversed(range(1, STEPS * len(bin(max((counts[-1] for counts in slices), default=1))))):
         share = 2 ** (-step / STEPS)
-        ways = (
+        chosen = (
             stages_for(one, counts, max(least, arena * share), workspace * share)
             for one, counts in zip(axis.ranges, slices, strict=True)
         )
-        seen[tuple(map(tuple, ways))] = None
-    few = (
-        chosen
-        for chosen in seen
-        if sum(
-            (end - begin) * counts[level]
-            for stages, counts in zip(chosen, slices, strict=True)
-            for begin, end, level in stages
-        )
-        <= most
-    )
-    return [bands for chosen in few if (bands := _bands(axis.ranges, chosen, levels))]
+        seen[tuple(map(tuple, chosen))] = None
+    ways = (_bands(axis.ranges, chosen, levels) for chosen in seen)
+    return [bands for bands in ways if bands and _nodes(bands) <= MOST_NODES and _estimated(job, axis, bands) <= most]
+
+
+def _nodes(bands: Sequence[Band]) -> int:
+    """How many nodes bands have, each in all of its slices."""
+    return sum((stage.end - stage.begin) * (len(stage.slices) - 1) for band in bands for stage in band.stages)
 
 
 def in_slices(axis: _Axis, count: int) -> tuple[Band, ...]:
@@ -582,7 +575,8 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     asked = dataclasses.replace(
         job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
-    solution, extra = decide(asked, "none", "file"), _extra_seconds(axis.lowered, made, roles is not None)
+    solution, trains = decide(asked, "none", "file"), roles is not None
+    extra = seconds_of(made.model, job.cores, trains) - seconds_of(axis.lowered.model, job.cores, trains)
     return Chunking(bands, made, asked, solution, base - job.request.base, extra, axis)
 
 
@@ -608,35 +602,3 @@ def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
         if workspace_bytes := (measured.workspace or {}).get(name, 0):
             workspace[str(node.name)] = math.ceil(workspace_bytes * share)
     return dataclasses.replace(lowered, model=model, calibration=Calibration(seconds, workspace, measured.host))
-
-
-def _extra_seconds(before: Lowered, after: Lowered, trains: bool) -> float:
-    """What more nodes, more runs, and waiting for weights in each slice take, by constants."""
-    more = after.model.graph.num_nodes() - before.model.graph.num_nodes()
-    chunks = (chunk_of(node) for node in after.model.graph if WINDOW not in node.metadata_props)
-    runs = sum(1 for _ in itertools.groupby((None, *chunks))) - 1
-    if trains:  # in one session, in which what cuts and joins is run, but for parts of what persists
-        return more * LAUNCH_SECONDS + _copied(after.model) / COPY_BYTES + _waits(after) - _waits(before)
-    return more * LAUNCH_SECONDS + runs * RUN_SECONDS + _waits(after) - _waits(before)
-
-
-def _copied(model: ir.Model) -> int:
-    """Bytes that what cuts and joins reads and writes."""
-    nodes = (n for n in model.graph if WINDOW in n.metadata_props and not n.outputs[0].is_graph_output())
-    return sum(2 * (nbytes(n.outputs[0]) or 0) for n in nodes if n.op_type == "Concat" or is_computed(n.inputs[0]))
-
-
-def is_computed(value: ir.Value | None) -> bool:
-    """Whether a node writes it."""
-    return value is not None and value.producer() is not None
-
-
-def _waits(lowered: Lowered) -> float:
-    """Seconds that nodes wait for their weights: a product with few rows is over before they are read."""
-    assert lowered.calibration is not None
-    seconds, waiting = lowered.calibration.seconds or {}, 0.0
-    sizes = {v: v.const_value.nbytes for v in lowered.model.graph.initializers.values() if v.const_value is not None}
-    for node in lowered.model.graph:
-        read = sum(sizes.get(v, 0) for v in node.inputs if v is not None)
-        waiting += max(0.0, read / WEIGHT_BYTES - seconds.get(str(node.name), 0.0)) if read else 0.0
-    return waiting

@@ -58,7 +58,7 @@ class InChunks:
         job = dataclasses.replace(job, request=dataclasses.replace(job.request, budget=budget))
         with sizing.course.doing("search", f"{sizing.vary} {size}: chunks"):
             try:
-                job = in_chunks(job, sizing.begin)
+                job = in_chunks(job)
                 solution = solve(job)
                 total = job.request.base + solution.total_bytes
             except BudgetError as error:

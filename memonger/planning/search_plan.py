@@ -1,7 +1,6 @@
 """From a model to its plan through all stages: `search_plan`, `pareto`, `make_mirror_plan` and `get_cost`."""
 
 import dataclasses
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -108,7 +107,7 @@ def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
         tell("rehearse")
         job = rehearsed(job, begin)
     tell("search")
-    job = in_chunks(job, begin)
+    job = in_chunks(job)
     solution = solve(job)
     tell("verify")
     return finish(job, solution, begin)
@@ -373,24 +372,15 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
     return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
-def in_chunks(job: Job, begin: float) -> Job:
+def in_chunks(job: Job) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
     if job.ranges or job.options.state or not chunking.are_wanted(job.lowered, job.options, job.device):
         return job
 
-    def time_ratio(one: both.Way, other: both.Way) -> float:
-        from memonger.planning import rehearse
-
-        if chunking.are_timed_alone(job.request.graph, job.mode == "training"):
-            once = math.fsum(job.request.graph.costs)
-            return both.seconds_of(other, once) / both.seconds_of(one, once)
-        first, second = (finish(made.copy(), solve(made), begin) for made in (_taken(job, one), _taken(job, other)))
-        return rehearse.time_ratio(first, second, job.options.inputs)
-
     options, trains = job.options, job.mode == "training"
     if trains and job.request.budget is not None:
         try:
-            return _taken(job, both.for_budget(job.lowered, job.request, options, job.device, job.strategy, time_ratio))
+            return _taken(job, both.for_budget(job.lowered, job.request, options, job.device, job.strategy))
         except BudgetError as error:
             raise _explained(job, error) from error
     strategy = job.strategy if trains else "none"
@@ -399,10 +389,7 @@ def in_chunks(job: Job, begin: float) -> Job:
     if asked is not None and asked[0] == ROWS:
         return _with_strips(job, plain, asked[1])
 
-    def slower(way: chunking.Chunking) -> float:
-        return time_ratio(plain, way) - 1
-
-    chosen = chunking.choose(job.lowered, job.request, options, job.device, job.source.batch, slower, plain)
+    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain)
     return _taken(job, plain if chosen is None else chosen)
 
 

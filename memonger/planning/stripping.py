@@ -28,7 +28,7 @@ from memonger.model.marks import STRIP, before_chunks
 from memonger.model.values import nbytes, static_shape
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning.chunking import LAUNCH_SECONDS
+from memonger.planning.chunk_times import LAUNCH_SECONDS
 from memonger.planning.decide import Solution, decide
 from memonger.remat import Request
 from memonger.runtime import feeds as feeding

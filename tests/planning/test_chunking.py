@@ -13,6 +13,7 @@ import pytest
 from onnx import helper
 
 import memonger
+from memonger.lowering import calibrate
 from memonger.model.axes import axes_of
 from memonger.model.load import load
 from memonger.planning.chunk_stages import ranges_in_order, slice_levels
@@ -246,3 +247,18 @@ def test_chunks_are_for_inference_on_the_cpu() -> None:
     graph.add_node("a", bytes=1, cost=1)
     with pytest.raises((memonger.PlanError, TypeError), match="chunks"):
         memonger.search_plan(graph, chunks=2)  # type: ignore[call-overload]
+
+
+def test_what_was_measured_of_times_changes_no_byte_of_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = []
+    for number, unit in enumerate((1e-9, 1.0)):
+
+        def seconds(runs: Any, _inner: Any, unit: float = unit) -> dict[str, float]:
+            return {run.name: unit * (1 + place % 7) for one in runs for place, run in enumerate(one)}
+
+        monkeypatch.setattr(calibrate, "_seconds", seconds)
+        made = plan(convolutions(128), max_overhead=0.5)
+        assert made.chunks
+        made.save(tmp_path / f"{number}.onnx")
+        files.append((tmp_path / f"{number}.onnx").read_bytes())
+    assert files[0] == files[1]
