@@ -6,11 +6,14 @@ parts of a value that lie inside it. It has the size of the largest.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
+from memonger.errors import PlanError
 from memonger.graph.graph import ALIGNMENT as ALIGNMENT
 from memonger.graph.graph import Graph, Pair, Window
+from memonger.graph.groups import check_groups, places
 from memonger.layout.buffers import Buffer
 
 
@@ -58,6 +61,7 @@ def assign_storage(
     alignment: int = ALIGNMENT,
     offsets: Mapping[int, int] | None = None,
     windows: Collection[int] = (),
+    groups: Sequence[Collection[int]] = (),
 ) -> Storage:
     """Decide which values share a storage: a view always, in place and inside another where nobody needs the old bytes.
 
@@ -68,10 +72,15 @@ def assign_storage(
         offsets: An existing layout by value number: only values that it puts together share. This reads a plan's
             storages off its offsets.
         windows: Of the nodes that offer windows (`Graph.offered`) those that get them; with `offsets` all do.
+        groups: Values that lie side by side in one storage, a group each; see `memonger.graph.groups`.
+
+    Raises:
+        PlanError: a group can't be contiguous; it names the value.
     """
     sharing = sharing or Sharing()
     taken = frozenset(windows)
-    draft = _Draft(graph, last_reads(graph))
+    check_groups(graph, groups)
+    draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)))
     for step, writes in enumerate(graph.writes):
         is_taken = step in taken or not graph.offered[step]
         pairs = _allowed(graph, sharing, step, alignment, offsets, is_taken)
@@ -79,6 +88,8 @@ def assign_storage(
         for number, value in enumerate(planned):
             draft.put(step, value, pairs, planned[:number])
         draft.join(step, pairs[2])
+    for members in groups:
+        draft.gather(places(graph, members, alignment))
     if not sharing.reuse:
         draft.start, draft.stop = [0] * len(draft.sizes), [len(graph.nodes)] * len(draft.sizes)
     return draft.storage(alignment)
@@ -117,10 +128,11 @@ class _Draft:
         sizes: Bytes of each storage.
         start: The step at which it begins.
         stop: One after the last step that needs it.
+        grouped: Values that lie in groups.
     """
 
-    def __init__(self, graph: Graph, last: Sequence[int]) -> None:
-        self.graph, self.last = graph, last
+    def __init__(self, graph: Graph, last: Sequence[int], grouped: frozenset[int]) -> None:
+        self.graph, self.last, self.grouped = graph, last, grouped
         self.of_value = [-1] * len(graph.values)
         self.within = [0] * len(graph.values)
         self.members: list[list[int]] = []
@@ -137,8 +149,10 @@ class _Draft:
         views, inplace, windows = pairs
         places = [(source, 0) for source, target in views if target == value]
         places += [(whole, byte) for part, whole, byte in windows if part == value]
-        over = [(source, 0) for source, target in inplace if target == value and self._is_last(step, source)]
-        for source, byte in (*places, *over):
+        over = [source for source, target in inplace if target == value and self._is_last(step, source)]
+        if value in self.grouped:  # of one storage one value is in a group
+            over = [source for source in over if self.grouped.isdisjoint(self.members[self.of_value[source]])]
+        for source, byte in (*places, *((source, 0) for source in over)):
             storage, begin = self.of_value[source], self.within[source] + byte
             if not self._overlap(storage, begin, self.graph.sizes[value], done):
                 break
@@ -193,7 +207,7 @@ class _Draft:
             end = begin + self.sizes[inner]
             own = [p for p, _, at in windows if self.of_value[p] == inner and at == begin + self.within[p]]
             free = all(stop <= begin or end <= start for start, stop in joined)
-            if 0 <= begin and end <= self.sizes[outer] and free and self._stays(step, inner, own):
+            if begin >= 0 and end <= self.sizes[outer] and free and self._stays(step, inner, own):
                 joined.append((begin, end))
                 self._move(inner, outer, begin)
 
@@ -218,6 +232,26 @@ class _Draft:
         self.members[inner] = []
         self.start[outer] = min(self.start[outer], self.start[inner])
         self.stop[outer] = max(self.stop[outer], self.stop[inner])
+
+    def gather(self, places: Mapping[int, int]) -> None:
+        """Put the storages of a group's members inside a new one, at these places."""
+        storage = len(self.sizes)
+        for value in places:
+            inner = self.of_value[value]
+            others = [v for v in self.members[inner] if v in self.grouped and v != value]
+            if others or self.sizes[inner] != self.graph.sizes[value]:
+                other = max(others or self.members[inner], key=lambda v: self.graph.sizes[v])
+                raise PlanError(
+                    f"value '{self.graph.values[value]}' can't be side by side with others in a group: it shares its "
+                    f"bytes with '{self.graph.values[other]}'."
+                )
+        self.members.append([])
+        self.needed.append([])
+        self.sizes.append(max(at + self.graph.sizes[value] for value, at in places.items()))
+        self.start.append(len(self.graph.nodes))
+        self.stop.append(0)
+        for value, at in places.items():
+            self._move(self.of_value[value], storage, at)
 
     def storage(self, alignment: int) -> Storage:
         """What was decided. Storages inside others are no buffers."""

@@ -29,14 +29,16 @@ def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tupl
         alignment: Put on every buffer, in bytes.
     """
     plain = assign_storage(graph, sharing, alignment)
-    groups = _groups(graph) if sharing.views else []
+    candidates = _together(graph) if sharing.views else []
+    if not candidates:
+        return (plain,)
     best, live = plain, live_bytes(plain.buffers, len(graph.nodes))
     taken, refused = frozenset[int](), set[int]()
     for _ in range(min(TRIES, 1 + _STEPS // max(1, len(graph.nodes)))):
-        number = _next(groups, taken, refused, live)
+        number = _next(candidates, taken, refused, live)
         if number is None:
             break
-        tried = taken | groups[number].nodes
+        tried = taken | candidates[number].nodes
         storage = assign_storage(graph, sharing, alignment, windows=tried)
         other = live_bytes(storage.buffers, len(graph.nodes))
         if _is_smaller(other, live):
@@ -47,19 +49,19 @@ def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Nodes whose windows are tried together, and the steps from the first to the last that needs one of their values."""
+class _Together:
+    """Nodes whose windows are tried together, and the first and the last step that need one of their values."""
 
     nodes: frozenset[int]
     start: int
     stop: int
 
 
-def _next(groups: Sequence[_Group], taken: frozenset[int], refused: set[int], live: np.ndarray) -> int | None:
-    """The next group to try: of those that reach the step with most bytes alive."""
+def _next(candidates: Sequence[_Together], taken: frozenset[int], refused: set[int], live: np.ndarray) -> int | None:
+    """The next candidate to try: of those that reach the step with most bytes alive."""
     worst = int(live.argmax())
-    for number, group in enumerate(groups):
-        if number not in refused and group.start <= worst <= group.stop and group.nodes - taken:
+    for number, candidate in enumerate(candidates):
+        if number not in refused and candidate.start <= worst <= candidate.stop and candidate.nodes - taken:
             return number
     return None
 
@@ -71,7 +73,7 @@ def _is_smaller(live: np.ndarray, other: np.ndarray) -> bool:
     return bool(found.size and difference[found[0]] < 0)
 
 
-def _groups(graph: Graph) -> list[_Group]:
+def _together(graph: Graph) -> list[_Together]:
     """All nodes that offer windows of values that hang together, by size; then each node for itself."""
     parent = list(range(len(graph.values)))
 
@@ -91,11 +93,11 @@ def _groups(graph: Graph) -> list[_Group]:
     for step in steps:
         together.setdefault(root(graph.windows[step][0][0]), []).append(step)
     last = last_reads(graph)
-    whole = [_group(graph, nodes, last) for nodes in together.values()]
-    single = [_group(graph, [step], last) for nodes in together.values() if len(nodes) > 1 for step in nodes]
-    return [*sorted(whole, key=lambda group: -len(group.nodes)), *single]
+    whole = [_of_nodes(graph, nodes, last) for nodes in together.values()]
+    single = [_of_nodes(graph, [step], last) for nodes in together.values() if len(nodes) > 1 for step in nodes]
+    return [*sorted(whole, key=lambda candidate: -len(candidate.nodes)), *single]
 
 
-def _group(graph: Graph, nodes: Sequence[int], last: Sequence[int]) -> _Group:
+def _of_nodes(graph: Graph, nodes: Sequence[int], last: Sequence[int]) -> _Together:
     values = {value for node in nodes for part, whole, _ in graph.windows[node] for value in (part, whole)}
-    return _Group(frozenset(nodes), min(graph.producer[v] for v in values), max(last[v] for v in values))
+    return _Together(frozenset(nodes), min(graph.producer[v] for v in values), max(last[v] for v in values))
