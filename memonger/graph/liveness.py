@@ -21,12 +21,13 @@ from memonger.layout.buffers import Buffer
 class Sharing:
     """What may share bytes. All on is the smallest arena; off is for finding faults.
 
-    Without views no part of a value lies inside it either.
+    Without views no part of a value lies inside it either; without windows only parts that are chunks do.
     """
 
     inplace: bool = True
     views: bool = True
     reuse: bool = True
+    windows: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tupl
         alignment: Put on every buffer, in bytes.
     """
     plain = assign_storage(graph, sharing, alignment)
-    candidates = _together(graph) if sharing.views else []
+    candidates = _together(graph) if sharing.views and sharing.windows else []
     if not candidates:
         return (plain,)
     best, live = plain, live_bytes(plain.buffers, len(graph.nodes))
