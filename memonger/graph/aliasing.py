@@ -23,7 +23,7 @@ with another processor's kernel, by its source, isn't in the list. See `NEVER_IN
 
 For the CUDA provider there is the source alone so far, and the list holds no more than it settles: the views that copy
 nothing between equal addresses, and elementwise kernels, of which each thread writes the element it has read. More than
-two inputs of Max, Min and Sum are accumulated in the output, over inputs not read yet.
+two inputs of Max, Min and Sum are accumulated in the output, over inputs not read yet. There are no windows.
 """
 
 from __future__ import annotations
