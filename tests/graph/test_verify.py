@@ -134,7 +134,7 @@ def _simulate(graph: Graph, offsets: dict[int, int], arena: int) -> bool:
 @settings(max_examples=300, deadline=None)
 def test_every_layout_we_make_passes_and_computes_the_right_thing(graph: Graph) -> None:
     for sharing in (Sharing(), Sharing(inplace=False), Sharing(views=False), Sharing(reuse=False)):
-        for windows in ((), range(len(graph.nodes))):
+        for windows in ((), range(len(graph.nodes))) if sharing == Sharing() else ((),):
             offsets, arena = _layout(graph, sharing, windows)
             verify(graph, offsets, arena, 64)
             assert _simulate(graph, offsets, arena)
@@ -142,7 +142,7 @@ def test_every_layout_we_make_passes_and_computes_the_right_thing(graph: Graph) 
 
 
 @given(graphs(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_groups_are_side_by_side_and_compute_the_right_thing(graph: Graph, data: st.DataObject) -> None:
     planned = [v for v in range(len(graph.values)) if graph.planned[v]]
     members = data.draw(st.lists(st.sampled_from(planned), min_size=1, max_size=4, unique=True)) if planned else []
@@ -158,7 +158,7 @@ def test_groups_are_side_by_side_and_compute_the_right_thing(graph: Graph, data:
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_windows_are_taken_only_where_that_is_smaller(graph: Graph) -> None:
     plain, *others = storages(graph, Sharing())
     assert plain == assign_storage(graph)

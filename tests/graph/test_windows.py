@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 import memonger
+import models
 from memonger.graph.aliasing import CUDA, windows
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing, Storage, assign_storage
@@ -173,6 +174,22 @@ def test_features_of_a_dense_block_grow_in_one_buffer(device: str) -> None:
     assert networks.same_bits(memonger.Session(plan).run(feeds), expected)
     without = memonger.search_plan(model, device="none", mode="inference", sharing=Sharing(windows=False))
     assert without.arena_bytes == 2 * layers
+
+
+def test_steps_with_windows_are_steps_without_to_the_bit() -> None:
+    model = models.build_ir("densenet_bc100", batch=1, training=True, blocks=(3,), growth=8, image=8)
+    training = memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.1, momentum=0.9))
+    without, made = (
+        memonger.search_plan(training, device="none", strategy="cheap", sharing=Sharing(windows=windows))
+        for windows in (False, True)
+    )
+    assert made.arena_bytes < without.arena_bytes
+    x = np.random.default_rng(2).standard_normal((1, 3, 8, 8), np.float32)
+    trainers = [memonger.TrainingSession(plan) for plan in (without, made)]
+    for _ in range(2):
+        assert len({trainer.step({"image": x, "labels": np.zeros(1, np.int64)}) for trainer in trainers}) == 1
+    states = [trainer.state_dict() for trainer in trainers]
+    assert all(states[0][name].tobytes() == array.tobytes() for name, array in states[1].items())
 
 
 def test_what_the_model_returns_or_joins_twice_is_copied() -> None:
