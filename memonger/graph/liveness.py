@@ -88,7 +88,8 @@ def assign_storage(
         planned = [value for value in writes if graph.planned[value]]
         for number, value in enumerate(planned):
             draft.put(step, value, pairs, planned[:number])
-        draft.join(step, pairs[2])
+        if pairs[2]:
+            draft.join(step, pairs[2])
     for members in groups:
         draft.gather(places(graph, members, alignment))
     if not sharing.reuse:
@@ -147,30 +148,38 @@ class _Draft:
 
         Outputs of the node that have theirs (`done`) keep their bytes.
         """
+        for source, byte in self._places(step, value, pairs) if any(pairs) else ():
+            storage, begin = self.of_value[source], self.within[source] + byte
+            if not done or not self._overlap(storage, begin, self.graph.sizes[value], done):
+                break
+        else:
+            storage, begin = self._new(self.graph.sizes[value], step), 0
+        self._add(value, storage, begin)
+
+    def _places(self, step: int, value: int, pairs: _Allowed) -> list[tuple[int, int]]:
+        """Where an output may lie, the best place first: an input, and a byte of it."""
         views, inplace, windows = pairs
         places = [(source, 0) for source, target in views if target == value]
         places += [(whole, byte) for part, whole, byte in windows if part == value]
         over = [source for source, target in inplace if target == value and self._is_last(step, source)]
         if value in self.grouped:  # of one storage one value is in a group
             over = [source for source in over if self.grouped.isdisjoint(self.members[self.of_value[source]])]
-        for source, byte in (*places, *((source, 0) for source in over)):
-            storage, begin = self.of_value[source], self.within[source] + byte
-            if not self._overlap(storage, begin, self.graph.sizes[value], done):
-                break
-        else:
-            storage, begin = len(self.sizes), 0
-            self.members.append([])
-            self.needed.append([])
-            self.sizes.append(self.graph.sizes[value])
-            self.start.append(step)
-            self.stop.append(step + 1)
-        self._add(value, storage, begin)
+        return places + [(source, 0) for source in over]
+
+    def _new(self, size: int, start: int) -> int:
+        """An empty storage."""
+        self.members.append([])
+        self.needed.append([])
+        self.sizes.append(size)
+        self.start.append(start)
+        self.stop.append(0)
+        return len(self.sizes) - 1
 
     def _add(self, value: int, storage: int, begin: int) -> None:
         self.of_value[value], self.within[value] = storage, begin
         self.members[storage].append(value)
         self.needed[storage].append(value)
-        self.stop[storage] = max(self.stop[storage], self.last[value] + 1)
+        self.stop[storage] = max(self.stop[storage], self.last[value] + 1, self.start[storage] + 1)
 
     def _overlap(self, storage: int, begin: int, size: int, values: Iterable[int]) -> bool:
         """Whether any of these values has some of these bytes."""
@@ -186,8 +195,8 @@ class _Draft:
         storage = self.of_value[source]
         if self.last[source] > step:
             return False
-        others = (v for v in self._needed(step, storage) if v != source)
-        return not self._overlap(storage, self.within[source], self.graph.sizes[source], others)
+        others = [v for v in self._needed(step, storage) if v != source]
+        return not others or not self._overlap(storage, self.within[source], self.graph.sizes[source], others)
 
     def _needed(self, step: int, storage: int) -> list[int]:
         """The values of a storage that are needed at this step or later."""
@@ -236,7 +245,6 @@ class _Draft:
 
     def gather(self, places: Mapping[int, int]) -> None:
         """Put the storages of a group's members inside a new one, at these places."""
-        storage = len(self.sizes)
         for value in places:
             inner = self.of_value[value]
             others = [v for v in self.members[inner] if v in self.grouped and v != value]
@@ -246,11 +254,8 @@ class _Draft:
                     f"value '{self.graph.values[value]}' can't be side by side with others in a group: it shares its "
                     f"bytes with '{self.graph.values[other]}'."
                 )
-        self.members.append([])
-        self.needed.append([])
-        self.sizes.append(max(at + self.graph.sizes[value] for value, at in places.items()))
-        self.start.append(len(self.graph.nodes))
-        self.stop.append(0)
+        size = max(at + self.graph.sizes[value] for value, at in places.items())
+        storage = self._new(size, len(self.graph.nodes))
         for value, at in places.items():
             self._move(self.of_value[value], storage, at)
 
@@ -258,12 +263,14 @@ class _Draft:
         """What was decided. Storages inside others are no buffers."""
         end = len(self.graph.nodes)
         kept = [storage for storage, members in enumerate(self.members) if members]
-        number = {storage: index for index, storage in enumerate(kept)} | {-1: -1}
         buffers = tuple(
             Buffer(index, self.sizes[storage], self.start[storage], min(self.stop[storage], end), alignment)
             for index, storage in enumerate(kept)
         )
-        return Storage(tuple(number[storage] for storage in self.of_value), tuple(self.within), buffers)
+        if len(kept) < len(self.members):
+            number = {storage: index for index, storage in enumerate(kept)} | {-1: -1}
+            self.of_value = [number[storage] for storage in self.of_value]
+        return Storage(tuple(self.of_value), tuple(self.within), buffers)
 
 
 def live_bytes(buffers: Sequence[Buffer], steps: int) -> np.ndarray:
