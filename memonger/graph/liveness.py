@@ -126,7 +126,7 @@ class _Draft:
         of_value: For each value its storage, or -1.
         within: For each value its first byte in that storage.
         members: The values of each storage; none of one that lies inside another by now.
-        needed: Those that a step from now on needs, and some that none does.
+        needed: Those of its first members, so many, that some step needed when that was asked last.
         sizes: Bytes of each storage.
         start: The step at which it begins.
         stop: One after the last step that needs it.
@@ -138,7 +138,7 @@ class _Draft:
         self.of_value = [-1] * len(graph.values)
         self.within = [0] * len(graph.values)
         self.members: list[list[int]] = []
-        self.needed: list[list[int]] = []
+        self.needed: dict[int, tuple[list[int], int]] = {}
         self.sizes: list[int] = []
         self.start: list[int] = []
         self.stop: list[int] = []
@@ -169,7 +169,6 @@ class _Draft:
     def _new(self, size: int, start: int) -> int:
         """An empty storage."""
         self.members.append([])
-        self.needed.append([])
         self.sizes.append(size)
         self.start.append(start)
         self.stop.append(0)
@@ -178,7 +177,6 @@ class _Draft:
     def _add(self, value: int, storage: int, begin: int) -> None:
         self.of_value[value], self.within[value] = storage, begin
         self.members[storage].append(value)
-        self.needed[storage].append(value)
         self.stop[storage] = max(self.stop[storage], self.last[value] + 1, self.start[storage] + 1)
 
     def _overlap(self, storage: int, begin: int, size: int, values: Iterable[int]) -> bool:
@@ -200,8 +198,10 @@ class _Draft:
 
     def _needed(self, step: int, storage: int) -> list[int]:
         """The values of a storage that are needed at this step or later."""
-        self.needed[storage] = [value for value in self.needed[storage] if self.last[value] >= step]
-        return self.needed[storage]
+        before, seen = self.needed.get(storage, ((), 0))
+        found = [value for value in (*before, *self.members[storage][seen:]) if self.last[value] >= step]
+        self.needed[storage] = found, len(self.members[storage])
+        return found
 
     def join(self, step: int, windows: Sequence[Window]) -> None:
         """Put the storages of a node's inputs inside that of its output, where they can be.
@@ -238,7 +238,6 @@ class _Draft:
             self.of_value[value] = outer
             self.within[value] += begin
         self.members[outer] += self.members[inner]
-        self.needed[outer] += self.needed[inner]
         self.members[inner] = []
         self.start[outer] = min(self.start[outer], self.start[inner])
         self.stop[outer] = max(self.stop[outer], self.stop[inner])
