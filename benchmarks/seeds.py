@@ -118,6 +118,26 @@ def _densenet() -> Rows:
     yield from _ours(models.build_ir("densenet_bc100", batch=64, training=True), ("none", "cheap", "sweep"), (0.4, 0.3))
 
 
+def _windows() -> Rows:
+    """Steps of one sample, whose concatenations are consecutive: the same networks with windows and without."""
+    for layers in (6, 16, 31):
+        model = models.build_ir("densenet_bc100", batch=1, training=True, blocks=(layers,) * 3)
+        training = memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.1, momentum=0.9))
+        largest = 0
+        for strategy in ("none", "cheap"):
+            without, plan = (
+                memonger.search_plan(
+                    training, device="none", strategy=strategy, sharing=memonger.Sharing(windows=windows)
+                )
+                for windows in (False, True)
+            )
+            largest = largest or without.arena_bytes
+            yield (
+                f"depth {6 * layers + 4}, `--strategy {strategy}`", without.arena_bytes / MIB, plan.arena_bytes / MIB,
+                f"{without.arena_bytes / largest:.0%}", f"{plan.arena_bytes / largest:.0%}", f"{plan.overhead:+.0%}",
+            )  # fmt: skip
+
+
 def _deep() -> Rows:
     yield "published: 1,000 layers, all kept", "48 GB", ""
     yield "published: 1,000 layers, sublinear plan", "7 GB", "+30%"
@@ -159,6 +179,7 @@ TABLES = (
         _training,
     ),
     ("densenet", _TAKES, _densenet),
+    ("windows", "network | without, MB | with, MB | without, left | with, left | extra time", _windows),
     ("deep", _TAKES, _deep),
     ("example", _TAKES, _example),
 )

@@ -23,7 +23,7 @@ with another processor's kernel, by its source, isn't in the list. See `NEVER_IN
 
 For the CUDA provider there is the source alone so far, and the list holds no more than it settles: the views that copy
 nothing between equal addresses, and elementwise kernels, of which each thread writes the element it has read. More than
-two inputs of Max, Min and Sum are accumulated in the output, over inputs not read yet.
+two inputs of Max, Min and Sum are accumulated in the output, over inputs not read yet. There are no windows.
 """
 
 from __future__ import annotations
@@ -336,11 +336,11 @@ def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
 
 
 def windows(node: ir.Node, provider: str = CPU) -> tuple[tuple[ir.Value, ir.Value, int], ...]:
-    """(part, whole, byte offset) of a marked node whose parts may lie inside the whole, both being alive.
+    """(part, whole, byte offset) of a node whose parts may lie inside the whole, both being alive.
 
-    Of a Slice the output is a part of its input, of a Concat each input is one of its output. The axis has to be the
-    outermost one with more than one element, so that a part's bytes are consecutive in the whole. The kernels copy
-    bytes forward, which changes nothing between equal addresses.
+    Of a Slice or Split the outputs are parts of its input, of a Concat each input is one of its output. The axis has to
+    be the outermost one with more than one element, so that a part's bytes are consecutive in the whole. The kernels
+    copy bytes forward, which changes nothing between equal addresses.
 
     A part read at two inputs of a Concat lies at neither place. Of any other node there are none, whatever its marks.
     """

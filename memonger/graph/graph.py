@@ -10,6 +10,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph import aliasing, costs
 from memonger.model.operators import facts, operator_name
+from memonger.model.parts import is_marked
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.values import LARGEST, all_values, dense, nbytes, subgraphs
 from memonger.words import option
@@ -58,6 +59,8 @@ class Graph:
             planned. Empty: none.
         growths: (input, output) pairs of each node where the output is a persistent input with more behind it, and
             lies where that does: the old content stays. Neither is planned. Empty: none.
+        offered: Whether a node's windows are a choice of who lays out. Those of a model in chunks, which it marks, are
+            taken wherever they can be. Empty: no node's are.
     """
 
     nodes: tuple[str, ...]
@@ -77,6 +80,7 @@ class Graph:
     workspace: tuple[int, ...]
     windows: tuple[tuple[Window, ...], ...] = ()
     growths: tuple[tuple[Pair, ...], ...] = ()
+    offered: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that bytes and costs can be added up: layouts count in 64 bits.
@@ -84,9 +88,9 @@ class Graph:
         Raises:
             PlanError: they can't.
         """
-        for name in ("windows", "growths"):
+        for name, nothing in (("windows", ()), ("growths", ()), ("offered", False)):
             if not getattr(self, name):
-                object.__setattr__(self, name, ((),) * len(self.nodes))
+                object.__setattr__(self, name, (nothing,) * len(self.nodes))
         total = sum(self.sizes) + sum(self.workspace)
         if min((0, *self.sizes, *self.workspace)) < 0 or total >= LARGEST:
             bad = min(range(len(self.sizes)), key=lambda v: (self.sizes[v] >= 0, -self.sizes[v]), default=0)
@@ -121,8 +125,9 @@ class Graph:
 
     @cached_property
     def parts(self) -> frozenset[int]:
-        """Values that may lie inside another planned one, of which they are a part."""
-        return frozenset(part for windows in self.windows for part, whole, _ in windows if self.planned[whole])
+        """Values that chunks made a part of another planned one."""
+        marked = (w for w, offered in zip(self.windows, self.offered, strict=True) if not offered)
+        return frozenset(part for windows in marked for part, whole, _ in windows if self.planned[whole])
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
@@ -214,6 +219,7 @@ def _aliases(
         "inplace": tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
         "ties": tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
         "windows": tuple(rules.windows(aliasing.windows(node, provider)) for node in nodes),
+        "offered": tuple(not is_marked(node) for node in nodes),
     }
 
 
@@ -267,7 +273,7 @@ def _parts_of_inputs(
     parts = {}
     for value in (v for v in model.graph.inputs if v.name in persistent):
         for node in value.consumers():
-            for part, whole, byte in aliasing.windows(node, provider):
+            for part, whole, byte in aliasing.windows(node, provider) if is_marked(node) else ():
                 if whole is value and byte % ALIGNMENT == 0 and not part.is_graph_output():
                     parts[part] = value, byte
     return parts
@@ -315,7 +321,8 @@ def _writes(old: ir.Value, new: ir.Value, cuts: Mapping[ir.Value, int], provider
     node = new.producer()
     if node is None:
         return []
-    joined = [(part, byte) for part, whole, byte in aliasing.windows(node, provider) if whole is new]
+    windows = aliasing.windows(node, provider) if is_marked(node) else ()
+    joined = [(part, byte) for part, whole, byte in windows if whole is new]
     if not joined:
         return [(node, old, new)]
     own = {(byte, nbytes(part)): part for part, byte in cuts.items()}

@@ -4,13 +4,16 @@ A *storage* is the bytes of one or more values: views of each other, values that
 parts of a value that lie inside it. It has the size of the largest.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
+from memonger.errors import PlanError
 from memonger.graph.graph import ALIGNMENT as ALIGNMENT
 from memonger.graph.graph import Graph, Pair, Window
+from memonger.graph.groups import check_groups, places
 from memonger.layout.buffers import Buffer
 
 
@@ -18,12 +21,13 @@ from memonger.layout.buffers import Buffer
 class Sharing:
     """What may share bytes. All on is the smallest arena; off is for finding faults.
 
-    Without views no part of a value lies inside it either.
+    Without views no part of a value lies inside it either; without windows only parts that are chunks do.
     """
 
     inplace: bool = True
     views: bool = True
     reuse: bool = True
+    windows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ def assign_storage(
     sharing: Sharing | None = None,
     alignment: int = ALIGNMENT,
     offsets: Mapping[int, int] | None = None,
+    windows: Collection[int] = (),
+    groups: Sequence[Collection[int]] = (),
 ) -> Storage:
     """Decide which values share a storage: a view always, in place and inside another where nobody needs the old bytes.
 
@@ -66,23 +72,26 @@ def assign_storage(
         alignment: Put on every buffer, in bytes.
         offsets: An existing layout by value number: only values that it puts together share. This reads a plan's
             storages off its offsets.
+        windows: Of the nodes that offer windows (`Graph.offered`) those that get them; with `offsets` all do.
+        groups: Values that lie side by side in one storage, a group each; see `memonger.graph.groups`.
+
+    Raises:
+        PlanError: a group can't be contiguous; it names the value.
     """
     sharing = sharing or Sharing()
-    last = last_reads(graph)
-    draft = _Draft(graph)
-    windows: list[tuple[int, Window]] = []
+    taken = frozenset(windows)
+    check_groups(graph, groups)
+    draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)))
     for step, writes in enumerate(graph.writes):
-        used: set[int] = set()
-        pairs = _allowed(graph, sharing, step, alignment, offsets)
-        windows.extend((step, window) for window in pairs[2])
-        for value in writes:
-            if graph.planned[value]:
-                storage = draft.put(step, value, pairs, used)
-                used.add(storage)
-                draft.stop[storage] = max(draft.stop[storage], last[value] + 1)
-    for step, (part, whole, byte) in windows:
-        if whole in graph.writes[step]:
-            draft.join(step, part, whole, byte)
+        is_taken = step in taken or not graph.offered[step]
+        pairs = _allowed(graph, sharing, step, alignment, offsets, is_taken)
+        planned = [value for value in writes if graph.planned[value]]
+        for number, value in enumerate(planned):
+            draft.put(step, value, pairs, planned[:number])
+        if pairs[2]:
+            draft.join(step, pairs[2])
+    for members in groups:
+        draft.gather(places(graph, members, alignment))
     if not sharing.reuse:
         draft.start, draft.stop = [0] * len(draft.sizes), [len(graph.nodes)] * len(draft.sizes)
     return draft.storage(alignment)
@@ -91,11 +100,13 @@ def assign_storage(
 _Allowed = tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Window, ...]]
 
 
-def _allowed(graph: Graph, sharing: Sharing, step: int, alignment: int, offsets: Mapping[int, int] | None) -> _Allowed:
+def _allowed(
+    graph: Graph, sharing: Sharing, step: int, alignment: int, offsets: Mapping[int, int] | None, is_taken: bool
+) -> _Allowed:
     """What the switches, the alignment and an existing layout leave of a node's views, in-place pairs and windows."""
     views = graph.views[step] if sharing.views else ()
     inplace = graph.inplace[step] if sharing.inplace else ()
-    windows = graph.windows[step] if sharing.views else ()
+    windows = graph.windows[step] if sharing.views and (is_taken or offsets is not None) else ()
     if windows:
         windows = tuple(each for each in windows if each[2] % alignment == 0)
     if offsets is None:
@@ -109,95 +120,156 @@ def _allowed(graph: Graph, sharing: Sharing, step: int, alignment: int, offsets:
 
 
 class _Draft:
-    """Storages while they are decided.
+    """Storages while they are decided, step by step.
 
     Attributes:
         of_value: For each value its storage, or -1.
         within: For each value its first byte in that storage.
+        members: The values of each storage; none of one that lies inside another by now.
+        needed: Those of its first members, so many, that some step needed when that was asked last.
         sizes: Bytes of each storage.
         start: The step at which it begins.
         stop: One after the last step that needs it.
-        over: The steps at which new content is written over all of it, if there are any.
-        inside: The storage it lies inside of, if there is one, and its first byte there.
+        grouped: Values that lie in groups.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, last: Sequence[int], grouped: frozenset[int]) -> None:
+        self.graph, self.last, self.grouped = graph, last, grouped
         self.of_value = [-1] * len(graph.values)
         self.within = [0] * len(graph.values)
+        self.members: list[list[int]] = []
+        self.needed: dict[int, tuple[list[int], int]] = {}
         self.sizes: list[int] = []
         self.start: list[int] = []
         self.stop: list[int] = []
-        self.over: dict[int, list[int]] = {}
-        self.inside: dict[int, tuple[int, int]] = {}
 
-    def put(self, step: int, value: int, pairs: _Allowed, used: Collection[int]) -> int:
-        """Give a value its storage: one that it takes over or joins at this step, or a new one."""
+    def put(self, step: int, value: int, pairs: _Allowed, done: Sequence[int]) -> None:
+        """Give a value its storage: one that it takes over or joins at this step, or a new one.
+
+        Outputs of the node that have theirs (`done`) keep their bytes.
+        """
+        for source, byte in self._places(step, value, pairs) if any(pairs) else ():
+            storage, begin = self.of_value[source], self.within[source] + byte
+            if not done or not self._overlap(storage, begin, self.graph.sizes[value], done):
+                break
+        else:
+            storage, begin = self._new(self.graph.sizes[value], step), 0
+        self._add(value, storage, begin)
+
+    def _places(self, step: int, value: int, pairs: _Allowed) -> list[tuple[int, int]]:
+        """Where an output may lie, the best place first: an input, and a byte of it."""
         views, inplace, windows = pairs
-        for source, target in views:
-            if target == value and self.of_value[source] not in used:
-                return self._share(value, source, 0)
-        for part, whole, byte in windows:
-            if part == value and self.of_value[whole] not in used:
-                return self._share(value, whole, byte)
-        for source, target in inplace:
-            if target == value and self.of_value[source] not in used and self._is_last(step, source):
-                self.over.setdefault(self.of_value[source], []).append(step)
-                return self._share(value, source, 0)
-        self.of_value[value] = len(self.sizes)
-        self.sizes.append(self.graph.sizes[value])
-        self.start.append(step)
-        self.stop.append(step + 1)
-        return self.of_value[value]
+        places = [(source, 0) for source, target in views if target == value]
+        places += [(whole, byte) for part, whole, byte in windows if part == value]
+        over = [source for source, target in inplace if target == value and self._is_last(step, source)]
+        if value in self.grouped:  # of one storage one value is in a group
+            over = [source for source in over if self.grouped.isdisjoint(self.members[self.of_value[source]])]
+        return places + [(source, 0) for source in over]
 
-    def _share(self, value: int, source: int, byte: int) -> int:
-        self.of_value[value] = self.of_value[source]
-        self.within[value] = self.within[source] + byte
-        return self.of_value[value]
+    def _new(self, size: int, start: int) -> int:
+        """An empty storage."""
+        self.members.append([])
+        self.sizes.append(size)
+        self.start.append(start)
+        self.stop.append(0)
+        return len(self.sizes) - 1
+
+    def _add(self, value: int, storage: int, begin: int) -> None:
+        self.of_value[value], self.within[value] = storage, begin
+        self.members[storage].append(value)
+        self.stop[storage] = max(self.stop[storage], self.last[value] + 1, self.start[storage] + 1)
+
+    def _overlap(self, storage: int, begin: int, size: int, values: Iterable[int]) -> bool:
+        """Whether any of these values has some of these bytes."""
+        return any(
+            self.of_value[v] == storage
+            and begin < self.within[v] + self.graph.sizes[v]
+            and self.within[v] < begin + size
+            for v in values
+        )
 
     def _is_last(self, step: int, source: int) -> bool:
-        """Whether nothing else in the storage of an input is needed at this step or later, and it is all of it."""
+        """Whether the bytes of an input are needed by nothing else at this step, and by nothing later."""
         storage = self.of_value[source]
-        if self.stop[storage] != step + 1 or self.sizes[storage] != self.graph.sizes[source]:
+        if self.last[source] > step:
             return False
-        return not [v for v in self.graph.reads[step] if v != source and self.of_value[v] == storage]
+        others = [v for v in self._needed(step, storage) if v != source]
+        return not others or not self._overlap(storage, self.within[source], self.graph.sizes[source], others)
 
-    def join(self, step: int, part: int, whole: int, byte: int) -> None:
-        """Put the storage of an input inside that of the output it becomes a part of, if that can be.
+    def _needed(self, step: int, storage: int) -> list[int]:
+        """The values of a storage that are needed at this step or later."""
+        before, seen = self.needed.get(storage, ((), 0))
+        found = [value for value in (*before, *self.members[storage][seen:]) if self.last[value] >= step]
+        self.needed[storage] = found, len(self.members[storage])
+        return found
 
-        The input has to be all of its storage, with nothing written over it from this step on, and nothing over the
-        whole, which begins a storage here, while the input or a view of it is needed.
+    def join(self, step: int, windows: Sequence[Window]) -> None:
+        """Put the storages of a node's inputs inside that of its output, where they can be.
+
+        Of several that would have the same bytes of it the first one gets them.
         """
-        inner, outer = self._root(self.of_value[part]), self.of_value[whole]
-        fills = self.sizes[inner] == self.graph.sizes[part] and inner != outer
-        kept = max(self.over.get(inner, ()), default=-1) < step
-        if fills and kept and self.stop[inner] <= min(self.over.get(outer, ()), default=self.stop[inner]):
-            self.inside[inner] = outer, byte
-            self.start[outer] = min(self.start[outer], self.start[inner])
-            self.stop[outer] = max(self.stop[outer], self.stop[inner])
+        joined: list[tuple[int, int]] = []
+        for part, whole, byte in windows:
+            inner, outer = self.of_value[part], self.of_value[whole]
+            if inner == outer or whole not in self.graph.writes[step]:
+                continue
+            begin = byte - self.within[part]  # a node that joins begins a storage
+            end = begin + self.sizes[inner]
+            own = [p for p, _, at in windows if self.of_value[p] == inner and at == begin + self.within[p]]
+            free = all(stop <= begin or end <= start for start, stop in joined)
+            if begin >= 0 and end <= self.sizes[outer] and free and self._stays(step, inner, own):
+                joined.append((begin, end))
+                self._move(inner, outer, begin)
 
-    def _root(self, storage: int) -> int:
-        while storage in self.inside:
-            storage = self.inside[storage][0]
-        return storage
+    def _stays(self, step: int, storage: int, parts: Collection[int]) -> bool:
+        """Whether all that is still needed of a storage is in these values, whose bytes stay as they are."""
+        places = sorted((self.within[part], self.within[part] + self.graph.sizes[part]) for part in parts)
+        for value in self._needed(step, storage):
+            at, end = self.within[value], self.within[value] + self.graph.sizes[value]
+            for start, stop in places:
+                if start <= at < stop:
+                    at = stop
+            if at < end:
+                return False
+        return True
+
+    def _move(self, inner: int, outer: int, begin: int) -> None:
+        for value in self.members[inner]:
+            self.of_value[value] = outer
+            self.within[value] += begin
+        self.members[outer] += self.members[inner]
+        self.members[inner] = []
+        self.start[outer] = min(self.start[outer], self.start[inner])
+        self.stop[outer] = max(self.stop[outer], self.stop[inner])
+
+    def gather(self, places: Mapping[int, int]) -> None:
+        """Put the storages of a group's members inside a new one, at these places."""
+        for value in places:
+            inner = self.of_value[value]
+            others = [v for v in self.members[inner] if v in self.grouped and v != value]
+            if others or self.sizes[inner] != self.graph.sizes[value]:
+                other = max(others or self.members[inner], key=lambda v: self.graph.sizes[v])
+                raise PlanError(
+                    f"value '{self.graph.values[value]}' can't be side by side with others in a group: it shares its "
+                    f"bytes with '{self.graph.values[other]}'."
+                )
+        size = max(at + self.graph.sizes[value] for value, at in places.items())
+        storage = self._new(size, len(self.graph.nodes))
+        for value, at in places.items():
+            self._move(self.of_value[value], storage, at)
 
     def storage(self, alignment: int) -> Storage:
         """What was decided. Storages inside others are no buffers."""
         end = len(self.graph.nodes)
-        roots = [storage for storage in range(len(self.sizes)) if storage not in self.inside]
+        kept = [storage for storage, members in enumerate(self.members) if members]
         buffers = tuple(
-            Buffer(number, self.sizes[root], self.start[root], min(self.stop[root], end), alignment)
-            for number, root in enumerate(roots)
+            Buffer(index, self.sizes[storage], self.start[storage], min(self.stop[storage], end), alignment)
+            for index, storage in enumerate(kept)
         )
-        if not self.inside:
-            return Storage(tuple(self.of_value), tuple(self.within), buffers)
-        place = {root: (number, 0) for number, root in enumerate(roots)} | {-1: (-1, 0)}
-        for storage in sorted(self.inside, reverse=True):  # a whole is written after its parts
-            outer, byte = self.inside[storage]
-            place[storage] = place[outer][0], place[outer][1] + byte
-        of_value = tuple(place[storage][0] for storage in self.of_value)
-        within = tuple(at + place[storage][1] for at, storage in zip(self.within, self.of_value, strict=True))
-        return Storage(of_value, within, buffers)
+        if len(kept) < len(self.members):
+            number = {storage: index for index, storage in enumerate(kept)} | {-1: -1}
+            self.of_value = [number[storage] for storage in self.of_value]
+        return Storage(tuple(self.of_value), tuple(self.within), buffers)
 
 
 def live_bytes(buffers: Sequence[Buffer], steps: int) -> np.ndarray:

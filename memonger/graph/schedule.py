@@ -17,7 +17,7 @@ from memonger.graph.graph import Graph, Pair, Window, needed_by, read_values
 from memonger.model.names import fresh
 from memonger.model.training_roles import Training
 
-_OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace")
+_OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace", "offered")
 """Fields of a graph that are the same for a node and its copies."""
 
 _COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?(?=$|\.chunk\d+_\d+)")

@@ -7,7 +7,7 @@ file's offsets become raw addresses.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from memonger.errors import VerificationError
@@ -73,7 +73,13 @@ class _Arena:
             owners.discard(value)
 
 
-def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment: int) -> None:
+def verify(
+    graph: Graph,
+    offsets: Mapping[int, int],
+    arena_bytes: int,
+    alignment: int,
+    groups: Sequence[Collection[int]] = (),
+) -> None:
     """Check a layout of a graph whose nodes run in file order.
 
     Args:
@@ -81,12 +87,16 @@ def verify(graph: Graph, offsets: Mapping[int, int], arena_bytes: int, alignment
         offsets: The byte offset of every planned value, by number; every planned value and no other has one.
         arena_bytes: Size of the arena.
         alignment: Every offset is a multiple of it.
+        groups: Values that have to be side by side, a group each: in the order in which nodes write them, with no
+            more between two than the alignment takes, so that nothing else can lie there.
 
     Raises:
         VerificationError: a value without an address, outside the arena or misaligned; two values that collide; a
-            node that would read overwritten bytes. It names the node, the values and the bytes.
+            node that would read overwritten bytes; a group with gaps. It names the node, the values and the bytes.
     """
     _check_addresses(graph, offsets, arena_bytes, alignment)
+    for members in groups:
+        _check_group(graph, offsets, alignment, members)
     arena = _Arena()
     written: set[int] = set(range(len(graph.values))) - {v for writes in graph.writes for v in writes}
     tied: dict[int, list[int]] = {}
@@ -124,6 +134,19 @@ def _check_addresses(graph: Graph, offsets: Mapping[int, int], arena_bytes: int,
             )
         if offset % alignment:
             raise VerificationError(f"value '{name}' at byte {offset} is not aligned to {alignment} bytes.")
+
+
+def _check_group(graph: Graph, offsets: Mapping[int, int], alignment: int, members: Collection[int]) -> None:
+    before, end = -1, -1
+    for value in sorted(members, key=lambda value: (graph.producer[value], value)):
+        if value not in offsets:
+            raise VerificationError(f"value '{graph.values[value]}' is in a group, but isn't kept in the arena.")
+        if before >= 0 and offsets[value] != end + -end % alignment:
+            raise VerificationError(
+                f"value '{graph.values[value]}' at byte {offsets[value]} isn't right behind '{graph.values[before]}', "
+                f"which ends at {end}: their group has to be contiguous."
+            )
+        before, end = value, offsets[value] + graph.sizes[value]
 
 
 def _check_readable(

@@ -12,6 +12,7 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule as rewrite
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, needed_bytes
+from memonger.graph.window_choice import storages
 from memonger.layout import Layout, allocate, lower_bound
 from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
 from memonger.remat.budget import BUDGET
@@ -217,18 +218,24 @@ def orders_of(order: str, nodes: int) -> list[str]:
 
 def _without(request: Request, names: Iterable[str]) -> Solution:
     """The order with the smallest arena, the first of equals, with nothing recomputed."""
-    candidates: list[tuple[int, int, tuple[int, ...], Graph, Storage]] = []
-    for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
-        graph = rewrite.schedule_graph(request.graph, schedule)
-        storage = assign_storage(graph, request.sharing, request.alignment)
-        candidates.append((lower_bound(storage.buffers), len(candidates), schedule, graph, storage))
+    schedules = dict.fromkeys(ORDERS[name](request.graph) for name in names)
+    return _smallest(request, [Outcome(schedule) for schedule in schedules])
+
+
+def _smallest(request: Request, outcomes: Iterable[Outcome]) -> Solution:
+    """The first with the smallest arena of some schedules of the request's graph, each with windows and without."""
+    candidates: list[tuple[int, int, Outcome, Graph, Storage]] = []
+    for outcome in outcomes:
+        graph = rewrite.schedule_graph(request.graph, outcome.schedule)
+        for storage in storages(graph, request.sharing, request.alignment):
+            candidates.append((lower_bound(storage.buffers), len(candidates), outcome, graph, storage))
     best: Solution | None = None
-    for bound, _, schedule, graph, storage in sorted(candidates, key=lambda candidate: candidate[:2]):
+    for bound, _, outcome, graph, storage in sorted(candidates, key=lambda candidate: candidate[:2]):
         if best is not None and best.arena_bytes <= bound:
             break
         layout = allocate(storage.buffers)
         if best is None or layout.size < best.arena_bytes:
-            best = Solution(schedule, graph, _offsets(storage, layout), layout.size, Outcome(schedule))
+            best = Solution(outcome.schedule, graph, _offsets(storage, layout), layout.size, outcome)
     assert best is not None
     return best
 
@@ -256,10 +263,8 @@ def order_for_least(request: Request, names: Iterable[str]) -> tuple[Request, tu
 def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
     """The solution for a schedule of the ordered graph."""
     schedule = tuple(order[node] for node in outcome.schedule)
-    graph = rewrite.schedule_graph(request.graph, schedule)
-    storage = assign_storage(graph, request.sharing, request.alignment)
-    layout = allocate(storage.buffers)
-    return Solution(schedule, graph, _offsets(storage, layout), layout.size, outcome)
+    found = _smallest(request, [dataclasses.replace(outcome, schedule=schedule)])
+    return dataclasses.replace(found, outcome=outcome)
 
 
 def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:

@@ -6,14 +6,13 @@ may have been the last, and every schedule goes one of these ways back to the em
 smallest is looked for, as Dijkstra's algorithm finds shortest ones (Pollack 1960, "The maximum capacity through a
 network"). What is found when the effort is spent is a bound, too: every way not ended leads through a set on the heap.
 
-Left out, which makes the bound smaller and never wrong: alignment, what must not run again, the gaps of a layout, and
-the bytes of every value that may lie inside another.
+Left out, which makes the bound smaller and never wrong: alignment, what must not run again, and the gaps of a layout.
+Of values that may lie inside one another each byte counts once.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing
@@ -25,6 +24,8 @@ _SHARES = (0.0, 0.5, 0.75, 0.9, 1.0)
 """The search begins behind the last node that touches so large a part of what the largest one touches."""
 
 Values = frozenset[int]
+
+Pieces = tuple[tuple[int, int, int], ...]
 
 
 def least_arena(graph: Graph, sharing: Sharing | None = None, *, again: bool = True, effort: int = EFFORT) -> int:
@@ -54,7 +55,8 @@ class _Steps:
     """What each node reads and writes of the arena, views being what they are views of.
 
     Attributes:
-        sizes: Bytes of each value; 0 of one that may lie inside another.
+        sizes: Bytes of each value.
+        pieces: For each value that may share bytes with others what they hold: stretches (value, first, end).
         root: For each value the one it is a view of, or itself; -1: it isn't in the arena.
         reads: Of each node, without what it writes.
         writes: Of each node, without views.
@@ -63,6 +65,7 @@ class _Steps:
     """
 
     sizes: Sequence[int]
+    pieces: Mapping[int, Pieces]
     root: Sequence[int]
     reads: Sequence[Values]
     writes: Sequence[Values]
@@ -84,25 +87,71 @@ class _Steps:
         for pairs in graph.inplace if sharing.inplace else ():
             for source, target in pairs:
                 over[target].add(root[source])
-        sizes = list(graph.sizes)
-        for part, _, _ in chain.from_iterable(graph.windows if sharing.views else ()):
-            sizes[root[part]] = 0
-        return cls(sizes, root, reads, writes, tuple(map(frozenset, over)), graph.producer)
+        pieces = _pieces(graph, root) if sharing.views else {}
+        return cls(graph.sizes, pieces, root, reads, writes, tuple(map(frozenset, over)), graph.producer)
 
     def roots(self, values: Sequence[int]) -> Values:
         return frozenset(self.root[value] for value in values if self.root[value] >= 0)
 
     def bytes_of(self, values: Values) -> int:
-        return sum(self.sizes[value] for value in values)
+        """Of all these values, each byte once."""
+        if not self.pieces:
+            return sum(self.sizes[value] for value in values)
+        shared = [piece for value in values for piece in self.pieces.get(value, ())]
+        return sum(self.sizes[value] for value in values if value not in self.pieces) + _covered(shared)
 
     def needed(self, node: int, after: Values = frozenset()) -> int:
         """Bytes at the step of a node when these other values are there, and stay."""
         before = (after - self.writes[node]) | self.reads[node]
-        return self.bytes_of(before) + self.born(node, after)
+        return self.bytes_of(before | self.born(node, after))
 
-    def born(self, node: int, after: Values) -> int:
-        """Bytes of what a node writes, without what may lie over an input that isn't needed after."""
-        return sum(self.sizes[v] for v in self.writes[node] if self.over[v] <= after)
+    def born(self, node: int, after: Values) -> Values:
+        """What a node writes, without what may lie over an input that isn't needed after."""
+        return frozenset(v for v in self.writes[node] if self.over[v] <= after)
+
+
+def _pieces(graph: Graph, root: Sequence[int]) -> dict[int, Pieces]:
+    """What the bytes of each value hold that has windows: whatever was written first."""
+    pieces: dict[int, Pieces] = {}
+
+    def of(value: int) -> Pieces:
+        return pieces.setdefault(value, ((value, 0, graph.sizes[value]),))
+
+    for windows, writes in zip(graph.windows, graph.writes, strict=True):
+        planned = sorted((byte, root[a], root[b], b) for a, b, byte in windows if root[a] >= 0 and root[b] >= 0)
+        joined: list[tuple[int, int, int]] = []
+        end = 0
+        for byte, part, whole, written in planned:
+            if written not in writes:
+                pieces[part] = _between(of(whole), byte, byte + graph.sizes[part])
+            else:
+                joined += [(whole, end, byte)] if end < byte else []
+                joined += of(part)
+                end = byte + graph.sizes[part]
+                pieces[whole] = (*joined, (whole, end, graph.sizes[whole])) if end < graph.sizes[whole] else (*joined,)
+    return pieces
+
+
+def _between(pieces: Pieces, start: int, stop: int) -> Pieces:
+    """The pieces of the bytes ``[start, stop)``."""
+    found, at = list[tuple[int, int, int]](), 0
+    for value, first, end in pieces:
+        low, high = max(start, at), min(stop, at + end - first)
+        if low < high:
+            found.append((value, first + low - at, first + high - at))
+        at += end - first
+    return tuple(found)
+
+
+def _covered(pieces: Sequence[tuple[int, int, int]]) -> int:
+    """Bytes in any of the pieces."""
+    total, value, end = 0, -1, 0
+    for other, first, last in sorted(pieces):
+        end = end if other == value else 0
+        value = other
+        total += max(0, last - max(first, end))
+        end = max(end, last)
+    return total
 
 
 def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
@@ -119,7 +168,7 @@ def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
         effort -= len(values) ** 2
         for node in _last_nodes(steps, values):
             before = (values - steps.writes[node]) | steps.reads[node]
-            needed = max(most, steps.bytes_of(before) + steps.born(node, values))
+            needed = max(most, steps.bytes_of(before | steps.born(node, values)))
             if before not in least or needed < least[before]:
                 least[before] = needed
                 number += 1

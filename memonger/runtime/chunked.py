@@ -18,7 +18,7 @@ import onnx_ir as ir
 from memonger.graph.aliasing import windows
 from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, without_slice
-from memonger.model.parts import Part, elements, parts_of
+from memonger.model.parts import Part, elements, is_marked, parts_of
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
@@ -134,7 +134,7 @@ class _Cutter:
 
     def mark_of(self, node: ir.Node) -> str | None:
         """What tells a node's stretch from its neighbours; None for one that is a copy."""
-        parts = parts_of(node)
+        parts = parts_of(node) if is_marked(node) else ()
         if parts and all(self._can_copy(part) for part in parts):
             return None
         return node.metadata_props.get(CHUNK, "")

@@ -10,7 +10,21 @@ pytest.importorskip("onnxruntime")
 
 from memonger.graph import aliasing
 from tests.support.aliasing_examples import CORRUPTED, EXAMPLES
-from tests.support.aliasing_runs import ML, MS, Arrays, Draw, Example, Pair, mismatches, outlives_its_inputs, outputs_of
+from tests.support.aliasing_runs import (
+    ML,
+    MS,
+    Arrays,
+    Draw,
+    Example,
+    Pair,
+    aligned,
+    mismatches,
+    open_session,
+    outlives_its_inputs,
+    outputs_of,
+    parts_model,
+    run_bound,
+)
 
 
 def _draw(example: Example, n: int | None = None, dtype: str | None = None) -> Arrays:
@@ -174,3 +188,39 @@ def test_the_lists_do_not_contradict_themselves() -> None:
     assert len(set(rules)) == len(rules)
     refused = [(refusal.domain, refusal.op) for refusal in aliasing.NEVER_IN_PLACE]
     assert len(set(refused)) == len(refused)
+
+
+@pytest.mark.parametrize("op", ["Concat", "Split", "Slice"])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "int64"])
+def test_parts_inside_their_whole_are_copied_onto_themselves(op: str, dtype: str) -> None:
+    """Three parts of one whole, all of them or only some at their place in it, the others in memory of their own."""
+    for rows, inner, threads, inside in (
+        ((1, 2, 3), (3,), 1, (0, 1, 2)),
+        ((5, 31, 2), (1, 64), 1, (1,)),
+        ((7, 1000, 40), (1031,), 4, (0, 1, 2)),
+        ((300, 9, 700), (1031,), 4, (0, 2)),
+    ):
+        whole = aligned(Draw(sum(rows), dtype).real(1, sum(rows), *inner))
+        model = parts_model(op, whole, rows)
+        starts = [sum(rows[:number]) for number in range(len(rows))]
+        views = [whole[:, start : start + count] for start, count in zip(starts, rows, strict=True)]
+        found = aliasing.windows(next(iter(ir.serde.deserialize_model(model).graph)))
+        assert [byte for *_, byte in found][-1] == starts[1 if op == "Slice" else 2] * views[0][:, :1].nbytes
+        parts = [view if number in inside else aligned(view) for number, view in enumerate(views)]
+        expected = whole.copy()
+        if op == "Concat":
+            for number, view in enumerate(views):
+                if number not in inside:
+                    view[...] = 0
+            given, made = {f"part{n}": part for n, part in enumerate(parts)}, {"whole": whole}
+        else:
+            for number, part in enumerate(parts):
+                if number not in inside:
+                    part[...] = 0
+            chosen = [1] if op == "Slice" else range(3)
+            given, made = {"whole": whole}, {f"part{n}": parts[n] for n in chosen}
+        session = open_session(model, threads)
+        run_bound(session, given, {name: (array, array.ctypes.data) for name, array in made.items()})
+        assert np.array_equal(whole, expected), (rows, threads, inside)
+        for number in range(3) if op != "Slice" else [1]:
+            assert np.array_equal(parts[number], expected[:, starts[number] : starts[number] + rows[number]])

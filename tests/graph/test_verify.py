@@ -2,18 +2,21 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memonger.errors import VerificationError
+from memonger.errors import PlanError, VerificationError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing, assign_storage, peak_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
-from memonger.layout import allocate
+from memonger.graph.window_choice import storages
+from memonger.layout import allocate, lower_bound
 from memonger.planning.decide import _offsets
 from memonger.remat.every_schedule import least_arena
 from memonger.remat.orders import ORDERS
@@ -27,16 +30,16 @@ def graphs(draw: st.DrawFn, most: int = 12, windows: bool = True) -> Graph:
     reads, writes, views, inplace, inside = [], [], [], [], []
     for _ in range(count):
         sources = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3, unique=True))
-        kind = draw(st.integers(0, 4 if windows else 2))
+        kind = draw(st.integers(0, 5 if windows else 2))
         parts = (
             _parts(draw, kind, len(sizes), [(v, sizes[v]) for v in sources])
             if all(map(planned.__getitem__, sources))
             else None
         )
         made = []
-        for _ in range(1 if parts else draw(st.integers(1, 2))):
+        for number in range(len(parts[0]) if parts else draw(st.integers(1, 2))):
             made.append(len(sizes))
-            sizes.append(parts[0] if parts else draw(st.sampled_from([64, 128, 192, 100, sizes[sources[0]]])))
+            sizes.append(parts[0][number] if parts else draw(st.sampled_from([64, 128, 192, 100, sizes[sources[0]]])))
             planned.append(parts is not None or draw(st.integers(0, 9)) > 0)
         pairs = [(a, b) for a in sources for b in made if sizes[a] == sizes[b] and planned[a] and planned[b]]
         reads.append(tuple(sources))
@@ -56,25 +59,31 @@ def graphs(draw: st.DrawFn, most: int = 12, windows: bool = True) -> Graph:
         sizes=tuple(sizes), planned=tuple(planned), reads=tuple(reads), writes=tuple(writes), outputs=outputs,
         views=tuple(views), inplace=tuple(inplace), ties=ties, updates=((),) * count, forward=(True,) * count,
         costs=(1.0,) * count, workspace=(0,) * count, windows=tuple(inside),
+        offered=tuple(draw(st.booleans()) for _ in range(count)),
     )  # fmt: skip
 
 
 def _parts(
     draw: st.DrawFn, kind: int, value: int, sources: list[tuple[int, int]]
-) -> tuple[int, tuple[tuple[int, int, int], ...]] | None:
-    """The bytes of a value that is a slice of the first source (kind 3), or all sources joined (4), and its windows."""
+) -> tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
+    """Bytes of a slice of the first source (kind 3), of all sources joined (4), of two parts (5), and their windows."""
+    if kind == 5 and len(sources) == 1 and sources[0][1] > 64:
+        whole, size = sources[0]
+        return (64, size - 64), ((value, whole, 0), (value + 1, whole, 64))
     if kind == 3 and len(sources) == 1:
         whole, size = sources[0]
         begin = draw(st.sampled_from([byte for byte in (0, 32, 64, 128) if byte < size]))
-        return size - begin - draw(st.sampled_from([0, (size - begin) // 2])), ((value, whole, begin),)
+        return (size - begin - draw(st.sampled_from([0, (size - begin) // 2])),), ((value, whole, begin),)
     if kind == 4 and len(sources) > 1:
         begins = itertools.accumulate((size for _, size in sources), initial=0)
-        return sum(s for _, s in sources), tuple((v, value, at) for (v, _), at in zip(sources, begins, strict=False))
+        return (sum(s for _, s in sources),), tuple((v, value, at) for (v, _), at in zip(sources, begins, strict=False))
     return None
 
 
-def _layout(graph: Graph, sharing: Sharing | None = None) -> tuple[dict[int, int], int]:
-    storage = assign_storage(graph, sharing)
+def _layout(
+    graph: Graph, sharing: Sharing | None = None, windows: Sequence[int] = (), groups: Sequence[Sequence[int]] = ()
+) -> tuple[dict[int, int], int]:
+    storage = assign_storage(graph, sharing, windows=windows, groups=groups)
     layout = allocate(storage.buffers)
     return _offsets(storage, layout), layout.size
 
@@ -116,7 +125,7 @@ def _simulate(graph: Graph, offsets: dict[int, int], arena: int) -> bool:
                 if part == value:
                     truth[value] = truth[whole][byte : byte + graph.sizes[part]]
                     memory[span(part)] = memory[inside].copy()
-                else:
+                elif whole == value:
                     memory[inside] = memory[span(part)].copy()
     return all(map(is_right, graph.outputs))
 
@@ -125,9 +134,43 @@ def _simulate(graph: Graph, offsets: dict[int, int], arena: int) -> bool:
 @settings(max_examples=300, deadline=None)
 def test_every_layout_we_make_passes_and_computes_the_right_thing(graph: Graph) -> None:
     for sharing in (Sharing(), Sharing(inplace=False), Sharing(views=False), Sharing(reuse=False)):
-        offsets, arena = _layout(graph, sharing)
-        verify(graph, offsets, arena, 64)
-        assert _simulate(graph, offsets, arena)
+        for windows in ((), range(len(graph.nodes))) if sharing == Sharing() else ((),):
+            offsets, arena = _layout(graph, sharing, windows)
+            verify(graph, offsets, arena, 64)
+            assert _simulate(graph, offsets, arena)
+            assert least_arena(graph, sharing) <= arena
+
+
+@given(graphs(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_groups_are_side_by_side_and_compute_the_right_thing(graph: Graph, data: st.DataObject) -> None:
+    planned = [v for v in range(len(graph.values)) if graph.planned[v]]
+    members = data.draw(st.lists(st.sampled_from(planned), min_size=1, max_size=4, unique=True)) if planned else []
+    groups = [group for group in (members[:2], members[2:]) if group]
+    try:
+        offsets, arena = _layout(graph, groups=groups)
+    except PlanError:  # a view, or a window, of what another group has
+        shared = {v for pair in chain.from_iterable(chain(graph.views, graph.windows)) for v in pair[:2]}
+        assert shared.intersection(members)
+        return
+    verify(graph, offsets, arena, 64, groups)
+    assert _simulate(graph, offsets, arena)
+
+
+@given(graphs())
+@settings(max_examples=100, deadline=None)
+def test_windows_are_taken_only_where_that_is_smaller(graph: Graph) -> None:
+    plain, *others = storages(graph, Sharing())
+    assert plain == assign_storage(graph)
+    for storage in others:
+        assert peak_bytes(storage.buffers, len(graph.nodes)) <= peak_bytes(plain.buffers, len(graph.nodes))
+        layout = allocate(storage.buffers)
+        offsets = _offsets(storage, layout)
+        verify(graph, offsets, layout.size, 64)
+        assert _simulate(graph, offsets, layout.size)
+        assert least_arena(graph) <= layout.size
+        read = assign_storage(graph, offsets=offsets)
+        assert lower_bound(read.buffers) <= layout.size
 
 
 @given(graphs(most=8), st.data())
@@ -139,9 +182,10 @@ def test_layouts_of_schedules_with_recomputation_pass_and_compute_the_right_thin
     for at in data.draw(st.lists(st.integers(1, len(schedule)), max_size=4)):
         schedule.insert(at, data.draw(st.sampled_from(schedule[:at])))
     scheduled = schedule_graph(graph, schedule)
-    offsets, arena = _layout(scheduled)
-    verify(scheduled, offsets, arena, 64)
-    assert _simulate(scheduled, offsets, arena)
+    for windows in ((), range(len(schedule))):
+        offsets, arena = _layout(scheduled, windows=windows)
+        verify(scheduled, offsets, arena, 64)
+        assert _simulate(scheduled, offsets, arena)
 
 
 @given(graphs(), st.data())
@@ -295,7 +339,7 @@ def test_a_part_may_be_overwritten_once_its_whole_is_dead_and_other_parts_stay()
 
 
 def test_a_part_that_outlives_its_whole_is_copied() -> None:
-    """y is written over j while a is still to be read: a may not lie inside j, and b may."""
+    """a is read after j: as a part of j it keeps y from being written over j; where it is copied y may be."""
     graph = Graph(
         nodes=("first", "second", "join", "third", "fourth"), ops=("Op",) * 5, values=("x", "a", "b", "j", "y", "z"),
         sizes=(64, 64, 64, 128, 128, 64), planned=(False, *(True,) * 5), reads=((0,), (0,), (1, 2), (3,), (1, 4)),
@@ -304,8 +348,11 @@ def test_a_part_that_outlives_its_whole_is_copied() -> None:
         windows=((), (), ((1, 3, 0), (2, 3, 64)), (), ()),
     )  # fmt: skip
     storage = assign_storage(graph)
-    assert len({storage.of_value[v] for v in (2, 3, 4)}) == 1 < len({storage.of_value[v] for v in (1, 3)})
+    assert len({storage.of_value[v] for v in (1, 2, 3)}) == 1 < len({storage.of_value[v] for v in (3, 4)})
     verify(graph, *_layout(graph), 64)
+    offered = dataclasses.replace(graph, offered=(True,) * 5)
+    assert len(storages(offered, Sharing())) == 1  # without windows y lies over j, which saves more
+    verify(graph, {1: 0, 2: 128, 3: 64, 4: 64, 5: 192}, 256, 64)
     with pytest.raises(VerificationError, match=r"'fourth'.*needs 'a', whose bytes 'y' has overwritten"):
         verify(graph, {1: 0, 2: 64, 3: 0, 4: 0, 5: 128}, 192, 64)
 

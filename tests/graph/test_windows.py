@@ -10,9 +10,12 @@ import pytest
 from onnx import helper
 
 import memonger
+import models
 from memonger.graph.aliasing import CUDA, windows
 from memonger.graph.graph import Graph
+from memonger.graph.liveness import Sharing, Storage, assign_storage
 from memonger.model.marks import WINDOW
+from memonger.planning import decide
 from memonger.planning import search_plan as planner
 from memonger.report.view import View
 from tests.support import networks
@@ -88,19 +91,37 @@ def test_device_plans_have_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = memonger.search_plan(model, device="cpu", mode="inference")
     expected = networks.run_stock(networks.stock(model), feeds)
     assert any(op.startswith("com.microsoft.nchwc::") for op in plan.graph.ops)
-    assert len(_inside(plan.graph, plan.offsets)) == 6  # the slices have become Splits
+    assert len(_inside(plan.graph, plan.offsets)) == 10  # the slices have become Splits
     assert networks.same_bits(memonger.Session(plan).run(feeds), expected)
     assert networks.same_bits(run_poisoned(plan, feeds), expected)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_marked_models_run_as_stock_runs_them(seed: int) -> None:
-    """Rows of 16 numbers, 64 bytes: cut, joined, looked at under another shape, and changed in place."""
+@pytest.mark.parametrize("marked", [True, False])
+def test_random_models_run_as_stock_runs_them(seed: int, marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 16 numbers, 64 bytes: cut, joined, looked at under another shape, and changed in place.
+
+    Every window is taken, also where that needs more.
+    """
+    monkeypatch.setattr(decide, "storages", _with_all_windows)
+    model = _random_rows(seed, marked)
+    feeds, plan = _feeds(model), memonger.search_plan(model, device="none", mode="inference", order="file")
+    assert any(plan.graph.windows)
+    expected = networks.run_stock(networks.stock(model), feeds)
+    assert networks.same_bits(run_poisoned(plan, feeds), expected)
+    assert networks.same_bits(memonger.Session(plan).run(feeds), expected)
+
+
+def _with_all_windows(graph: Graph, sharing: Sharing, alignment: int) -> tuple[Storage, ...]:
+    return (assign_storage(graph, sharing, alignment, windows=range(len(graph.nodes))),)
+
+
+def _random_rows(seed: int, marked: bool) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
     nodes, rows = [helper.make_node("Neg", ["x"], ["v0"], name="first")], {"v0": 4}
     for number in range(1, 16):
         name, chosen = f"v{number}", [str(v) for v in rng.permutation(sorted(rows))[:3]]
-        kind = rng.integers(0, 4)
+        kind = rng.integers(0, 4 if marked else 5)
         rows[name] = rows[chosen[0]]
         if kind == 0 and sum(rows[v] for v in chosen) <= 16 and len(chosen) > 1:
             nodes.append(_marked("Concat", chosen, name, axis=0))
@@ -112,15 +133,63 @@ def test_random_marked_models_run_as_stock_runs_them(seed: int) -> None:
         elif kind == 2:
             nodes.append(helper.make_node("Squeeze", [chosen[0]], [f"{name}_flat"], name=f"flat{number}"))
             nodes.append(helper.make_node("Reshape", [f"{name}_flat", "shape"], [name], name=f"node{number}"))
+        elif kind == 4 and rows[name] % 2 == 0:
+            rows[name] = rows[f"{name}_rest"] = rows[name] // 2
+            split = [name, f"{name}_rest"]
+            nodes.append(helper.make_node("Split", [chosen[0]], split, name=f"split{number}", axis=-2, num_outputs=2))
         else:
             nodes.append(helper.make_node("Sin", [chosen[0]], [name], name=f"node{number}"))
     read = {v for node in nodes for v in node.input}
     outputs = {v: [rows[v], 16] for v in rows if v not in read}
-    model = networks.model_of(nodes, {"x": [4, 16]}, outputs, shape=np.array([-1, 16], np.int64), **ROWS)
-    feeds, plan = _feeds(model), memonger.search_plan(model, device="none", mode="inference", order="file")
-    expected = networks.run_stock(networks.stock(model), feeds)
+    for node in nodes if not marked else ():
+        del node.metadata_props[:]
+    return networks.model_of(nodes, {"x": [4, 16]}, outputs, shape=np.array([-1, 16], np.int64), **ROWS)
+
+
+def _dense_block(layers: int, channels: int = 8) -> onnx.ModelProto:
+    """Each layer's input is all that came before, joined anew; at the end all of them are joined and read."""
+    nodes, features, weights = [helper.make_node("Exp", ["x"], ["f0"], name="exp")], ["f0"], {}
+    for layer in range(1, layers + 1):
+        source = features[0]
+        if layer > 1:
+            source = f"c{layer}"
+            nodes.append(helper.make_node("Concat", features, [source], name=f"join{layer}", axis=1))
+        weights[f"k{layer}"] = np.random.default_rng(layer).random((channels, layer * channels, 1, 1), np.float32)
+        nodes.append(helper.make_node("Conv", [source, f"k{layer}"], [f"f{layer}"], name=f"conv{layer}"))
+        features.append(f"f{layer}")
+    nodes.append(helper.make_node("Concat", features, ["all"], name="join", axis=1))
+    nodes.append(helper.make_node("ReduceMax", ["all"], ["m"], name="max"))
+    nodes.append(helper.make_node("Sub", ["all", "m"], ["y"], name="sub"))
+    shape = [1, channels, 8, 8]
+    return networks.model_of(nodes, {"x": shape}, {"y": [1, (layers + 1) * channels, 8, 8]}, **weights)
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+def test_features_of_a_dense_block_grow_in_one_buffer(device: str) -> None:
+    model, layers = _dense_block(4), 5 * 2048
+    feeds, expected = _feeds(model), networks.run_stock(networks.stock(model, "ORT_DISABLE_ALL"), _feeds(model))
+    plan = memonger.search_plan(model, device=device, mode="inference", level="basic" if device == "cpu" else None)
+    assert plan.arena_bytes == layers + 4
     assert networks.same_bits(run_poisoned(plan, feeds), expected)
     assert networks.same_bits(memonger.Session(plan).run(feeds), expected)
+    without = memonger.search_plan(model, device="none", mode="inference", sharing=Sharing(windows=False))
+    assert without.arena_bytes == 2 * layers
+
+
+def test_steps_with_windows_are_steps_without_to_the_bit() -> None:
+    model = models.build_ir("densenet_bc100", batch=1, training=True, blocks=(3,), growth=8, image=8)
+    training = memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.1, momentum=0.9))
+    without, made = (
+        memonger.search_plan(training, device="none", strategy="cheap", sharing=Sharing(windows=windows))
+        for windows in (False, True)
+    )
+    assert made.arena_bytes < without.arena_bytes
+    x = np.random.default_rng(2).standard_normal((1, 3, 8, 8), np.float32)
+    trainers = [memonger.TrainingSession(plan) for plan in (without, made)]
+    for _ in range(2):
+        assert len({trainer.step({"image": x, "labels": np.zeros(1, np.int64)}) for trainer in trainers}) == 1
+    states = [trainer.state_dict() for trainer in trainers]
+    assert all(states[0][name].tobytes() == array.tobytes() for name, array in states[1].items())
 
 
 def test_what_the_model_returns_or_joins_twice_is_copied() -> None:
@@ -139,7 +208,8 @@ def test_what_the_model_returns_or_joins_twice_is_copied() -> None:
 
 def test_marks_alone_make_no_window() -> None:
     value = {name: ir.Value(name=name, const_value=ir.tensor(np.array(given, np.int64))) for name, given in (
-        ("0", [0]), ("1", [1]), ("2", [2]), ("4", [4]), ("8", [8]), ("-1", [-1]), ("99", [99]), ("0,1", [0, 1]),
+        ("0", [0]), ("1", [1]), ("2", [2]), ("-2", [-2]), ("4", [4]), ("8", [8]), ("-1", [-1]), ("99", [99]),
+        ("0,1", [0, 1]),
     )}  # fmt: skip
     graph = ir.Graph([], [], nodes=[], initializers=list(value.values()), name="g")
     assert len(graph.initializers) == len(value)
@@ -160,20 +230,21 @@ def test_marks_alone_make_no_window() -> None:
 
     assert cut("4", "8", "1") == cut("4", "8", "1", "1") == [256]
     assert cut("0", "1", "0", shape=(1, 8, 16)) == [0]
+    assert cut("-1", "8", "1", shape=(1, 1, 16)) == [448]  # from the end
+    assert cut("4", "99", "-2") == [256]  # to beyond the end
     for bounds, shape in (
         (("0", "8", "1", "2"), (1, 4, 16)),  # in steps
-        (("-1", "8", "1"), (1, 1, 16)),  # from the end
-        (("4", "99", "1"), (1, 4, 16)),  # to beyond the end
         (("4", "8", "-1"), (1, 8, 4)),  # along the last axis
         (("4", "8", "2"), (1, 8, 4)),  # along an inner axis
         (("4", "8", "99"), (1, 4, 16)),  # along none
         (("0,1", "8", "1"), (1, 4, 16)),  # of several axes
         (("fed", "8", "1"), (1, 4, 16)),  # from a place that the run decides
-        (("4", "8"), (1, 4, 16)),  # of no given axis
+        (("4", "8"), (1, 4, 16)),  # along the first axis, which has less
         (("4", "8", "1"), (1, 3, 16)),  # of another size than the file says
     ):
         assert cut(*bounds, shape=shape) == []
-    assert cut("4", "8", "1", mark="0") == cut("4", "8", "1", domain="other") == cut("4", "8", "1", source=packed) == []
+    assert cut("4", "8", "1", mark="0") == [256]  # whether it is taken is then a choice
+    assert cut("4", "8", "1", domain="other") == cut("4", "8", "1", source=packed) == []
 
     assert found("Concat", [half, whole], [1, 12, 16], axis=1) == [("half", None, 0), ("whole", None, 256)]
     assert found("Concat", [half, whole, half], [1, 16, 16], axis=-2) == [("whole", None, 256)]
@@ -186,4 +257,5 @@ def test_marks_alone_make_no_window() -> None:
         ([half, whole], [1, 12, 16], 7),  # along none
     ):
         assert found("Concat", inputs, shape, axis=axis) == []
+    assert found("Split", [whole], [1, 8, 16], axis=1) == [(None, "whole", 0)]
     assert found("Add", [whole, whole], [1, 8, 16]) == found("Split", [whole], [1, 4, 16], axis=1) == []

@@ -206,3 +206,25 @@ def outlives_its_inputs(example: Example, arrays: Arrays) -> bool:
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
     run_bound(open_session(model), {name: aligned(array) for name, array in (live | others).items()}, outputs)
     return all(found[f"r{i}"].tobytes() == array.tobytes() for i, array in expected.items())
+
+
+def parts_model(op: str, whole: np.ndarray, rows: Sequence[int]) -> onnx.ModelProto:
+    """A Concat of parts along axis 1 into `whole`, a Split of it, or a Slice of the second part."""
+    value = helper.make_tensor_value_info("whole", onnx_type(whole), whole.shape)
+    names = [f"part{number}" for number in range(len(rows))]
+    parts = [
+        helper.make_tensor_value_info(name, onnx_type(whole), (1, count, *whole.shape[2:]))
+        for name, count in zip(names, rows, strict=True)
+    ]
+    bounds: dict[str, list[int]] = {}
+    if op == "Slice":
+        bounds = {"begin": [rows[0]], "end": [rows[0] + rows[1]], "axes": [1]}
+        parts, names = parts[1:2], names[1:2]
+    elif op == "Split":
+        bounds = {"sizes": list(rows)}
+    made = (names, ["whole"]) if op == "Concat" else (["whole", *bounds], names)
+    node = helper.make_node(op, *made, **({} if op == "Slice" else {"axis": 1}))
+    constants = [numpy_helper.from_array(np.array(numbers, np.int64), name) for name, numbers in bounds.items()]
+    read, written = (parts, [value]) if op == "Concat" else ([value], parts)
+    graph = helper.make_graph([node], "parts", read, written, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
