@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import onnx_ir as ir
+
 from memonger.autodiff.differentiate import differentiate
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
@@ -307,11 +309,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
         lowered = _lower(model, device, options)
     tell("graph")
     notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
-    if options.state:
-        with_state(lowered.model, options.state, own.name)
-    state = state_of(lowered.model, own.name)
-    check_state(lowered.model, state, ranges, own.name)
-    schedule.state_last(lowered.model, state)
+    _keep_state(lowered.model, options.state or {}, ranges, own.name)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
@@ -329,6 +327,16 @@ def _own(source: Source | Model, options: Options) -> Model:
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
     return load(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+
+
+def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, Range], name: str) -> None:
+    """Write a state into a lowered model, or check the one that it has, and order its nodes for it."""
+    if asked:
+        with_state(model, asked, name)
+    state = state_of(model, name)
+    check_state(model, state, ranges, name)
+    if state:
+        schedule.state_last(model, state)
 
 
 def _asked(

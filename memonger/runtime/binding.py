@@ -109,6 +109,11 @@ class Binding:
         for name in self._unplanned:
             self.binding.bind_output(name)
         ort.bind_outputs(self.binding, self.program.planned, self.arena.address, self.device)
+        self._bind_persisting()
+        self._copy_own()
+
+    def _bind_persisting(self) -> None:
+        """Bind outputs that persist to where they lie."""
         for new, old in self._replaced.items():
             store = self.fixed[old]
             tensor = store.tensors[old]
@@ -116,7 +121,6 @@ class Binding:
         for name, (store, key) in self._written.items():
             tensor = store.tensors[key]
             ort.bind_output(self.binding, name, tensor.dtype, tensor.shape, store.address(key), self.device)
-        self._copy_own()
 
     def let_go(self) -> None:
         """Hold nothing of the last run: neither its inputs nor outputs that onnxruntime allocated."""
@@ -131,13 +135,27 @@ class Binding:
         self.arena = arena
         self.bind()
 
-    def take(self, program: Program) -> None:
-        """Be bound to another program from now on: of the same model on the host, at other shapes and offsets."""
-        self.program, self.inputs = program, program.inputs
+    def take(
+        self,
+        program: Program,
+        *,
+        fixed: Mapping[str, Store] = _NONE,
+        updates: Mapping[str, str] = _NONE,
+        written: Mapping[str, tuple[Store, str]] = _NONE,
+    ) -> None:
+        """Be bound to another program from now on: of the same model on the host, at other shapes and offsets.
+
+        What persists is the same as before, at other shapes as well.
+        """
+        pairs = zip(self.program.planned, program.planned, strict=True)
+        moved = [new for old, new in pairs if new != old or new.name in self._redirected]
+        self.program, self.fixed, self._written = program, fixed, written
+        self.inputs = tuple(one for one in program.inputs if one.name not in fixed) if fixed else program.inputs
         self._planned = dict(zip(self._planned, program.planned, strict=True))  # the same values in the same order
         self._fed, self._is_plain, self._redirected = None, False, set()
         self.__dict__.pop("_plain", None)
-        ort.bind_outputs(self.binding, program.planned, self.arena.address, self.device)
+        ort.bind_outputs(self.binding, moved, self.arena.address, self.device)
+        self._bind_persisting()
 
     def checked(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """Inputs as `run` takes them.

@@ -77,7 +77,7 @@ class RangedProgram:
         self._ranges, self._shapes = dict(plan.ranges), open_dims.largest(plan.model, plan.ranges)
         self.ranges, self._sums = self._ranges, [name for name, one in plan.ranges.items() if one.equals]
         names, sizes = tuple(tensor.name for tensor in program.planned), Sizes(plan.model)
-        self._outputs = tuple(name for name in program.outputs if name in set(sizes.names))
+        self._outputs = tuple(name for name in program.outputs if name in sizes.names)
         self._sizes = TracedSizes(sizes, (*names, *self._outputs), self._shapes, self._ranges)
         self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
         self._open: dict[str, set[int]] = {}
@@ -175,15 +175,14 @@ class RangedProgram:
     def _made(self, key: Key) -> Program:
         sizes, planned = dict(zip(self._ranges, key, strict=True)), self._planned
         try:
-            distinct, of_each = self._sizes.at(key)
+            distinct, of_value = self._sizes.at(key)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        of_value, of_output = of_each[: len(planned.names)], of_each[len(planned.names) :]
-        shapes = [distinct[place] for place in of_value]
+        shapes = [distinct[place] for place in of_value[: len(planned.names)]]
         if None in distinct and None in shapes:
             raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[shapes.index(None)]}' isn't known.")
         elements = [0 if shape is None else math.prod(shape) for shape in distinct]
-        nbytes = [-(-bits * elements[place] // 8) for bits, place in zip(planned.bits, of_value, strict=True)]
+        nbytes = [-(-bits * elements[place] // 8) for bits, place in zip(planned.bits, of_value, strict=False)]
         own = dict(zip(planned.numbers, nbytes, strict=True))
         holds = stays_within(self._graph, self._sharing, own)
         offsets = self.moved_down(own) if holds else self._laid_out(sizes, own)
@@ -194,8 +193,8 @@ class RangedProgram:
             feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
             for one in self._inputs
         )
-        of_outputs = {name: distinct[place] for name, place in zip(self._outputs, of_output, strict=True)}
-        return replace(self.base, inputs=inputs, planned=tuple(tensors), output_shapes=of_outputs)
+        results = dict(zip(self._outputs, map(distinct.__getitem__, of_value[len(planned.names) :]), strict=True))
+        return replace(self.base, inputs=inputs, planned=tuple(tensors), output_shapes=results)
 
     def _inputs_at(self, key: Key) -> dict[str, Shape]:
         """The shapes of inputs, as far as they are known."""
@@ -328,13 +327,12 @@ class RangedBinding:
 
     def _bind(self, program: Program) -> Binding:
         """A program bound: in place of the one that ran least recently once there are enough."""
-        if len(self._bound) >= self.ranged.kept:
-            _, binding = self._bound.popitem(last=False)
-            if self._kept is None:
-                binding.take(program)
-                return binding
         own = {} if self._kept is None else self._kept.bound(program)
-        return Binding(program, self.engine, self.arena, **own)
+        if len(self._bound) < self.ranged.kept:
+            return Binding(program, self.engine, self.arena, **own)
+        _, binding = self._bound.popitem(last=False)
+        binding.take(program, **own)
+        return binding
 
     def forget_results(self) -> None:
         """Let go what the last run left that onnxruntime allocated."""
