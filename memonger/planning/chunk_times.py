@@ -10,6 +10,7 @@ the part: MobileNet-v2 37 and 0.77 (measured: 42 and 0.74), DenseNet-121 281 and
 import itertools
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -68,16 +69,18 @@ def cores_of(threads: int) -> int:
     return threads or os.cpu_count() or 1
 
 
-def work_of(node: ir.Node) -> Work:
-    """What a node of a model does whose shapes are known."""
-    constants = (v.const_value for v in dict.fromkeys(node.inputs) if v is not None and not is_fed(v))
-    weights = sum(tensor.nbytes for tensor in constants if tensor is not None)
+def work_of(node: ir.Node, cut: Collection[int] = ()) -> Work:
+    """What a node of a model does whose shapes are known; of the inputs that are cut a constant is a value, too."""
     if aliasing.view_pairs(node):
         return Work(0, 0, ())
     if facts(node).reads_part or facts(node).shape_only:
         return Work(0, 0, 2 * tuple(nbytes(value) or 0 for value in node.outputs))
-    values = dict.fromkeys(v for v in (*node.inputs, *node.outputs) if v is not None and is_fed(v))
-    return Work(flops(node), weights, tuple(nbytes(value) or 0 for value in values))
+    read = {value: index for index, value in enumerate(node.inputs) if value is not None}
+    weights = [value for value, index in read.items() if not is_fed(value) and index not in cut]
+    values = [value for value in (*read, *node.outputs) if value not in weights]
+    tensors = (value.const_value for value in weights)
+    held = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    return Work(flops(node), held, tuple(nbytes(value) or 0 for value in values))
 
 
 def seconds_of(model: ir.Model, cores: int, trains: bool) -> float:

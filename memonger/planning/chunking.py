@@ -441,7 +441,7 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
     schedule_model(model, order, graph)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
-    works = tuple(map(work_of, model.graph))
+    works = _works(model, axes)
     return _Axis(
         max(seeds.values()),
         dataclasses.replace(job.lowered, model=model),
@@ -458,8 +458,13 @@ def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     model = job.lowered.model.clone()
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
     schedule_model(model, regions.order, regions.graph)
-    lowered, works = dataclasses.replace(job.lowered, model=model), tuple(map(work_of, model.graph))
+    lowered, works = dataclasses.replace(job.lowered, model=model), _works(model, regions.axes)
     return _Axis(-1, lowered, regions.graph, regions.axes, regions.ranges, works, _alive(regions.graph))
+
+
+def _works(model: ir.Model, axes: Axes) -> tuple[Work, ...]:
+    nodes = zip(model.graph, axes.nodes, strict=True)
+    return tuple(work_of(node, how.inputs if isinstance(how, Slicing) else ()) for node, how in nodes)
 
 
 def _alive(graph: Graph) -> np.ndarray:
