@@ -20,18 +20,18 @@ from itertools import chain
 from memonger.graph.graph import Graph
 
 EFFORT = 2_000_000
-"""Steps tried in one search: about three seconds."""
+"""Steps tried in one search: a few seconds."""
 
-_EFFORT_OF_NODE = 2_000
+_EFFORT_OF_NODE = 1_000
 """Steps tried for each node, where that is less."""
 
-_EXACT = 60_000
+_EXACT = 30_000
 """Steps tried by the exact search of a part, in each direction."""
 
 _LONGEST = 1_000
 """Nodes of a part. Longer ones aren't searched as a whole."""
 
-_SHORT, _LONG = ((16, 64), 8_000), ((32, 128, 256), 30_000)
+_SHORT, _LONG = ((16, 64), 2_000), ((32, 128, 256), 10_000)
 """Lengths of the spans around the worst step, and the steps tried for one: first of all orders, then of the best."""
 
 _AROUND = (0.5, 0.2, 0.8)

@@ -5,12 +5,13 @@ whose inputs are ready; `by_peak` searches from what they and onnxruntime make o
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memonger.graph.graph import Graph
 from memonger.remat.least_peak import least_peak
 
 Key = Callable[[int], tuple[float, ...]]
+Sources = Sequence[Sequence[int]]
 
 
 def file_order(graph: Graph) -> tuple[int, ...]:
@@ -107,9 +108,41 @@ class _Waiting:
 
 Order = Callable[[Graph], tuple[int, ...]]
 
+def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
+    """The order onnxruntime runs nodes in without being told.
+
+    Args:
+        sources: For each node the nodes it reads from.
+        written: The nodes in file order.
+    """
+    place = {node: index for index, node in enumerate(written)}
+    read = {source for inputs in sources for source in inputs}
+    roots = [node for node in written if node not in read]
+    return post_order(roots, [sorted(inputs, key=place.__getitem__) for inputs in sources])
+
+
+def post_order(roots: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Depth first towards the sources, of roots and of sources the last first; a node comes after what it reads."""
+    pending = [(node, False) for node in roots]
+    seen = [False] * len(sources)
+    order: list[int] = []
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif not seen[node]:
+            seen[node] = True
+            pending.append((node, True))
+            pending.extend((source, False) for source in sources[node] if not seen[source])
+    return tuple(order)
+
+
 def by_peak(graph: Graph) -> tuple[int, ...]:
     """The order with the smallest peak that is found; exact for most networks in inference."""
-    return least_peak(graph, [order(graph) for order in (file_order, by_growth, by_depth)])
+    starts = [order(graph) for order in (file_order, by_growth, by_depth)]
+    if not any(graph.updates):  # else it would read what is written over
+        starts.append(default_order(graph.sources, starts[0]))
+    return least_peak(graph, starts)
 
 
 ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth, "peak": by_peak}
