@@ -15,9 +15,9 @@ ordered exactly instead, as long as that makes it better, from several orders. L
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import pairwise
 
-from memonger.graph.graph import Graph
+from memonger.remat.needs import Needs
 
 EFFORT = 2_000_000
 """Steps tried in one search: a few seconds."""
@@ -43,16 +43,15 @@ _NEAR = 1.25
 Order = tuple[int, ...]
 
 
-def least_peak(graph: Graph, starts: Sequence[Order], effort: int = EFFORT) -> Order:
+def least_peak(needs: Needs, starts: Sequence[Order], effort: int = EFFORT) -> Order:
     """The order found with the smallest peak, workspace included; the first of ``starts`` with it, if none has less.
 
     Args:
-        graph: Every value that may share bytes does; what windows save is estimated.
+        needs: Of the nodes.
         starts: Valid orders, at least one.
         effort: Steps that the search may try.
     """
-    needs = _Needs.of(graph)
-    left = [min(effort, _EFFORT_OF_NODE * len(graph.nodes))]
+    left = [min(effort, _EFFORT_OF_NODE * len(needs.before))]
     found = sorted((_Steps(needs, order) for order in dict.fromkeys(starts)), key=lambda steps: steps.peak)
     if _is_least(needs, found[0]) or _by_parts(found[0], left):
         return tuple(found[0].order)
@@ -65,103 +64,10 @@ def least_peak(graph: Graph, starts: Sequence[Order], effort: int = EFFORT) -> O
     return tuple(best.order)
 
 
-@dataclass(frozen=True, slots=True)
-class _Needs:
-    """What nodes need of the arena. A storage is the values that are always in the same bytes.
-
-    Attributes:
-        before: For each node those that must run before it.
-        sizes: Bytes of each storage.
-        kept: Whether it is there when the run ends.
-        touched: The storages that each node reads or writes; one is alive from the first to the last such node.
-        touching: The nodes that read or write each storage.
-        over: For each node pairs of storages of which the first, written there, may lie over the second, read there.
-        workspace: Bytes of each node.
-    """
-
-    before: Sequence[Sequence[int]]
-    sizes: Sequence[int]
-    kept: Sequence[bool]
-    touched: Sequence[Sequence[int]]
-    touching: Sequence[Sequence[int]]
-    over: Sequence[Sequence[tuple[int, int]]]
-    workspace: Sequence[int]
-
-    @classmethod
-    def of(cls, graph: Graph) -> "_Needs":
-        root = _roots(graph)
-        sizes: dict[int, int] = {}
-        for value, planned in enumerate(graph.planned):
-            if planned:
-                sizes[root[value]] = max(sizes.get(root[value], 0), graph.sizes[value])
-        number = {value: index for index, value in enumerate(sizes)}
-        storage = [number.get(each, -1) for each in root]
-        held = [(each,) if each >= 0 else () for each in storage]
-        for source, target in chain.from_iterable(graph.ties):
-            held[target] = (*held[target], *held[source])
-        outputs = {each for value in graph.outputs for each in held[value]}
-        touched = [
-            tuple(dict.fromkeys(each for value in (*reads, *writes) for each in held[value]))
-            for reads, writes in zip(graph.reads, graph.writes, strict=True)
-        ]
-        touching: list[list[int]] = [[] for _ in sizes]
-        for node, storages in enumerate(touched):
-            for each in storages:
-                touching[each].append(node)
-        return cls(
-            before=_before(graph),
-            sizes=tuple(sizes.values()),
-            kept=tuple(each in outputs for each in range(len(sizes))),
-            touched=touched,
-            touching=touching,
-            over=[tuple(_over(graph, storage, node, tuple(sizes.values()))) for node in range(len(graph.nodes))],
-            workspace=graph.workspace,
-        )
-
-    def at(self, node: int, others: Sequence[int]) -> int:
-        """Bytes at the step of a node while these other storages, which it doesn't touch, are alive."""
-        own = sum(self.sizes[each] for each in self.touched[node])
-        inside = {under: self.sizes[over] for over, under in self.over[node]}
-        return own + self.workspace[node] - sum(inside.values()) + sum(self.sizes[each] for each in others)
-
-
-def _roots(graph: Graph) -> list[int]:
-    """For each value the least one that it shares bytes with in every order, as views and windows do."""
-    root = list(range(len(graph.values)))
-
-    def find(value: int) -> int:
-        while root[value] != value:
-            root[value] = value = root[root[value]]
-        return value
-
-    for pairs in (*graph.views, *(tuple(each[:2] for each in windows) for windows in graph.windows)):
-        for a, b in pairs:
-            low, high = sorted((find(a), find(b)))
-            root[high] = low
-    return [find(value) for value in range(len(root))]
-
-
-def _over(graph: Graph, storage: Sequence[int], node: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    reads = [storage[value] for value in graph.reads[node]]
-    for source, target in graph.inplace[node]:
-        under, over = storage[source], storage[target]
-        if under >= 0 and over not in (-1, under) and reads.count(under) == 1 and sizes[under] == graph.sizes[source]:
-            yield over, under
-
-
-def _before(graph: Graph) -> list[tuple[int, ...]]:
-    """For each node those it reads from and, if it overwrites something, the other readers of that."""
-    before = [list(sources) for sources in graph.sources]
-    for update, pairs in enumerate(graph.updates):
-        for old, _ in pairs:
-            before[update].extend(reader for reader in graph.readers[old] if reader != update)
-    return [tuple(dict.fromkeys(each)) for each in before]
-
-
 class _Steps:
     """An order, and for each of its steps the bytes needed there and the bytes alive after it."""
 
-    def __init__(self, needs: _Needs, order: Sequence[int]) -> None:
+    def __init__(self, needs: Needs, order: Sequence[int]) -> None:
         self.needs, self.order = needs, list(order)
         self.step_of = [0] * len(order)
         for step, node in enumerate(order):
@@ -346,7 +252,7 @@ class _Span:
         return order[::-1]
 
 
-def _is_least(needs: _Needs, steps: _Steps) -> bool:
+def _is_least(needs: Needs, steps: _Steps) -> bool:
     """Whether every order needs as much at the node of the worst step: for what is written before it in all of them,
     and read after it in all.
     """
@@ -377,7 +283,7 @@ def _is_least(needs: _Needs, steps: _Steps) -> bool:
 def _by_parts(steps: _Steps, left: list[int]) -> bool:
     """Order parts exactly, the worst first. Returns whether no order has a smaller peak."""
     ends = [0, *(step + 1 for step in _cuts(steps)), len(steps.order)]
-    parts = sorted({(a, b) for a, b in zip(ends, ends[1:], strict=False) if a < b},
+    parts = sorted({(a, b) for a, b in pairwise(ends) if a < b},
                    key=lambda part: (-max(steps.need[part[0] : part[1]]), part))  # fmt: skip
     floor = max(steps.needs.at(node, ()) for node in range(len(steps.order)))
     for begin, end in parts:

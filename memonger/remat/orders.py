@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from memonger.graph.graph import Graph
 from memonger.remat.least_peak import least_peak
+from memonger.remat.needs import Needs
 
 Key = Callable[[int], tuple[float, ...]]
 Sources = Sequence[Sequence[int]]
@@ -108,6 +109,7 @@ class _Waiting:
 
 Order = Callable[[Graph], tuple[int, ...]]
 
+
 def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
     """The order onnxruntime runs nodes in without being told.
 
@@ -142,7 +144,7 @@ def by_peak(graph: Graph) -> tuple[int, ...]:
     starts = [order(graph) for order in (file_order, by_growth, by_depth)]
     if not any(graph.updates):  # else it would read what is written over
         starts.append(default_order(graph.sources, starts[0]))
-    return least_peak(graph, starts)
+    return least_peak(Needs.of(graph), starts)
 
 
 ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth, "peak": by_peak}

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from memonger.errors import BudgetError, PlanError
-from memonger.remat.annealed_order import reorder
 from memonger.remat.effort import EFFORT, Effort, Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
+from memonger.remat.least_peak import least_peak
+from memonger.remat.needs import Needs
 from memonger.remat.neighbourhood import Annealing, improve
 from memonger.remat.problem import Problem, Result, cost, memory
 from memonger.remat.timeline import CrowdedError, Timeline
@@ -235,18 +236,8 @@ class Search:
         """An evaluation order with much less excess than the given one, or None where a short probe finds none."""
         if self.problem.nodes > self.tuning.large:
             return None
-        for turn, share in enumerate((self.tuning.probe, self.tuning.reorder)):
-            timeline = Timeline(self.problem)
-            if self.effort.spent(timeline) >= 1:
-                break
-            before = excess(timeline, budget)
-            left = reorder(timeline, budget, self.seed + turn, self.effort.portion(timeline, share))
-            self.effort.charge(timeline)
-            if turn or not left:
-                return timeline.schedule()
-            if left > before * self.tuning.probe_left:
-                break
-        return None
+        order = least_peak(Needs.of_problem(self.problem), [self.problem.schedule])
+        return None if order == self.problem.schedule else order
 
     def _annealing(self, order_matters: bool = False) -> Annealing:
         """Settings of the neighbourhood search."""
