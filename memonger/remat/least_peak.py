@@ -221,7 +221,7 @@ class _Span:
         return None, True, tried
 
     def _steps(self, done: int, ready: int, live: int, peak: int, below: int) -> Iterator[tuple[int, int, int]]:
-        """The nodes that may run next, with bytes needed and alive after; only one, if no order gains by its waiting."""
+        """The nodes that may run next, bytes needed and alive after; only one, if no order gains by its waiting."""
         found = []
         while ready:
             lowest = ready & -ready

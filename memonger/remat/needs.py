@@ -1,4 +1,4 @@
-"""What nodes need of the arena, whatever the order they run in: the problem that `memonger.remat.least_peak` searches."""
+"""What nodes need of the arena, whatever their order: the problem that `memonger.remat.least_peak` searches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
