@@ -1,11 +1,11 @@
 """Evaluation orders: peak of ours beside the file's, onnxruntime's and list schedulers', on branchy networks.
 
 Run from the repository's root: ``python -m benchmarks.orders [NAME ...]``. Prints the table, and writes it to
-benchmarks/orders.txt unless rows are named. Nothing is recomputed or runs in chunks, and all orders share bytes by the same rules, so that
-only the order differs. Randomly wired networks are those of Xie et al. 2019, "Exploring Randomly Wired Neural Networks
-for Image Recognition": three stages of 32 nodes, 78 channels at first; a node is a Sum of what it reads, Relu, a
-separable 3×3 convolution and a batch normalization. SERENITY (Ahn et al. 2020) reports 1.68 times less peak than
-TensorFlow Lite on cells of such networks and of others.
+benchmarks/orders.txt unless rows are named. Nothing is recomputed or runs in chunks, and all orders share bytes by the
+same rules, so that only the order differs. Randomly wired networks are those of Xie et al. 2019, "Exploring Randomly
+Wired Neural Networks for Image Recognition": three stages of 32 nodes, 78 channels at first; a node is a Sum of what it
+reads, Relu, a separable 3×3 convolution and a batch normalization. SERENITY (Ahn et al. 2020) reports 1.68 times less
+peak than TensorFlow Lite on cells of such networks and of others.
 """
 
 import argparse
@@ -179,9 +179,9 @@ def network(name: str, device: str) -> tuple[float, ...]:
 def table(names: Sequence[str]) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     yield from stamp("orders", ["networkx", "numpy", "onnxruntime", "torch"])
-    yield "peak of our order, and over it: the bound on all orders, our arena, and the peaks of other orders: the file's,"
-    yield "breadth first, onnxruntime's default, the best of the file's and two list schedulers'; processor seconds of ours"
-    yield f"randomly wired: geometric means of {len(SEEDS)} networks, most seconds; cpu: as onnxruntime's optimizer left it"
+    yield "peak of our order, and over it: the bound on all orders, our arena, and the peaks of other orders: the"
+    yield "file's, breadth first, onnxruntime's default, the best of the file's and two list schedulers'; cpu seconds"
+    yield f"randomly wired: geometric means of {len(SEEDS)} networks; cpu: as onnxruntime's optimizer left it"
     yield ""
     yield of_brute_force()
     yield ""
