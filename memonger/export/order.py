@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from memonger.graph import schedule as rewrite
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing, assign_storage, live_bytes
-from memonger.remat.orders import ORDERS
+from memonger.remat.orders import ORDERS, Sources, default_order, post_order
 
 AS_STOCK = Sharing(inplace=False)  # stock onnxruntime overwrites inputs for few operators: counted as for none
 
-Sources = Sequence[Sequence[int]]
 Arrange = Callable[[Sources, Sequence[int]], tuple[int, ...]]
 
 
@@ -38,19 +37,6 @@ class FileOrder:
     written: tuple[int, ...]
     executed: tuple[int, ...]
     peak_bytes: int
-
-
-def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
-    """The order onnxruntime runs nodes in without being told.
-
-    Args:
-        sources: For each node the nodes it reads from.
-        written: The nodes in file order.
-    """
-    place = {node: index for index, node in enumerate(written)}
-    read = {source for inputs in sources for source in inputs}
-    roots = [node for node in written if node not in read]
-    return _post_order(roots, [sorted(inputs, key=place.__getitem__) for inputs in sources])
 
 
 def best_file_order(graph: Graph) -> FileOrder:
@@ -153,20 +139,4 @@ def _liu(graph: Graph) -> tuple[int, ...]:
         peaks[node] = max(peak, live + result[node] + graph.workspace[node])
         last_first.append(ordered[::-1])
     read = {source for inputs in sources for source in inputs}
-    return _post_order([node for node in reversed(range(len(sources))) if node not in read], last_first)
-
-
-def _post_order(roots: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Depth first towards the sources, of roots and of sources the last first; a node comes after what it reads."""
-    pending = [(node, False) for node in roots]
-    seen = [False] * len(sources)
-    order: list[int] = []
-    while pending:
-        node, done = pending.pop()
-        if done:
-            order.append(node)
-        elif not seen[node]:
-            seen[node] = True
-            pending.append((node, True))
-            pending.extend((source, False) for source in sources[node] if not seen[source])
-    return tuple(order)
+    return post_order([node for node in reversed(range(len(sources))) if node not in read], last_first)

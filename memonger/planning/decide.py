@@ -240,10 +240,14 @@ def _smallest(request: Request, outcomes: Iterable[Outcome]) -> Solution:
     return best
 
 
-def order_for_least(request: Request, names: Iterable[str]) -> tuple[Request, tuple[int, ...]]:
-    """The request with its nodes in the order that needs least memory with nothing recomputed, and that order."""
+def order_for_least(request: Request, names: Sequence[str]) -> tuple[Request, tuple[int, ...]]:
+    """The request with its nodes in the order that needs least memory with nothing recomputed, and that order.
+
+    Of several orders ``peak`` isn't tried: strategies recompute whole stretches, which it takes apart.
+    """
     best: tuple[int, tuple[int, ...], Graph] | None = None
-    for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in names):
+    tried = [name for name in names if name != "peak"] or names
+    for schedule in dict.fromkeys(ORDERS[name](request.graph) for name in tried):
         graph = rewrite.schedule_graph(request.graph, schedule)
         needed = needed_bytes(graph, assign_storage(graph, request.sharing, request.alignment))
         if best is None or needed < best[0]:

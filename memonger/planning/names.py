@@ -7,7 +7,7 @@ Mode = Literal["training", "inference"]
 Strategy = Literal["none", "cheap", "block", "sqrt", "log", "sweep", "marks", "budget", "exact"]
 """The names in `memonger.remat.STRATEGIES`."""
 
-Order = Literal["best", "file", "growth", "depth"]
+Order = Literal["best", "file", "growth", "depth", "peak"]
 """``best``, and the names in `memonger.remat.orders.ORDERS`."""
 
 Level = Literal["disable", "basic", "extended", "all", "rewrite"]

@@ -1,15 +1,18 @@
 """Evaluation orders in which every node runs once and little memory is live at a time.
 
-Finding the best order is NP-hard (Sethi 1975). These are list schedulers: at each step they run the best node, by some
-key, of those whose inputs are ready. Left out: backtracking, and the exact methods that small graphs would allow.
+Finding the best order is NP-hard (Sethi 1975). List schedulers run at each step the best node, by some key, of those
+whose inputs are ready; `by_peak` searches from what they and onnxruntime make of a graph (`least_peak`).
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memonger.graph.graph import Graph
+from memonger.remat.least_peak import least_peak
+from memonger.remat.needs import Needs
 
 Key = Callable[[int], tuple[float, ...]]
+Sources = Sequence[Sequence[int]]
 
 
 def file_order(graph: Graph) -> tuple[int, ...]:
@@ -106,6 +109,44 @@ class _Waiting:
 
 Order = Callable[[Graph], tuple[int, ...]]
 
-ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth}
 
-__all__ = ["ORDERS", "Order", "by_depth", "by_growth", "file_order"]
+def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
+    """The order onnxruntime runs nodes in without being told.
+
+    Args:
+        sources: For each node the nodes it reads from.
+        written: The nodes in file order.
+    """
+    place = {node: index for index, node in enumerate(written)}
+    read = {source for inputs in sources for source in inputs}
+    roots = [node for node in written if node not in read]
+    return post_order(roots, [sorted(inputs, key=place.__getitem__) for inputs in sources])
+
+
+def post_order(roots: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Depth first towards the sources, of roots and of sources the last first; a node comes after what it reads."""
+    pending = [(node, False) for node in roots]
+    seen = [False] * len(sources)
+    order: list[int] = []
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif not seen[node]:
+            seen[node] = True
+            pending.append((node, True))
+            pending.extend((source, False) for source in sources[node] if not seen[source])
+    return tuple(order)
+
+
+def by_peak(graph: Graph) -> tuple[int, ...]:
+    """The order with the smallest peak that is found; exact for most networks in inference."""
+    starts = [order(graph) for order in (file_order, by_growth, by_depth)]
+    if not any(graph.updates):  # else it would read what is written over
+        starts.append(default_order(graph.sources, starts[0]))
+    return least_peak(Needs.of(graph), starts)
+
+
+ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth, "peak": by_peak}
+
+__all__ = ["ORDERS", "Order", "by_depth", "by_growth", "by_peak", "file_order"]

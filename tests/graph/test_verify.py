@@ -234,6 +234,8 @@ def test_no_order_beats_brute_force(graph: Graph) -> None:
     best = min(peak(s) for s in itertools.permutations(range(len(graph.nodes))) if possible(s))
     ours = min(peak(order(graph)) for order in ORDERS.values())
     assert least_arena(graph, again=False) <= best <= ours <= peak(tuple(range(len(graph.nodes))))
+    if not any(graph.windows):  # else what the search counts is an estimate
+        assert ours == best
 
 
 def _chain(**changes: object) -> tuple[Graph, dict[int, int]]:

@@ -7,6 +7,7 @@ import pytest
 
 import memonger
 import models
+from memonger.graph.graph import ALIGNMENT
 from tests.models.test_models import SMALL, small
 from tests.support import networks
 
@@ -28,7 +29,7 @@ def test_planned_at_the_lower_bound_with_the_same_bits(name: str, device: str) -
     if (name, device) == ("resnet1001", "cpu"):  # of 1001 layers one device is enough
         model = models.build(name, batch=2, depth=56, **SMALL[name])
     plan = memonger.search_plan(model, device=device, mode="inference", threads=1)
-    assert plan.arena_bytes == plan.lower_bound_bytes
+    assert plan.lower_bound_bytes <= plan.arena_bytes < plan.lower_bound_bytes + ALIGNMENT
     session = memonger.Session(plan)
     stock = networks.stock(model, "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL", threads=1)
     results = []
