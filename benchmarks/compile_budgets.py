@@ -94,8 +94,11 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
     yield from stamp("compile_budgets", ("torch", "transformers", "onnxruntime", "numpy"))
     yield "loss: difference over the loss; gradients (memonger: updates): largest difference over the largest gradient"
     yield "at 100%: two steps with nothing recomputed"
+    rows = [f"{name} {library}" for name in names for library in LIBRARIES]
+    missing = ", ".join(row for row in rows if row not in record.rows)
+    yield from ([f"not measured yet (--resume): {missing}"] if missing else [])
     yield from ("", TABLE.heading)
-    for row in (f"{name} {library}" for name in names for library in LIBRARIES):
+    for row in rows:
         name, library = row.split()
         batch = networks.size_of(name, "cpu").batch
         for share, found in record.rows.get(row, {}).items():
