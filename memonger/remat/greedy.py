@@ -23,9 +23,6 @@ _LONGEST = 400
 """Most nodes that one recomputation may run, its inputs included."""
 _EPSILON = 1e-9
 """Stands for a cost of 0 where a score is divided by a cost."""
-_LONG = 50
-"""Nodes of a chain from which on most of the time goes into adding them, and each counts more."""
-
 _NEARLY = 0.8
 """A move is made at once if its score is at least this fraction of the best score still estimated."""
 
@@ -311,7 +308,7 @@ def chain(timeline: Timeline, node: int, anchor: int, budget: int, keep: bool) -
             pending.append(missing[0])
         else:
             order.append(pending.pop())
-    timeline.work += len(order) // 2 if len(order) < _LONG else 2 * len(order)
+    timeline.work += len(order) // 2
     return order
 
 

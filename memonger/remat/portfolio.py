@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from memonger.errors import BudgetError, PlanError
+from memonger.remat.annealed_order import reorder
 from memonger.remat.effort import EFFORT, Effort, Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
 from memonger.remat.least_peak import least_peak
@@ -80,11 +81,10 @@ def search_best(
     if once.peak <= budget:
         return once
     searching = Search(problem, Effort(effort, time_limit, progress), seed, initial)
-    order = searching.better_order() or problem.schedule
-    ordered = Result.of(problem, order)
-    if ordered.peak <= budget:
-        return ordered
-    searching = replace(searching, order=order)
+    if problem.nodes <= searching.tuning.large:
+        ordered = Result.of(problem, least_peak(Needs.of_problem(problem), [problem.schedule]))
+        if ordered.peak <= budget:
+            return ordered
     return searching.cheapest(budget) if budget >= problem.lower_bound else searching.smallest(budget)
 
 
@@ -128,7 +128,6 @@ class Search:
         seed: Of the random numbers.
         initial: Schedules to start from, beside the given order.
         tuning: Constants.
-        order: The evaluation order with the smallest peak; empty: it is searched where it is needed.
     """
 
     problem: Problem
@@ -136,7 +135,6 @@ class Search:
     seed: int = 1
     initial: Schedules = ()
     tuning: Tuning = field(default_factory=Tuning)
-    order: tuple[int, ...] = ()
 
     def cheapest(self, budget: int) -> Result:
         """The cheapest schedule found within the budget, or the one with the smallest peak if none was found."""
@@ -178,15 +176,14 @@ class Search:
         """Greedy schedules of the given order and, where there is one, of a better order, the best schedule first."""
         start = self._greedy_from_given(budget)
         once = cost(self.problem, self.problem.schedule)
-        order = self.better_order() if start[:2] > (0, once) else None
+        order = self._better_order(budget) if start[:2] > (0, once) else None
         return [start] if order is None else sorted([start, self._greedy_from_order(order, budget)])
 
     def _greedy_from_given(self, budget: int) -> Point:
         """The best schedule that the variants of the greedy algorithm give from the given order."""
         variants = self.tuning.greedy[: 1 if self.problem.nodes > self.tuning.large else None]
         timeline = Timeline(self.problem)
-        late = self._expired(timeline, self.tuning.greedy_until) if len(variants) > 1 else lambda: False
-        best = self._greedy(timeline, budget, variants[0], late)
+        best = self._greedy(timeline, budget, variants[0], lambda: False)
         self.effort.tell(timeline, best.excess, best.cost)
         once = cost(self.problem, self.problem.schedule)
         for options in variants[1:]:
@@ -240,12 +237,22 @@ class Search:
             remove_redundant(timeline, budget, expired)
         return Point(excess(timeline, budget), timeline.cost, timeline.schedule())
 
-    def better_order(self) -> tuple[int, ...] | None:
-        """An evaluation order with a smaller peak than the given one, or None where none was found."""
+    def _better_order(self, budget: int) -> tuple[int, ...] | None:
+        """An evaluation order with much less excess than the given one, or None where a short probe finds none."""
         if self.problem.nodes > self.tuning.large:
             return None
-        order = self.order or least_peak(Needs.of_problem(self.problem), [self.problem.schedule])
-        return None if order == self.problem.schedule else order
+        for turn, share in enumerate((self.tuning.probe, self.tuning.reorder)):
+            timeline = Timeline(self.problem)
+            if self.effort.spent(timeline) >= 1:
+                break
+            before = excess(timeline, budget)
+            left = reorder(timeline, budget, self.seed + turn, self.effort.portion(timeline, share))
+            self.effort.charge(timeline)
+            if turn or not left:
+                return timeline.schedule()
+            if left > before * self.tuning.probe_left:
+                break
+        return None
 
     def _annealing(self, order_matters: bool = False) -> Annealing:
         """Settings of the neighbourhood search."""
@@ -297,13 +304,12 @@ class Search:
 
     def _reordered(self, once: Result) -> Iterator[Result]:
         """Greedy schedules, of other evaluation orders, for budgets far below the peak without recomputation."""
-        low, order = self.problem.lower_bound, self.better_order()
-        if order is None:
-            return
-        yield Result.of(self.problem, order)
+        low = self.problem.lower_bound
         for part in self.tuning.smallest_targets:
             target = low + int((once.peak - low) * part)
-            yield Result.of(self.problem, self._greedy_from_order(order, target).schedule)
+            order = self._better_order(target)
+            if order is not None:
+                yield Result.of(self.problem, self._greedy_from_order(order, target).schedule)
 
     def _descend(self, timeline: Timeline, start: Result, enough: int, until: float, annealing: Annealing) -> Result:
         """Lower the peak of the timeline, which is at ``start``, until it is ``enough`` or the effort is spent."""

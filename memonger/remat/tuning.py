@@ -25,6 +25,10 @@ class Tuning:
         greedy_patience: A further variant gives up when recomputation costs this many times what it does in the best.
         reordered_share: Fraction of effort that the greedy algorithm may take on another order.
         initial_share: Fraction of effort that the greedy algorithm may take on an initial schedule. It is not charged.
+        probe: Fraction of effort for a first, short search for a better order.
+        probe_left: The search for an order ends after the probe if more than this fraction of the excess is left: the
+            order of most networks is good already.
+        reorder: Fraction of effort for the full search for an order.
         shifts: How often the annealing moves nodes only, where another order was found to matter.
         explore: Fractions of effort at which the annealing runs from the starting schedules end. A last one, from the
             best schedule, takes the rest.
@@ -50,6 +54,9 @@ class Tuning:
     greedy_patience: float = 2.0
     reordered_share: float = 0.3
     initial_share: float = 0.04
+    probe: float = 0.02
+    probe_left: float = 0.8
+    reorder: float = 0.12
     shifts: float = 0.25
     explore: tuple[float, ...] = (0.15, 0.3, 0.45)
     explore_again: tuple[float, ...] = (0.3, 0.55, 0.8)
