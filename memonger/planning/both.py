@@ -72,7 +72,7 @@ class _Search:
 
     def __init__(self, lowered: Lowered, request: Request, options: Options, device: Device, strategy: str) -> None:
         self.lowered, self.request, self.options, self.device = lowered, request, options, device
-        self.budgets = Budgets(request, strategy, orders_of(options.order, len(request.graph.nodes)))
+        self.budgets = Budgets(request, strategy, orders_of(options.order, request.graph))
         self.once = math.fsum(request.graph.costs)
         self.pace = self.once / chunk_times.seconds_of(lowered.model, chunk_times.cores_of(options.threads), True)
 

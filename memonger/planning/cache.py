@@ -108,7 +108,8 @@ def entry(source: Source | Model, options: Options, device: Device) -> Entry | N
         LoadError: the model can't be read.
         RuntimeUnavailableError: the device isn't there.
     """
-    folder, said = os.environ.get(FOLDER), _options(options)
+    folder = os.environ.get(FOLDER)
+    said = _options(options) if folder else None
     if not folder or said is None:
         return None
     digest = hashlib.sha256()
@@ -132,9 +133,17 @@ def _options(options: Options) -> str | None:
         if own is not None and not isinstance(own, str) and type(own).__module__.partition(".")[0] != "memonger":
             return None
     said = {field.name: repr(getattr(options, field.name)) for field in dataclasses.fields(options)}
-    arrays = {name: np.asarray(array) for name, array in (options.inputs or {}).items()}
-    contents = ((name, a.dtype.str, a.shape, hashlib.sha256(a.tobytes()).hexdigest()) for name, a in arrays.items())
-    return repr({**said, "progress": None, "device": None, "inputs": list(contents)})
+    inputs = [(name, _described(given)) for name, given in (options.inputs or {}).items()]
+    return repr({**said, "progress": None, "device": None, "inputs": inputs})
+
+
+def _described(given: Any) -> Any:
+    """An input's type, shape and content; of a sequence those of its elements."""
+    if isinstance(given, list | tuple):
+        return [_described(each) for each in given]
+    array = np.asarray(given)
+    content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+    return array.dtype.str, array.shape, hashlib.sha256(content).hexdigest()
 
 
 @cache

@@ -74,7 +74,7 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
             succeeds with the budget that the error names.
         PlanError: the strategy finds nothing at all.
     """
-    names = orders_of(order, len(request.graph.nodes))
+    names = orders_of(order, request.graph)
     if strategy == "none":
         return _without(request, names)
     if request.budget is not None:
@@ -93,7 +93,7 @@ def frontier(request: Request, points: int, order: str, budgets: Sequence[int] =
         budgets: These budgets instead. For one that nothing was found for, the smallest total found stands.
     """
     begin = time.monotonic()
-    searched = Budgets(request, "budget", orders_of(order, len(request.graph.nodes)))
+    searched = Budgets(request, "budget", orders_of(order, request.graph))
     plain, least = searched.plain, searched.least()
     results, lowest, span = [plain, least], searched.total(least), searched.total(plain) - searched.total(least)
     tried = sorted(budgets) or [lowest + span * point // points for point in range(points)]
@@ -210,10 +210,13 @@ class Budgets:
         return BudgetSearch(self._ordered[0])
 
 
-def orders_of(order: str, nodes: int) -> list[str]:
+def orders_of(order: str, graph: Graph) -> list[str]:
+    """The orders that are tried. Of a step with a backward pass ``peak`` isn't: its layouts take long to search."""
     if order != "best":
         return [order]
-    return list(ORDERS)[: 1 if nodes > _MANY else None]
+    if len(graph.nodes) > _MANY:
+        return list(ORDERS)[:1]
+    return [name for name in ORDERS if name != "peak" or all(graph.forward)]
 
 
 def _without(request: Request, names: Iterable[str]) -> Solution:

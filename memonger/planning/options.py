@@ -70,8 +70,8 @@ class Options:
         max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction.
         allow_rounding: Let nodes run in chunks whose results then differ in their last bits.
         sharing: Which values may share an address.
-        order: Order of the nodes: ``file``, ``growth``, ``depth``, or ``peak``, searched for the smallest peak;
-            ``best`` tries all and keeps the one that needs least memory.
+        order: Order of the nodes: ``file``, ``growth``, ``depth``, or ``peak``, searched for the smallest peak.
+            ``best`` tries all, for training all but ``peak``, and keeps the one that needs least memory.
         level: onnxruntime's optimization level for device plans: ``disable``, ``basic``, ``extended`` or ``all``; or
             ``rewrite``: ``disable`` with convolutions of training steps in kernels that are faster on the CPU, whose
             sums come in another order than stock onnxruntime's. None: ``all`` for inference; for training, where

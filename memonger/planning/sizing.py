@@ -149,7 +149,7 @@ class Sizing:
             raise complaint
         self._check_weights(job)
         self.mode, self.smallest = job.mode, (size, job.request)
-        self.orders = orders_of(self.options.order, len(job.request.graph.nodes))
+        self.orders = orders_of(self.options.order, job.request.graph)
         self.samples[size] = job.request
         self.attempts[size] = self._planned(size, job)
         return self.attempts[size]

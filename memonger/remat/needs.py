@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 
 from memonger.graph.graph import Graph
-from memonger.remat.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +55,6 @@ class Needs:
             touching=_touching(touched, len(sizes)),
             over=[tuple(_over(graph, storage, node, tuple(sizes.values()))) for node in range(len(graph.nodes))],
             workspace=graph.workspace,
-        )
-
-    @classmethod
-    def of_problem(cls, problem: Problem) -> "Needs":
-        """What a problem needs whose nodes run once each, but for its base."""
-        pinned = set(problem.pinned)
-        before = [
-            [problem.producer[value] for value in reads if problem.producer[value] >= 0] for reads in problem.reads
-        ]
-        for node, late in enumerate(problem.deadline):
-            if late < problem.nodes:
-                before[late].append(node)
-        fixed = [node for node, again in enumerate(problem.recomputable) if not again]
-        for earlier, node in pairwise(fixed):
-            before[node].append(earlier)
-        touched = [
-            tuple(dict.fromkeys(value for value in (*reads, *writes) if problem.producer[value] >= 0))
-            for reads, writes in zip(problem.reads, problem.writes, strict=True)
-        ]
-        return cls(
-            before=[tuple(dict.fromkeys(each)) for each in before],
-            sizes=problem.sizes,
-            kept=tuple(value in pinned for value in range(len(problem.sizes))),
-            touched=touched,
-            touching=_touching(touched, len(problem.sizes)),
-            over=[
-                tuple((writes[0], value) for value in inplace) if writes else ()
-                for writes, inplace in zip(problem.writes, problem.inplace, strict=True)
-            ],
-            workspace=problem.workspace,
         )
 
     def at(self, node: int, others: Sequence[int]) -> int:

@@ -14,8 +14,6 @@ from memonger.errors import BudgetError, PlanError
 from memonger.remat.annealed_order import reorder
 from memonger.remat.effort import EFFORT, Effort, Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.remat.least_peak import least_peak
-from memonger.remat.needs import Needs
 from memonger.remat.neighbourhood import Annealing, improve
 from memonger.remat.problem import Problem, Result, cost, memory
 from memonger.remat.timeline import CrowdedError, Timeline
@@ -81,10 +79,6 @@ def search_best(
     if once.peak <= budget:
         return once
     searching = Search(problem, Effort(effort, time_limit, progress), seed, initial)
-    if problem.nodes <= searching.tuning.large:
-        ordered = Result.of(problem, least_peak(Needs.of_problem(problem), [problem.schedule]))
-        if ordered.peak <= budget:
-            return ordered
     return searching.cheapest(budget) if budget >= problem.lower_bound else searching.smallest(budget)
 
 

@@ -82,7 +82,7 @@ def test_the_layers_are_those_of_resnet50() -> None:
 
 
 def test_a_memonger_contestant_is_what_the_gradient_rules_emit() -> None:
-    wide, narrow = (emitted(Layer(2, 24, 24, side, 1, 1), "dw")[0] for side in (28, 7))
+    wide, narrow = (emitted(Layer(2, 24, 24, side, 1, 1), "dw")[0] for side in (28, 5))
     kinds = [[node.op_type for node in model.graph.node] for model in (wide, narrow)]
     assert "Conv" in kinds[0]  # images of 784 elements and more: a product for each, as a convolution
     assert "Conv" not in kinds[1]
@@ -177,9 +177,9 @@ def stop(contestant: Contestant) -> int:
 
 
 def test_a_profile_tells_what_ran_elsewhere(tmp_path: Path) -> None:
-    model, name = emitted(Layer(2, 16, 16, 6, 1, 1), "dw")
+    model, name = emitted(Layer(2, 16, 16, 4, 1, 1), "dw")
     session, memory = session_of(model, 1, profile=tmp_path / "profile"), Memory()
-    given = {key: memory.put(array) for key, array in values(Layer(2, 16, 16, 6, 1, 1)).items() if key != "w"}
+    given = {key: memory.put(array) for key, array in values(Layer(2, 16, 16, 4, 1, 1)).items() if key != "w"}
     bind(session, model.graph, given, [name], memory).run()
     profile = Path(session.end_profiling())
     assert foreign_nodes(profile, "CPUExecutionProvider") == []

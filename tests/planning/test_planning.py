@@ -156,7 +156,7 @@ def test_kept_nodes_are_told_where_no_budget_can_be_held() -> None:
     [
         ({"strategy": "fast"}, "strategy must be 'none', 'cheap', .* 'budget' or 'exact', not 'fast'"),
         ({"mode": "serve"}, "mode must be 'training' or 'inference', not 'serve'"),
-        ({"order": "random"}, "order must be 'best', 'file', 'growth' or 'depth', not 'random'"),
+        ({"order": "random"}, "order must be 'best', 'file', 'growth', 'depth' or 'peak', not 'random'"),
         ({"level": "most"}, "level must be 'disable', 'basic', 'extended', 'all' or 'rewrite', not 'most'"),
         ({"trials": -1}, "trials must be a whole number from 0 to 10000, not -1"),
         ({"time_limit": -1}, "time_limit must be a finite number of seconds, 0 or more, not -1"),
