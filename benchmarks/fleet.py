@@ -54,7 +54,7 @@ TABLE = Table(
 CALLED = Table(
     "models<10", "contestant<20", "calls>8", "predicted>11.1f", "begin>9.1f", "end>9.1f", "bytes a call>14.0f"
 )
-STREAMS = Table("stream<22", "contestant<26", "memory>9.2f", "predicted>11.2f", "steps/s>10.0f", "÷>8.3f", "bits<7")
+STREAMS = Table("stream<24", "contestant<26", "memory>9.2f", "predicted>11.2f", "steps/s>10.0f", "÷>8.3f", "bits<7")
 
 
 @dataclass(frozen=True, slots=True)
