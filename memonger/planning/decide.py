@@ -13,15 +13,21 @@ from memonger.graph import schedule as rewrite
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, needed_bytes
 from memonger.graph.window_choice import storages
-from memonger.layout import Layout, allocate, lower_bound
+from memonger.layout import EFFORT, Layout, allocate, lower_bound
 from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
 from memonger.remat.budget import BUDGET
 from memonger.remat.every_schedule import least_arena
 from memonger.remat.orders import ORDERS
-from memonger.units import format_size
+from memonger.units import KiB, format_size
 
 ATTEMPTS = 6
 """Searches for one budget: where the arena doesn't fit, the next one is given less."""
+
+_QUICK = EFFORT // 20
+"""Effort for each layout that is compared."""
+
+_WORTH = 256 * KiB
+"""Bytes above its lower bound from which the smallest of them gets all the effort, which is some five seconds."""
 
 _MANY = 50_000
 """With more nodes than this ``best`` is the file's own order, as the others take seconds each."""
@@ -232,15 +238,18 @@ def _smallest(request: Request, outcomes: Iterable[Outcome]) -> Solution:
         graph = rewrite.schedule_graph(request.graph, outcome.schedule)
         for storage in storages(graph, request.sharing, request.alignment):
             candidates.append((lower_bound(storage.buffers), len(candidates), outcome, graph, storage))
-    best: Solution | None = None
+    found: tuple[Layout, Outcome, Graph, Storage] | None = None
     for bound, _, outcome, graph, storage in sorted(candidates, key=lambda candidate: candidate[:2]):
-        if best is not None and best.arena_bytes <= bound:
+        if found is not None and found[0].size <= bound:
             break
-        layout = allocate(storage.buffers)
-        if best is None or layout.size < best.arena_bytes:
-            best = Solution(outcome.schedule, graph, _offsets(storage, layout), layout.size, outcome)
-    assert best is not None
-    return best
+        layout = allocate(storage.buffers, effort=_QUICK)
+        if found is None or layout.size < found[0].size:
+            found = layout, outcome, graph, storage
+    assert found is not None
+    layout, outcome, graph, storage = found
+    if layout.size - lower_bound(storage.buffers) >= _WORTH:
+        layout = min(layout, allocate(storage.buffers), key=lambda each: each.size)
+    return Solution(outcome.schedule, graph, _offsets(storage, layout), layout.size, outcome)
 
 
 def order_for_least(request: Request, names: Sequence[str]) -> tuple[Request, tuple[int, ...]]:
