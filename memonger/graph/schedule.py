@@ -17,7 +17,7 @@ from memonger.graph.graph import Graph, Pair, Window, needed_by, read_values
 from memonger.model.names import fresh
 from memonger.model.training_roles import Training
 
-_OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace", "offered")
+OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace", "offered")
 """Fields of a graph that are the same for a node and its copies."""
 
 _COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?(?=$|\.chunk\d+_\d+)")
@@ -59,7 +59,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         for key, found in pairs.items():
             found.append(tuple((source[a], latest[b]) for a, b in getattr(graph, key)[node]))
         windows.append(tuple((latest[part], latest[whole], byte) for part, whole, byte in graph.windows[node]))
-    changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in _OF_NODE}
+    changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in OF_NODE}
     changes |= {key: tuple(found) for key, found in pairs.items()}
     changes |= {"values": tuple(names), "sizes": tuple(sizes), "planned": tuple(planned), "windows": tuple(windows)}
     return replace(graph, nodes=tuple(nodes), reads=tuple(reads), writes=tuple(writes), **changes)

@@ -8,6 +8,7 @@ others the rules run again, and what they do there is noted as well: a dimension
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,24 +74,21 @@ class _Tape:
         return answer
 
 
-def _operation(how: Operation, neutral: int | None = None) -> Callable[["Dim", object], Any]:
-    def forward(self: "Dim", other: object) -> Any:
+def _operation(
+    how: Operation, neutral: int | None = None, *, reflected: bool = False
+) -> Callable[["Dim", object], Any]:
+    def compute(self: "Dim", other: object) -> Any:
         number = _number(other)
         if number is None:
             return NotImplemented
-        return self if type(number) is int and number == neutral else self.tape.result(how, self, number)
+        if type(number) is int and number == neutral:
+            return self
+        return self.tape.result(how, number, self) if reflected else self.tape.result(how, self, number)
 
-    return forward
+    return compute
 
 
-def _reflected(how: Operation, neutral: int | None = None) -> Callable[["Dim", object], Any]:
-    def backward(self: "Dim", other: object) -> Any:
-        number = _number(other)
-        if number is None:
-            return NotImplemented
-        return self if type(number) is int and number == neutral else self.tape.result(how, number, self)
-
-    return backward
+_reflected = partial(_operation, reflected=True)
 
 
 def _comparison(how: Operation) -> Callable[["Dim", object], Any]:

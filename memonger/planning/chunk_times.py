@@ -2,9 +2,9 @@
 
 A roofline (Williams, Waterman, Patterson 2009, see `memonger.graph.costs`) with a cache: values that are larger than
 `CACHE` come from memory, slices of them don't. The constants are of two cores of an AMD EPYC (AVX-512, 32 MiB of
-third-level cache) with onnxruntime 1.31.1. Of networks at batch 16 they gave, in ms, whole, and of the time in chunks
-the part: MobileNet-v2 37 and 0.77 (measured: 42 and 0.74), DenseNet-121 281 and 0.90 (276 and 0.92), ResNet-50 296 and
-1.00 (310 and 1.08), ResNet-110 21 (21). GoogLeNet is far off: 134 (271), as its normalizations take longer.
+third-level cache) with onnxruntime 1.31.1. Of networks at batch 16 they give the time whole within 17 %, but for
+EfficientNet (27 % too much) and GoogLeNet (half, as its normalizations take longer). How much longer or shorter chunks
+take is less exact: ``python -m benchmarks.chunks`` measures it.
 """
 
 import itertools
@@ -79,8 +79,8 @@ def work_of(node: ir.Node, cut: Collection[int] = ()) -> Work:
     weights = [value for value, index in read.items() if not is_fed(value) and index not in cut]
     values = [value for value in (*read, *node.outputs) if value not in weights]
     tensors = (value.const_value for value in weights)
-    held = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    return Work(flops(node), held, tuple(nbytes(value) or 0 for value in values))
+    nbytes_of_weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    return Work(flops(node), nbytes_of_weights, tuple(nbytes(value) or 0 for value in values))
 
 
 def seconds_of(model: ir.Model, cores: int, trains: bool) -> float:

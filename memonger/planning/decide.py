@@ -228,28 +228,29 @@ def orders_of(order: str, graph: Graph) -> list[str]:
 def _without(request: Request, names: Iterable[str]) -> Solution:
     """The order with the smallest arena, the first of equals, with nothing recomputed."""
     schedules = dict.fromkeys(ORDERS[name](request.graph) for name in names)
-    return _smallest(request, [Outcome(schedule) for schedule in schedules])
+    return _smallest(request, [(schedule, Outcome(schedule)) for schedule in schedules])
 
 
-def _smallest(request: Request, outcomes: Iterable[Outcome]) -> Solution:
+def _smallest(request: Request, ways: Iterable[tuple[tuple[int, ...], Outcome]]) -> Solution:
     """The first with the smallest arena of some schedules of the request's graph, each with windows and without."""
-    candidates: list[tuple[int, int, Outcome, Graph, Storage]] = []
-    for outcome in outcomes:
-        graph = rewrite.schedule_graph(request.graph, outcome.schedule)
-        for storage in storages(graph, request.sharing, request.alignment):
-            candidates.append((lower_bound(storage.buffers), len(candidates), outcome, graph, storage))
-    found: tuple[Layout, Outcome, Graph, Storage] | None = None
-    for bound, _, outcome, graph, storage in sorted(candidates, key=lambda candidate: candidate[:2]):
-        if found is not None and found[0].size <= bound:
+    candidates: list[tuple[int, Storage, Solution]] = []
+    for schedule, outcome in ways:
+        graph = rewrite.schedule_graph(request.graph, schedule)
+        empty = Solution(schedule, graph, {}, 0, outcome)
+        stored = storages(graph, request.sharing, request.alignment)
+        candidates += [(lower_bound(storage.buffers), storage, empty) for storage in stored]
+    best: tuple[Layout, int, Storage, Solution] | None = None
+    for bound, storage, solution in sorted(candidates, key=lambda candidate: candidate[0]):
+        if best is not None and best[0].size <= bound:
             break
         layout = allocate(storage.buffers, effort=_QUICK)
-        if found is None or layout.size < found[0].size:
-            found = layout, outcome, graph, storage
-    assert found is not None
-    layout, outcome, graph, storage = found
-    if layout.size - lower_bound(storage.buffers) >= _WORTH:
+        if best is None or layout.size < best[0].size:
+            best = layout, bound, storage, solution
+    assert best is not None
+    layout, bound, storage, solution = best
+    if layout.size - bound >= _WORTH:
         layout = min(layout, allocate(storage.buffers), key=lambda each: each.size)
-    return Solution(outcome.schedule, graph, _offsets(storage, layout), layout.size, outcome)
+    return dataclasses.replace(solution, offsets=_offsets(storage, layout), arena_bytes=layout.size)
 
 
 def order_for_least(request: Request, names: Sequence[str]) -> tuple[Request, tuple[int, ...]]:
@@ -278,9 +279,7 @@ def order_for_least(request: Request, names: Sequence[str]) -> tuple[Request, tu
 
 def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
     """The solution for a schedule of the ordered graph."""
-    schedule = tuple(order[node] for node in outcome.schedule)
-    found = _smallest(request, [dataclasses.replace(outcome, schedule=schedule)])
-    return dataclasses.replace(found, outcome=outcome)
+    return _smallest(request, [(tuple(order[node] for node in outcome.schedule), outcome)])
 
 
 def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:

@@ -30,9 +30,9 @@ EXACT = frozenset(
      "com.microsoft.nchwc::ReorderInput", "com.microsoft.nchwc::ReorderOutput"]
 )  # fmt: skip
 """Operators that copy, compare, or compute one IEEE operation an element, without workspace: the bits are the same on
-whatever path of a kernel. So is the convolution of blocked channels: by its
-source (`MlasNchwcConv` in snchwc.cpp) its algorithm follows from channels and kernel, never from the batch, and each
-pixel is a sum in one order; it was compared on 300 random shapes, on one thread and two."""
+whatever path of a kernel. So are those of the convolution of blocked channels: by its source (`MlasNchwcConv` in
+snchwc.cpp) its algorithm follows from channels and kernel, never from the batch, and each pixel is a sum in one order;
+it was compared on 300 random shapes, on one thread and two."""
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""

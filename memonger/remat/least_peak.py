@@ -92,10 +92,6 @@ class _Steps:
     def peak(self) -> int:
         return max(self.need, default=0)
 
-    def span(self, begin: int, end: int) -> "_Span":
-        """The problem of putting some consecutive steps into another order."""
-        return _Span.of(self, begin, end)
-
     def replace(self, begin: int, span: "_Span", order: Sequence[int]) -> None:
         """Put the nodes of a span that begins at this step into another order."""
         nodes, live, done = self.order[begin : begin + len(order)], span.live, 0
@@ -135,6 +131,7 @@ class _Span:
 
     @classmethod
     def of(cls, steps: _Steps, begin: int, end: int) -> "_Span":
+        """The problem of putting some consecutive steps into another order."""
         needs, nodes, step_of = steps.needs, steps.order[begin:end], steps.step_of
         before, after = [0] * len(nodes), [0] * len(nodes)
         for number, node in enumerate(nodes):
@@ -300,7 +297,7 @@ def _by_parts(steps: _Steps, left: list[int]) -> bool:
 
 def _improve(steps: _Steps, begin: int, end: int, floor: int, effort: int, left: list[int]) -> bool:
     """Put consecutive steps into the order with the smallest peak. Returns whether the search came to its end."""
-    span = steps.span(begin, end)
+    span = _Span.of(steps, begin, end)
     for turned in (True, False):
         one = span.backwards() if turned else span
         order, certain, tried = one.search(floor, max(steps.need[begin:end]), effort)

@@ -203,7 +203,7 @@ def _without_recomputation(plan: Plan) -> Graph:
     number = {name: value for value, name in enumerate(graph.values)}
     first = [number[schedule.original(name)] if schedule.is_copy(name) else v for v, name in enumerate(graph.values)]
     once = [step for step in range(len(graph.nodes)) if step not in again]
-    same = ("nodes", "ops", "writes", "updates", "growths", "forward", "costs", "workspace", "offered")
+    same = ("nodes", "writes", *schedule.OF_NODE)
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[step] for step in once) for key in same}
     for key in ("views", "inplace", "ties"):
         changes[key] = tuple(tuple((first[a], b) for a, b in getattr(graph, key)[step]) for step in once)

@@ -24,8 +24,7 @@ from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.layout import allocate
 from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
-from memonger.model.ranges import completed, described, in_words, own, place_of
-from memonger.model.shaping import Shape
+from memonger.model.ranges import completed, described, in_words, own, place_of, shapes_at
 from memonger.model.sizes import Sizes, SizesError
 from memonger.model.traced_sizes import TracedSizes
 from memonger.plan import Plan
@@ -74,11 +73,11 @@ class RangedProgram:
     def __init__(self, plan: Plan) -> None:
         program = program_of(plan)
         self._graph, self._alignment = plan.graph, plan.alignment
-        self._ranges, self._shapes = dict(plan.ranges), open_dims.largest(plan.model, plan.ranges)
-        self.ranges, self._sums = self._ranges, [name for name, one in plan.ranges.items() if one.equals]
+        self.ranges, self._shapes = dict(plan.ranges), open_dims.largest(plan.model, plan.ranges)
+        self._sums = [name for name, one in plan.ranges.items() if one.equals]
         names, sizes = tuple(tensor.name for tensor in program.planned), Sizes(plan.model)
         self._outputs = tuple(name for name in program.outputs if name in sizes.names)
-        self._sizes = TracedSizes(sizes, (*names, *self._outputs), self._shapes, self._ranges)
+        self._sizes = TracedSizes(sizes, (*names, *self._outputs), self._shapes, self.ranges)
         self._places = tuple((name, *place_of(text)) for name, one in plan.ranges.items() for text in one.places)
         self._open: dict[str, set[int]] = {}
         for _, where, axis in self._places:
@@ -108,7 +107,7 @@ class RangedProgram:
 
     def largest(self) -> Program:
         """The program at the largest sizes, with the shapes of all inputs."""
-        return self.at(tuple(completed(self._ranges, {name: one.most for name, one in self._ranges.items()}).values()))
+        return self.at(tuple(completed(self.ranges, {name: one.most for name, one in self.ranges.items()}).values()))
 
     def key(self, inputs: feeding.Feeds, kept: Mapping[str, int] = _NONE) -> Key:
         """The sizes that inputs have, in the order of the ranges.
@@ -130,20 +129,20 @@ class RangedProgram:
             if sizes.setdefault(name, size) != size:
                 here = "the state that is kept (reset_state() lets go of it)" if name in kept else "one input"
                 raise SessionError(f"'{name}' is {sizes[name]} in {here} and {size} in '{where}': they must agree.")
-            if size not in self._ranges[name]:
+            if size not in self.ranges[name]:
                 raise SessionError(
                     f"input '{where}' has shape {list(shape)}: dimension {axis}, '{name}', is {size}, and the plan is "
-                    f"for {described(self._ranges)}. Plan the model for a larger range."
+                    f"for {described(self.ranges)}. Plan the model for a larger range."
                 )
         if not self._sums:
-            return tuple(sizes.get(name, one.most) for name, one in self._ranges.items())
-        free = {name: sizes.get(name, one.most) for name, one in own(self._ranges).items()}
-        every = completed(self._ranges, free)
+            return tuple(sizes.get(name, one.most) for name, one in self.ranges.items())
+        free = {name: sizes.get(name, one.most) for name, one in own(self.ranges).items()}
+        every = completed(self.ranges, free)
         wrong = next((name for name in self._sums if sizes.get(name, every[name]) != every[name]), None)
         if wrong is not None:
             where, axis = next((where, axis) for name, where, axis in self._places if name == wrong)
             raise SessionError(
-                f"dimension {axis} of input '{where}' is {sizes[wrong]}; it has to be {self._ranges[wrong].equals}, "
+                f"dimension {axis} of input '{where}' is {sizes[wrong]}; it has to be {self.ranges[wrong].equals}, "
                 f"which is {every[wrong]} at {in_words(free)}."
             )
         return tuple(every.values())
@@ -155,7 +154,7 @@ class RangedProgram:
         if len(shape) == len(planned) and all(same):
             return
         raise SessionError(
-            f"input '{name}' has shape {list(shape)}; at the largest sizes of its ranges ({described(self._ranges)}) "
+            f"input '{name}' has shape {list(shape)}; at the largest sizes of its ranges ({described(self.ranges)}) "
             f"it is {list(planned)}, and of these only dimensions {sorted(varying)} change."
         )
 
@@ -173,7 +172,7 @@ class RangedProgram:
             return program
 
     def _made(self, key: Key) -> Program:
-        sizes, planned = dict(zip(self._ranges, key, strict=True)), self._planned
+        sizes, planned = dict(zip(self.ranges, key, strict=True)), self._planned
         try:
             distinct, of_value = self._sizes.at(key)
         except SizesError as error:
@@ -188,20 +187,13 @@ class RangedProgram:
         offsets = self.moved_down(own) if holds else self._laid_out(sizes, own)
         at = map(offsets.__getitem__, planned.numbers)
         tensors = map(_tensor, zip(planned.names, planned.dtypes, shapes, at, strict=True))
-        given = self._inputs_at(key)
+        given = shapes_at(self._shapes, self.ranges, sizes)
         inputs = tuple(
             feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
             for one in self._inputs
         )
         results = dict(zip(self._outputs, map(distinct.__getitem__, of_value[len(planned.names) :]), strict=True))
         return replace(self.base, inputs=inputs, planned=tuple(tensors), output_shapes=results)
-
-    def _inputs_at(self, key: Key) -> dict[str, Shape]:
-        """The shapes of inputs, as far as they are known."""
-        sizes, shapes = dict(zip(self._ranges, key, strict=True)), {n: list(s) for n, s in self._shapes.items()}
-        for name, where, axis in self._places:
-            shapes[where][axis] = sizes[name]
-        return {name: tuple(shape) for name, shape in shapes.items()}
 
     def moved_down(self, own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's offsets, each as low as those that it lies on allow at these sizes."""
