@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
     from memonger.autodiff.training_mode import to_training_mode
+    from memonger.distributed.session import DistributedTrainingSession
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
+    from memonger.graph.collectives import Buckets
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
     from memonger.layout import allocate as pack
@@ -49,12 +51,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "Cuda", "FeedError", "Feeder",
-    "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
-    "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "Cuda",
+    "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
+    "GiB", "GraphPlan", "KiB", "Layout", "LayoutError", "LoadError", "MeanSquaredError", "MemongerError", "MiB",
+    "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError", "Session",
+    "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "VerificationError", "count_memory",
+    "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "pack", "pareto",
+    "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -62,7 +65,9 @@ _LAZY = {
     "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.distributed.session": ("DistributedTrainingSession",),
     "memonger.feeding": ("Feeder", "FeederConfig"),
+    "memonger.graph.collectives": ("Buckets",),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),

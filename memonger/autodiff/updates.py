@@ -159,6 +159,7 @@ class Updater:
         updates: Persistent input → its new content.
         state: Inputs for the optimizer's tensors.
         accumulated: Parameter → input for its summed gradient.
+        whole: Parameter → its gradient, summed over micro-batches, as its update reads it.
         norm: The gradients' global norm, where they are clipped by it.
         updating: Whether anything is updated at all; without, gradients are outputs.
     """
@@ -176,6 +177,7 @@ class Updater:
         self.updates: dict[ir.Value, ir.Value] = {}
         self.state: list[ir.Value] = []
         self.accumulated: dict[ir.Value, ir.Value] = {}
+        self.whole: dict[ir.Value, ir.Value] = {}
         self.norm: ir.Value | None = None
         self._waiting: list[tuple[ir.Value, ir.Value]] = []
         self._scale: tuple[ir.Value, ...] = ()
@@ -202,6 +204,7 @@ class Updater:
                     self.updates[total] = op.Add(total, gradient)
                     return
                 gradient = op.Add(total, gradient)
+            self.whole[value] = gradient
             if self.clip_norm is not None:
                 self._waiting.append((value, gradient))
             else:

@@ -37,6 +37,8 @@ class Training:
         scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
             ``accumulation_scale``.
         output_gradients: Output → the input that is its gradient, where there is no loss.
+        whole_gradients: Parameter → the value that its update reads as its gradient, summed over micro-batches, where
+            parameters are updated.
         gradient_norm: The output that is the gradients' global norm, where they are clipped by it: nothing is updated
             where it isn't finite.
         classes: Input of class numbers → how many classes there are. Its elements are below that, or ``ignored``.
@@ -53,6 +55,7 @@ class Training:
     accumulated: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, str] = field(default_factory=dict)
     output_gradients: Mapping[str, str] = field(default_factory=dict)
+    whole_gradients: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
     ignored: Mapping[str, int] = field(default_factory=dict)

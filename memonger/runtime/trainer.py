@@ -1,5 +1,6 @@
 """Trains planned models on onnxruntime: a step's updates are written over what they update."""
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.segments import Cut, Segments, cut
+from memonger.runtime.segments import Cut, Exchange, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
 from memonger.units import format_size, shown
@@ -60,12 +61,13 @@ class Trainer:
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
+        self._exchange: Exchange | None = None  # what ranks do between the segments of a step
         packed, starts = _read(plan, accumulation, device)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: _Read = compact.unpacked(packed)
         self.device, self._cuda, self._name, self._packed_forward = read.device, read.cuda, read.name, read.forward
-        self.learning_rate, self._roles = read.rate, read.roles
+        self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
         self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
         self._scalars = {
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
@@ -107,7 +109,7 @@ class Trainer:
             self._set("learning_rate", rate)
             self._set("accumulation_scale", 1.0 / len(batches))
             self._set("step", self.steps)
-            self._set("random_key", _checked_key(self.random_key))
+            self._set("random_key", self._key())
             loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
             if self._was_finite:
                 self.steps += 1
@@ -152,7 +154,7 @@ class Trainer:
                 if interrupts and not last:
                     raise KeyboardInterrupt
                 if not last and "random_key" in self._scalars:  # other masks for each micro-batch
-                    self._set("random_key", (self.random_key + (number + 1) * 0x9E3779B9) % 2**32)
+                    self._set("random_key", (self._key() + (number + 1) * 0x9E3779B9) % 2**32)
             is_whole = self._was_finite
         finally:
             if not is_whole:
@@ -172,17 +174,25 @@ class Trainer:
 
         def goes_on() -> bool:
             numbers.extend(float(bound.result(name).reshape(())) for name in roles.verdicts)
-            self._was_finite = bool(np.isfinite(numbers).all())
-            return self._was_finite
+            return self._goes_on(index, numbers)
 
         self._has_outputs = False
         try:
-            bound.run(batch, goes_on)
+            bound.run(batch, goes_on, self._exchange if index == 0 else None)
         except BaseException:
             self._torn = index == 0 and bound.changes_anything
             raise
         self._has_outputs = index == 0
         return numbers[0]
+
+    def _goes_on(self, index: int, numbers: list[float]) -> bool:
+        """Whether a micro-batch may update anything: its loss, the first of the numbers, and all others are finite."""
+        self._was_finite = bool(np.isfinite(numbers).all())
+        return self._was_finite
+
+    def _key(self) -> int:
+        """What this step's random numbers derive from."""
+        return _checked_key(self.random_key)
 
     @property
     def learning_rate(self) -> float | None:
@@ -443,6 +453,7 @@ class _Read:
         rate: The default learning rate.
         threads: The first plan's.
         arena_bytes: Of the largest arena.
+        digest: Of plans with collectives: equal for equal plans.
     """
 
     roles: list[Training]
@@ -455,6 +466,7 @@ class _Read:
     rate: float | None
     threads: int
     arena_bytes: int
+    digest: str
 
 
 def _read(
@@ -477,8 +489,17 @@ def _read(
     cuts = [cut(one, {*own.persistent, *own.scalars.values()}) for one, own in zip(plans, roles, strict=True)]
     arena_bytes, rate = max(one.arena_bytes for one in plans), _default_rate(first.model, roles[0])
     tensors = _persistent(plans, roles)
-    read = _Read(roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes)
+    digest = " ".join(map(plan_digest, plans)) if first.graph.collectives else ""
+    read = _Read(roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes, digest)
     return compact.packed(read), _starts(first.model, roles[0])
+
+
+def plan_digest(plan: Plan) -> str:
+    """A digest of what a plan runs and where everything lies, 64 hexadecimal digits."""
+    record = plan.record()
+    return hashlib.sha256(
+        repr((record.graph_digest, record.arena_bytes, sorted(record.offsets.items()))).encode()
+    ).hexdigest()
 
 
 def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
