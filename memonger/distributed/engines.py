@@ -11,7 +11,8 @@ import numpy as np
 
 from memonger.errors import RuntimeUnavailableError, SessionError
 
-GRACE = 5.0  # seconds that ranks wait for one another's answer, once a collective has failed
+GRACE = 5.0
+"""Seconds that ranks wait for one another's answer, once a collective has failed; less with a short time limit."""
 
 
 _GROUPS = count()  # made in this process, to tell what ranks of one leave in the store from that of another
@@ -69,7 +70,7 @@ class Engine(Protocol):
         ...
 
     def silent(self, said: str) -> dict[int, str]:
-        """After a failure: what each rank said of itself within `GRACE` seconds; those missing have ended or hang.
+        """After a failure: what each rank said of itself within seconds (`GRACE`); those missing have ended or hang.
 
         The group is closed; nothing else can be asked of the engine.
         """
@@ -142,8 +143,11 @@ class TorchEngine:
             ) from error
         if not dist.is_available():
             raise RuntimeUnavailableError("this PyTorch is built without torch.distributed, which ranks need.")
-        self._torch, self._dist, self._group, self._owns = torch, dist, group, group is None
+        self._torch: Any = torch
+        self._dist: Any = dist
+        self._group, self._owns = group, group is None
         self._store: Any = None
+        self._grace = min(GRACE, timeout / 4)
         if group is None and dist.is_initialized():
             self._group, self._owns = dist.group.WORLD, False
         elif group is None:
@@ -152,7 +156,7 @@ class TorchEngine:
 
     def _join(self, timeout: timedelta) -> None:
         """Make the group that ``torchrun`` describes in the environment."""
-        dist = self._dist
+        dist: Any = self._dist
         try:
             store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
             again = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -214,7 +218,7 @@ class TorchEngine:
         store = self._store or self._dist.PrefixStore("memonger", self._dist.distributed_c10d._get_default_store())
         self._leave()
         found = {self.rank: said}
-        end = time.monotonic() + GRACE
+        end = time.monotonic() + self._grace
         try:
             store.set(f"failed/{self.rank}", said)
             while len(found) < self.size and time.monotonic() < end:

@@ -1,22 +1,30 @@
 """Training sessions on several ranks: every rank runs the same plan on its own batch, gradients are averaged."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from memonger.devices import Device
-from memonger.distributed.engines import GRACE, Engine, EngineError, Handle, engine_of
+from memonger.distributed.engines import Engine, EngineError, Handle, engine_of
 from memonger.distributed.trace import Trace
 from memonger.errors import SessionError
+from memonger.files import write_whole
 from memonger.plan import Plan
+from memonger.runtime import state as states
+from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.segments import Bucket, Segments
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
-from memonger.words import option
+
+LATEST = "latest.json"
+"""The file that says which parts of a state by ranks count."""
 
 
 class DistributedTrainingSession(TrainingSession):
@@ -32,6 +40,8 @@ class DistributedTrainingSession(TrainingSession):
             alone takes any plan.
         group: A process group of torch.distributed, or a communicator of mpi4py. None: the ranks that ``torchrun``
             started; without it one rank alone, and no engine is needed.
+        shard_optimizer: Let each rank keep a part of the optimizer's state, update those parameters, and give them to
+            all (ZeRO, stage 1). Parts are whole tensors, so one that is larger than all others together is one rank's.
         timeout: Seconds after which a collective that isn't done counts as failed, where ``group`` is None.
         accumulation, device, random_key, intra_op_threads, check_order, cuda_graph: See `memonger.TrainingSession`.
             Gradients of micro-batches are averaged over the ranks with the last one. Random numbers differ by rank.
@@ -52,6 +62,7 @@ class DistributedTrainingSession(TrainingSession):
         plan: Plan | str | Path,
         *,
         group: Any = None,
+        shard_optimizer: bool = False,
         timeout: float = 300,
         accumulation: Plan | str | Path | None = None,
         device: str | Device | None = None,
@@ -65,6 +76,7 @@ class DistributedTrainingSession(TrainingSession):
         self._losses: list[float] = []  # of micro-batches of this rank
         self._engine: Engine = engine_of(group, timeout)
         self.rank, self.size = self._engine.rank, self._engine.size
+        self._share = (self.rank, self.size) if shard_optimizer else None
         super().__init__(
             plan, accumulation=accumulation, device=device, random_key=random_key, intra_op_threads=intra_op_threads,
             check_order=check_order, cuda_graph=cuda_graph,
@@ -76,7 +88,7 @@ class DistributedTrainingSession(TrainingSession):
         self._between = _Between(self, self._bound[0])
         self._exchange = self._between
         if self.size > 1 and not self._bound[0].buckets:
-            how = option("buckets", "memonger.Buckets()")
+            how = "buckets=memonger.Buckets()"
             raise SessionError(f"{self._name} is planned for one rank alone: for {self.size} plan it with {how}.")
         with self._guarded():
             self._compare("another plan", self._digest, "Plan once, save it, and give all ranks that file")
@@ -94,30 +106,116 @@ class DistributedTrainingSession(TrainingSession):
         with self._guarded():
             return super().step(inputs, learning_rate=learning_rate)
 
-    def save(self, path: str | Path) -> None:
-        """Write the training state: rank 0 does, whole or not at all, and all ranks wait for it.
+    def save(self, path: str | Path, *, by_rank: bool = False) -> None:
+        """Write the training state, whole or not at all; all ranks have to, and wait for it.
 
-        Any number of ranks, or a `memonger.TrainingSession`, continues from it.
+        Any number of ranks continues from a file or a folder, a `memonger.TrainingSession` from a file.
+
+        Args:
+            path: A file, which rank 0 writes; or a folder.
+            by_rank: Write a folder in which each rank puts what it keeps: no rank needs room for the whole state. The
+                file `LATEST` in it is written last, and says which parts count.
 
         Raises:
-            SessionError: the file can't be written, on every rank.
+            SessionError: it can't be written, on every rank.
+        """
+        with self._guarded():
+            if by_rank:
+                self._together(lambda: self._save_part(Path(path), self.steps))
+                self._together(lambda: self._finish_parts(Path(path)))
+            else:
+                tensors = self._gathered()
+                self._together(lambda: self._save_whole(Path(path), tensors))
+
+    def _together(self, write: Callable[[], None]) -> None:
+        """Do something on every rank.
+
+        Raises:
+            SessionError: it failed on one.
         """
         said = ""
+        try:
+            write()
+        except (SessionError, OSError) as error:
+            said = str(error)
+        failed = [each for each in self._engine.all_gather(said) if each]
+        if failed:
+            raise SessionError(failed[0])
+
+    def _gathered(self) -> dict[str, np.ndarray]:
+        """The whole state on rank 0."""
+        self._check_not_released()
+        found = {}
+        for name, tensor in self._whole.items():
+            owner = self._owners.get(name, self.rank)
+            if self._share is None or name in self._weights:
+                found[name] = self._array(name)
+                continue
+            array = self._array(name).copy() if owner == self.rank else np.empty(tensor.shape, tensor.dtype.numpy())
+            self._engine.broadcast(array.reshape(-1).view(np.uint8), owner).wait()
+            if self.rank == 0:
+                found[name] = array
+        return found
+
+    def _save_whole(self, path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         if self.rank == 0:
-            try:
-                super().save(path)
-            except SessionError as error:
-                said = str(error)
-        with self._guarded():
-            said = self._engine.all_gather(said)[0]
-        if said:
-            raise SessionError(said)
+            states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), path)
+
+    def _save_part(self, folder: Path, steps: int) -> None:
+        self._check_not_released()
+        folder.mkdir(parents=True, exist_ok=True)
+        names = _part_names(self._whole, self._owners_among(self.size), self.rank)
+        tensors = {name: self._array(name) for name in names}
+        part = folder / _part(steps, self.rank, self.size)
+        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), part)
+
+    def _finish_parts(self, folder: Path) -> None:
+        """Say which parts count, and remove those of before."""
+        if self.rank:
+            return
+        text = json.dumps({"steps": self.steps, "ranks": self.size}).encode()
+        write_whole(folder / LATEST, lambda target: target.write(text))
+        kept = {_part(self.steps, rank, self.size) for rank in range(self.size)}
+        for file in folder.glob("*-of-*.state"):
+            if file.name not in kept:
+                file.unlink()
 
     def load(self, path: str | Path) -> None:
-        """Take over a state that `save` wrote; all ranks have to. See `memonger.TrainingSession.load`."""
-        super().load(path)
+        """Take over a state that any number of ranks saved; all ranks have to. Nothing changes if it is wrong.
+
+        Raises:
+            SessionError: see `memonger.TrainingSession.load`; the ranks read different states.
+        """
+        self._check_not_released(whole=False)
+        state = (
+            self._read_parts(Path(path)) if Path(path).is_dir() else states.load(Path(path), self._like(self._whole))
+        )
+        with interrupts_later():
+            self._take_over({name: array for name, array in state.tensors.items() if name in self._names})
+            self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
         with self._guarded():
             self._compare_weights()
+
+    def _read_parts(self, folder: Path) -> states.State:
+        """What this rank keeps of a state by ranks."""
+        try:
+            latest = json.loads((folder / LATEST).read_text())
+            steps, size = int(latest["steps"]), int(latest["ranks"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SessionError(f"{folder} holds no whole state by ranks: {LATEST} can't be read ({error}).") from error
+        owners, tensors, state = self._owners_among(size), dict[str, np.ndarray](), None
+        for rank in range(size):
+            wanted = self._like(_part_names(self._whole, owners, rank))
+            state = states.load(folder / _part(steps, rank, size), wanted)
+            tensors |= {name: array for name, array in state.tensors.items() if name in self._names}
+        if state is None:
+            raise SessionError(f"{folder} holds no whole state by ranks: {LATEST} says it has no parts.")
+        return replace(state, tensors=tensors)
+
+    def _like(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Arrays of the types and shapes of tensors, without memory of their own."""
+        tensors = ((name, self._whole[name]) for name in names)
+        return {name: np.broadcast_to(np.zeros((), one.dtype.numpy()), one.shape) for name, one in tensors}
 
     def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Take over tensors; all ranks have to, and equal ones. See `memonger.TrainingSession.load_state_dict`."""
@@ -186,6 +284,15 @@ class DistributedTrainingSession(TrainingSession):
         numbers[0] = self._between.mean_loss()
         return super()._goes_on(index, numbers)
 
+    def _run(self, index: int, batch: Inputs) -> float:
+        """See `Trainer._run`; where each rank has updated a part, all get it."""
+        loss = super()._run(index, batch)
+        if self._share is not None and index == 0 and self._was_finite:
+            self._torn = True  # until all parts are of this step
+            self._between.give_parts()
+            self._torn = False
+        return loss
+
     def _accumulated(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> float:
         super()._accumulated(batches, interrupts)
         return self._between.mean_loss()
@@ -213,6 +320,8 @@ class _Between:
         self._buckets = [(bucket, _bytes_of(bucket, bound)) for bucket in bound.buckets]
         self._after_loss = 1 + bound.segment_of(session._roles[0].loss or "")
         self._under_way: dict[int, Handle] = {}
+        share = session._share is not None and session._roles[0].gradient_norm is None
+        self._ends = [self._ends_of(bucket) for bucket in bound.buckets] if share else []
         self._loss = np.zeros(1)
         self._loss_handle: Handle | None = None
         self._over: Any = None  # of the trace: the segment that runs
@@ -230,7 +339,11 @@ class _Between:
         for number, (bucket, content) in enumerate(self._buckets):
             if bucket.begin == segment:
                 over = trace.begin("collectives", f"bucket {number}, {content.nbytes} bytes") if trace else None
-                self._under_way[number] = self._engine.all_reduce(content)
+                self._under_way[number] = (
+                    self._engine.reduce_scatter(content, self._ends[number])
+                    if self._ends
+                    else self._engine.all_reduce(content)
+                )
                 if over is not None:
                     self._under_way[number].when_done(over)
         for number, (bucket, _) in enumerate(self._buckets):
@@ -238,6 +351,28 @@ class _Between:
                 self._under_way.pop(number).wait()
         if trace and segment < len(self._session.engines):
             self._over = trace.begin("segments", f"segment {segment}")
+
+    def _ends_of(self, bucket: Bucket) -> list[int]:
+        """The element at which each rank's part of a bucket ends."""
+        ends, first = [0] * self._engine.size, bucket.members[0]
+        for tensor, owner in zip(bucket.members, self._session._member_owners(bucket), strict=True):
+            ends[owner] = (tensor.offset + tensor.nbytes - first.offset) // first.dtype.numpy().itemsize
+        return list(accumulate(ends, max))
+
+    def give_parts(self) -> None:
+        """Give all ranks the parameters that each has updated."""
+        store = self._session._weights
+        handles = []
+        for owner in range(self._engine.size):
+            own = [
+                store.tensors[n] for n in self._session._roles[0].parameters if self._session._owners.get(n) == owner
+            ]
+            if own:
+                begin, end = min(one.offset for one in own), max(one.offset + one.nbytes for one in own)
+                content = store.arena.read(begin, np.dtype(np.uint8), (end - begin,), copy=False)
+                handles.append(self._engine.broadcast(content, owner))
+        for handle in handles:
+            handle.wait()
 
     def give_up(self) -> None:
         """See `memonger.runtime.segments.Exchange`."""
@@ -272,6 +407,16 @@ def _bytes_of(bucket: Bucket, bound: Segments) -> np.ndarray:
     )
 
 
+def _part(steps: int, rank: int, size: int) -> str:
+    """Name of the file with a rank's part of a state."""
+    return f"{steps}.{rank}-of-{size}.state"
+
+
+def _part_names(names: Iterable[str], owners: Mapping[str, int], rank: int) -> list[str]:
+    """What a rank writes of a state by ranks: what it owns, and rank 0 all that nobody owns."""
+    return [name for name in names if owners.get(name, 0) == rank]
+
+
 def _ranks(numbers: Sequence[int]) -> str:
     """Ranks in words."""
     if len(numbers) == 1:
@@ -284,7 +429,7 @@ def _blame(said: Mapping[int, str], size: int, steps: int) -> str:
     missing = [rank for rank in range(size) if rank not in said]
     if missing:
         verb = "has ended or hangs" if len(missing) == 1 else "have ended or hang"
-        return f"{_ranks(missing)} {verb}, without an answer in {GRACE:g} seconds"
+        return f"{_ranks(missing)} {verb}: no answer came"
     others = [f"rank {rank} {each}" for rank, each in sorted(said.items()) if each != f"stopped at step {steps}"]
     if others:
         return f"{', '.join(others)}; ranks have to take equally many steps"

@@ -20,7 +20,8 @@ import onnx_ir as ir
 from memonger.devices import Cuda
 from memonger.errors import SessionError
 from memonger.graph.collectives import collectives_of, expanded
-from memonger.graph.graph import read_values
+from memonger.graph.graph import needed_by, read_values
+from memonger.model.operators import RANKS
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
@@ -182,12 +183,13 @@ class Cut:
     buckets: tuple[Bucket, ...]
 
 
-def cut(plan: Plan, own: Collection[str]) -> Cut:
+def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut:
     """Cut a training plan, verified by the caller, before its first update and at its collectives.
 
     Args:
         plan: The plan.
         own: Inputs that the session binds itself: the model's own defaults are left out.
+        left_out: Outputs that another rank computes: what only they need doesn't run here.
 
     Raises:
         SessionError: the model can't be written for onnxruntime.
@@ -196,6 +198,8 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
     whole = exposed(without_defaults(plan.model, set(own)), program.planned, (), False)
     if kept:
         program = _without_parts(whole, program, kept)
+    if left_out:
+        program = _without_outputs(whole, program, left_out)
     program, step_of = _expanded(whole, program)
     found = [(each, step_of[plan.graph.nodes[each.begin]], step_of[plan.graph.nodes[each.wait]])
              for each in collectives_of(plan.graph)]  # fmt: skip
@@ -212,6 +216,27 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
         for each, begin, wait in found
     )  # fmt: skip
     return Cut(program, records, kept, models, settings, max(1, bisect_right(ends, program.first_update)), buckets)
+
+
+def _without_outputs(model: ir.Model, program: Program, left_out: Collection[str]) -> Program:
+    """Take out the nodes that only these outputs need; the nodes of collectives stay. The model is changed."""
+    graph = model.graph
+    wanted = needed_by(v for v in graph.outputs if v.name in program.outputs and v.name not in left_out)
+    wanted |= needed_by(v for node in graph if node.domain == RANKS for v in node.outputs)
+    gone = [node for node in graph if node not in wanted]
+    names, written = {str(node.name) for node in gone}, {str(value.name) for node in gone for value in node.outputs}
+    graph.outputs[:] = [value for value in graph.outputs if value.name not in written]
+    _remove(graph, gone)
+    _drop_unread(graph)
+    return replace(
+        program,
+        inputs=feeding.inputs_of(graph),
+        outputs=tuple(name for name in program.outputs if name not in written),
+        planned=tuple(tensor for tensor in program.planned if tensor.name not in written),
+        order=tuple(name for name in program.order if name not in names),
+        first_update=program.first_update - sum(name in names for name in program.order[: program.first_update]),
+        replacing=program.replacing - written,
+    )
 
 
 def _expanded(model: ir.Model, program: Program) -> tuple[Program, dict[str, int]]:

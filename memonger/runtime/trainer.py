@@ -27,8 +27,9 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.segments import Cut, Exchange, Segments, cut
+from memonger.runtime.segments import Bucket, Cut, Exchange, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
+from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
 from memonger.units import format_size, shown
 
@@ -43,6 +44,8 @@ class Trainer:
 
     Arguments, attributes and errors are those of `memonger.TrainingSession`.
     """
+
+    _share: tuple[int, int] | None = None  # this rank and their number, where each updates a part of the parameters
 
     def __init__(
         self,
@@ -62,12 +65,14 @@ class Trainer:
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the segments of a step
-        packed, starts = _read(plan, accumulation, device)
+        packed, starts = _read(plan, accumulation, device, self._share)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: _Read = compact.unpacked(packed)
         self.device, self._cuda, self._name, self._packed_forward = read.device, read.cuda, read.name, read.forward
         self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
+        self._shares, self._whole = read.shares, read.whole
+        self._owners = self._owners_among(self._share[1]) if self._share is not None else {}
         self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
         self._scalars = {
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
@@ -320,6 +325,15 @@ class Trainer:
             if other.program.arena_bytes <= self._arena.size:
                 other.move(self._arena)
 
+    def _owners_among(self, size: int) -> dict[str, int]:
+        """The rank that updates each tensor, of so many."""
+        return self._shares.owners(size)
+
+    def _member_owners(self, bucket: Bucket) -> list[int]:
+        """The rank that updates what each gradient of a bucket is for."""
+        assert self._share is not None
+        return self._shares.of_members(bucket, self._share[1])
+
     def _check_not_released(self, *, whole: bool = True) -> None:
         if self._released is not None:
             raise SessionError("the training state is released: leave release_training_state() first.")
@@ -358,14 +372,18 @@ class Trainer:
     def _allocate(self, tensors: Mapping[str, ArenaTensor], starts: Mapping[str, np.ndarray]) -> None:
         """Take memory for what persists, and fill it; all but the weights can be given back between steps."""
         self._names = tuple(tensors)
-        weights = (*self._roles[0].parameters, *self._roles[0].statistics)
+        own = sorted(
+            self._roles[0].parameters, key=lambda name: self._owners.get(name, 0)
+        )  # each rank's in one stretch
+        weights = (*own, *self._roles[0].statistics)
         self._weights = Store((tensors[name] for name in weights), self.device)
         self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
         for name, array in starts.items():
             self._write(name, array)
 
     def _bind(self, plan: Cut, roles: Training, check_order: bool) -> Segments:
-        fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
+        kept = [name for name in roles.persistent if name in self._names]
+        fixed = {name: self._weights if name in self._weights else self._state for name in kept}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
         return Segments(
             plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
@@ -454,6 +472,8 @@ class _Read:
         threads: The first plan's.
         arena_bytes: Of the largest arena.
         digest: Of plans with collectives: equal for equal plans.
+        whole: Every tensor of the whole state, by name, whoever keeps it.
+        shares: Who keeps what, where ranks share the optimizer's state.
     """
 
     roles: list[Training]
@@ -467,10 +487,15 @@ class _Read:
     threads: int
     arena_bytes: int
     digest: str
+    whole: dict[str, ArenaTensor]
+    shares: Shares
 
 
 def _read(
-    plan: Plan | str | Path, accumulation: Plan | str | Path | None, device: str | Device | None
+    plan: Plan | str | Path,
+    accumulation: Plan | str | Path | None,
+    device: str | Device | None,
+    share: tuple[int, int] | None,
 ) -> tuple[compact.Packed, dict[str, np.ndarray]]:
     """A packed `_Read`, and what persistent inputs are before the first step.
 
@@ -486,12 +511,24 @@ def _read(
     check_room(plans, where)
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
     forward = forward_model.packed(forward_model.extract(first.model, first.name))
-    cuts = [cut(one, {*own.persistent, *own.scalars.values()}) for one, own in zip(plans, roles, strict=True)]
+    shares = Shares.of(first, roles[0])
+    others = shares.of_others(*share) if share is not None else frozenset()
+    cuts = [
+        cut(one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others})
+        for one, own in zip(plans, roles, strict=True)
+    ]
     arena_bytes, rate = max(one.arena_bytes for one in plans), _default_rate(first.model, roles[0])
     tensors = _persistent(plans, roles)
+    accumulated = {name for own in roles for name in own.accumulated.values()}
+    whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}
+    states_of_others = others - set(roles[0].parameters)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
     digest = " ".join(map(plan_digest, plans)) if first.graph.collectives else ""
-    read = _Read(roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes, digest)
-    return compact.packed(read), _starts(first.model, roles[0])
+    read = _Read(
+        roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes, digest, whole, shares
+    )  # fmt: skip
+    starts = _starts(first.model, roles[0])
+    return compact.packed(read), {name: array for name, array in starts.items() if name in tensors}
 
 
 def plan_digest(plan: Plan) -> str:
