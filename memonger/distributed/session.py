@@ -321,7 +321,7 @@ class _Between:
         self._after_loss = 1 + bound.segment_of(session._roles[0].loss or "")
         self._under_way: dict[int, Handle] = {}
         share = session._share is not None and session._roles[0].gradient_norm is None
-        self._ends = [self._ends_of(bucket) for bucket in bound.buckets] if share else []
+        self._ends = {n: self._ends_of(b) for n, b in enumerate(bound.buckets) if share and not b.is_mean}
         self._loss = np.zeros(1)
         self._loss_handle: Handle | None = None
         self._over: Any = None  # of the trace: the segment that runs
@@ -341,7 +341,7 @@ class _Between:
                 over = trace.begin("collectives", f"bucket {number}, {content.nbytes} bytes") if trace else None
                 self._under_way[number] = (
                     self._engine.reduce_scatter(content, self._ends[number])
-                    if self._ends
+                    if number in self._ends
                     else self._engine.all_reduce(content)
                 )
                 if over is not None:

@@ -36,7 +36,10 @@ from memonger.units import format_size, shown
 logger = logging.getLogger(__name__)
 
 Inputs = feeding.Feeds
-TYPES = {"learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32}
+TYPES = {
+    "learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32,
+    "ranks": np.float32,
+}  # fmt: skip
 
 
 class Trainer:
@@ -45,6 +48,7 @@ class Trainer:
     Arguments, attributes and errors are those of `memonger.TrainingSession`.
     """
 
+    size = 1  # ranks
     _share: tuple[int, int] | None = None  # this rank and their number, where each updates a part of the parameters
 
     def __init__(
@@ -114,6 +118,7 @@ class Trainer:
             self._set("learning_rate", rate)
             self._set("accumulation_scale", 1.0 / len(batches))
             self._set("step", self.steps)
+            self._set("ranks", self.size)
             self._set("random_key", self._key())
             loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
             if self._was_finite:
