@@ -363,7 +363,7 @@ class RangedBinding:
         shapes = self._shapes(inputs) if type(inputs) is dict else ()
         binding = self._bound.get(shapes)
         if binding is None:
-            return self.at(inputs) if self._grows and self._is_plain(inputs) else None
+            return self.at(inputs) if self._is_plain(inputs) else None
         self._bound.move_to_end(shapes)
         self._use(binding)
         return binding
