@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from memonger.plan import GraphPlan, Plan
     from memonger.planning.fit import Fit, fit
     from memonger.planning.options import Options
+    from memonger.planning.plan_all import plan_all
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
     from memonger.planning.unplan import unplan
     from memonger.report.drawing import draw
@@ -54,7 +55,7 @@ __all__ = [
     "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
     "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
+    "load", "make_mirror_plan", "pack", "pareto", "plan_all", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -71,6 +72,7 @@ _LAZY = {
     "memonger.plan": ("GraphPlan", "Plan"),
     "memonger.planning.fit": ("Fit", "fit"),
     "memonger.planning.options": ("Options",),
+    "memonger.planning.plan_all": ("plan_all",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
     "memonger.planning.unplan": ("unplan",),
     "memonger.report.drawing": ("draw",),

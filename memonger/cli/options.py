@@ -59,6 +59,12 @@ def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence
     return tuple(size for value in values if (size := memory_size(ctx, parameter, value)) is not None)
 
 
+def check_budgets(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> Sequence[str]:
+    """Budgets as they are, each a size such as 4GiB or a percentage such as 70%."""
+    parse_sizes(ctx, parameter, [value for value in values if not value.endswith("%")])
+    return values
+
+
 def parse_batches(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Batches such as 1,4,16."""
     parts = [] if value is None else value.split(",")
@@ -127,9 +133,7 @@ DEVICE = click.option(
 )  # fmt: skip
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
-LOWERING = (
-    *DIMS,
-    DEVICE,
+SEARCH = (
     click.option("--level", type=Choice(get_args(Level)),
                  help="onnxruntime's optimization level, for device plans; 'rewrite', for training on the CPU, takes "
                       "faster kernels than stock, with other last bits.", show_default=True),
@@ -152,6 +156,7 @@ LOWERING = (
     click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
 )  # fmt: skip
+LOWERING = (*DIMS, DEVICE, *SEARCH)
 
 STATE = click.option("--state", multiple=True, callback=_state, metavar="INPUT=OUTPUT",
                      help="An input that a session keeps, and the output that it becomes for the next run: h=h_next, "
@@ -168,10 +173,7 @@ CHUNKS = (
     *MOST_EXTRA_TIME,
 )  # fmt: skip
 
-PLANNING = (
-    *LOWERING,
-    click.option("--budget", metavar="SIZE", callback=memory_size,
-                 help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
+RECOMPUTATION = (
     click.option("--strategy", type=Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
                  "none for inference."),
@@ -182,6 +184,17 @@ PLANNING = (
     click.option("--trials", type=Whole(0, MOST_TRIALS), default=6, metavar="N", show_default=True,
                  help="Thresholds in the sweep's grid."),
 )  # fmt: skip
+
+PLANNING = (
+    *LOWERING,
+    click.option(
+        "--budget",
+        metavar="SIZE",
+        callback=memory_size,
+        help="The fastest plan that takes no more, parameters and inputs included: 4GiB.",
+    ),
+    *RECOMPUTATION,
+)
 
 TRAINING = (
     click.option("--loss", metavar="NAME", shell_complete=completes(*LOSSES),
@@ -204,7 +217,7 @@ TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml",
 """The names in `memonger.export.TARGETS`."""
 
 COMMANDS = {
-    "Plan": ("plan", "pareto", "fit", "differentiate"),
+    "Plan": ("plan", "pareto", "fit", "plan-all", "differentiate"),
     "Look": ("inspect", "report", "draw", "diff", "verify", "unplan"),
     "Run and serve": ("run", "export"),
 }
@@ -218,9 +231,12 @@ _OPTIONS = {
         "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
-    "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
+    "Device": ("device", "devices", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
-    "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed", "arenas", "wait"),
+    "Run": (
+        "jobs", "engine", "compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed", "arenas",
+        "wait",
+    ),
     "Output": (
         "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
         "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
