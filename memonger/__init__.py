@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memonger.layout import allocate as pack
     from memonger.model.from_torch import from_torch
     from memonger.model.load import load
+    from memonger.model.lora import add_lora, merge_lora
     from memonger.model.model import Model
     from memonger.plan import GraphPlan, Plan
     from memonger.planning.fit import Fit, fit
@@ -53,8 +54,8 @@ __all__ = [
     "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
     "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
+    "TrainingSession", "VerificationError", "add_lora", "count_memory", "differentiate", "draw", "fit", "from_torch",
+    "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -67,6 +68,7 @@ _LAZY = {
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),
     "memonger.model.load": ("load",),
+    "memonger.model.lora": ("add_lora", "merge_lora"),
     "memonger.model.model": ("Model",),
     "memonger.plan": ("GraphPlan", "Plan"),
     "memonger.planning.fit": ("Fit", "fit"),

@@ -46,6 +46,15 @@ def _state(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]
     return becomes
 
 
+def _lora(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, str] | None:
+    rank, _, pattern = (value or "").partition(":")
+    if value is None:
+        return None
+    if not _SIZE.fullmatch(rank) or int(rank) < 1:
+        raise click.BadParameter(f"{value!r} is not RANK or RANK:PATTERN, such as 8 or 8:*.query.weight.")
+    return int(rank), pattern or "*"
+
+
 def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Bytes from a text such as 4GiB."""
     try:
@@ -194,6 +203,12 @@ TRAINING = (
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
+LORA = click.option(
+    "--lora",
+    metavar="RANK[:PATTERN]",
+    callback=_lora,
+    help="Train only low-rank adapters beside the weights of products: 8, or 8:*.query.weight.",
+)
 
 FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
 """What `memonger.report.report` writes."""
@@ -217,7 +232,7 @@ _OPTIONS = {
         "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse",
         "capacity",
     ),
-    "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
+    "Training": ("train", "loss", "train_mode", "lora", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
     "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed", "arenas", "wait"),
