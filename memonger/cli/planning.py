@@ -186,5 +186,10 @@ def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
         raise click.UsageError(f"--{next(iter(settings)).replace('_', '-')} is for an --optimizer.")
     if "momentum" in settings and name != "sgd":
         raise click.UsageError("--momentum is for --optimizer sgd.")
+    bits = flags.pop("optimizer_bits", None)
+    if bits is not None and name not in ("adam", "adamw"):
+        raise click.UsageError("--optimizer-bits is for --optimizer adam or adamw.")
+    if bits is not None:
+        settings["bits"] = bits
     kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
     return None if name is None else kinds[name](**settings)

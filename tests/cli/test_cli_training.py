@@ -84,6 +84,14 @@ def test_adapters_alone_are_trained_where_asked_for(model: Path) -> None:
     assert "'two' is not RANK or RANK:PATTERN" in " ".join(done.output.split())
 
 
+def test_means_of_8_bits_are_for_adam(model: Path) -> None:
+    out, options = model.with_name("step.onnx"), ("--loss", "softmax_cross_entropy", "--optimizer-bits", "8")
+    assert _invoke("differentiate", model, *options, "--optimizer", "adamw", "-o", out).exit_code == 0
+    done = _invoke("differentiate", model, *options, "--optimizer", "sgd", "-o", out)
+    assert done.exit_code == 2
+    assert "--optimizer-bits is for --optimizer adam or adamw" in " ".join(done.output.split())
+
+
 def test_recomputation_is_reported(model: Path) -> None:
     kept, again = (
         json.loads(_invoke("plan", model, "--loss", "softmax_cross_entropy", "--json", *options).stdout)
