@@ -76,7 +76,10 @@ def parse_batches(ctx: click.Context, parameter: click.Parameter, value: str | N
     return tuple(map(int, parts))
 
 
-LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
+LOSSES = (
+    "softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "mean_absolute_error", "huber",
+    "triplet_margin",
+)  # fmt: skip
 """The names in `memonger.autodiff.losses.NAMES`."""
 
 
@@ -194,7 +197,7 @@ PLANNING = (
 
 TRAINING = (
     click.option("--loss", metavar="NAME", shell_complete=completes(*LOSSES),
-                 help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
+                 help=f"Train: {', '.join(LOSSES)}, or an output's name."),
     click.option("--optimizer", type=Choice(["sgd", "adam", "adamw"]),
                  help="Write the updates into the model; without it the gradients are outputs."),
     click.option("--lr", type=Number(0, min_open=True), metavar="X", help="The optimizer's learning rate."),

@@ -87,7 +87,7 @@ def test_adapters_alone_are_trained_where_asked_for(model: Path) -> None:
 def test_means_of_8_bits_are_for_adam(model: Path) -> None:
     out, options = model.with_name("step.onnx"), ("--loss", "softmax_cross_entropy", "--optimizer-bits", "8")
     assert _invoke("differentiate", model, *options, "--optimizer", "adamw", "-o", out).exit_code == 0
-    done = _invoke("differentiate", model, *options, "--optimizer", "sgd", "-o", out)
+    done = _invoke("differentiate", model, *options, "--optimizer", "sgd", "-o", out.with_name("other.onnx"))
     assert done.exit_code == 2
     assert "--optimizer-bits is for --optimizer adam or adamw" in " ".join(done.output.split())
 
