@@ -22,7 +22,9 @@ from memonger.units import GiB, KiB, MiB
 if TYPE_CHECKING:
     from memonger import export as export
     from memonger.autodiff.differentiate import differentiate
-    from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
+    from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
+    from memonger.autodiff.losses.ctc import CTCLoss
+    from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from memonger.layout import allocate as pack
     from memonger.model.from_torch import from_torch
     from memonger.model.load import load
+    from memonger.model.lora import add_lora, merge_lora
     from memonger.model.model import Model
     from memonger.plan import GraphPlan, Plan
     from memonger.planning.fit import Fit, fit
@@ -50,17 +53,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "Cuda", "FeedError", "Feeder",
-    "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
-    "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "plan_all", "search_plan", "to_training_mode", "unplan",
+    "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda", "FeedError",
+    "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "HuberLoss", "KiB",
+    "Layout", "LayoutError", "LoadError", "MeanAbsoluteError", "MeanSquaredError", "MemongerError", "MiB", "Model",
+    "Options", "Pipeline", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError", "SGD", "Session",
+    "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "TripletMarginLoss", "VerificationError",
+    "add_lora", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan",
+    "merge_lora", "pack", "pareto", "plan_all", "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
     "memonger.autodiff.differentiate": ("differentiate",),
-    "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
+    "memonger.autodiff.losses.classes": ("BinaryCrossEntropy", "SoftmaxCrossEntropy"),
+    "memonger.autodiff.losses.ctc": ("CTCLoss",),
+    "memonger.autodiff.losses.differences": (
+        "HuberLoss",
+        "MeanAbsoluteError",
+        "MeanSquaredError",
+        "TripletMarginLoss",
+    ),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
     "memonger.feeding": ("Feeder", "FeederConfig"),
@@ -68,6 +79,7 @@ _LAZY = {
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),
     "memonger.model.load": ("load",),
+    "memonger.model.lora": ("add_lora", "merge_lora"),
     "memonger.model.model": ("Model",),
     "memonger.plan": ("GraphPlan", "Plan"),
     "memonger.planning.fit": ("Fit", "fit"),

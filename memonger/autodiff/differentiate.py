@@ -56,9 +56,9 @@ def differentiate(
 
     Args:
         source: What `memonger.load` takes or gives.
-        loss: ``softmax_cross_entropy``, ``binary_cross_entropy`` or ``mean_squared_error`` of the model's output, with
-            the target as a new input (see `memonger.autodiff.losses`); or the name of a scalar output of the model.
-            None: the gradients of the outputs are inputs, ``<output>.grad``.
+        loss: One of `memonger.autodiff.losses`, with the target as a new input, or its name: ``softmax_cross_entropy``,
+            ``binary_cross_entropy``, ``mean_squared_error``, ``mean_absolute_error``, ``huber``, ``triplet_margin``; or
+            the name of a scalar output of the model. None: the gradients of the outputs are inputs, ``<output>.grad``.
         optimizer: See `memonger.autodiff.optimizers`. None: gradients are outputs.
         wrt: Names or glob patterns of the initializers and inputs to differentiate by. None: the parameters, see
             `memonger.model.parameters.trainable`.
@@ -211,7 +211,7 @@ def _start(work: _Work, loss: str | losses.Loss | None) -> None:
         built = losses.attach(op, work.model, loss, work.roles.outputs)
         work.take()
         work.loss_name = str(built.loss.name)
-        work.begin = {str(built.start.name): built.gradient}
+        work.begin = {str(value.name): gradient for value, gradient in built.gradients.items()}
         return
     floats = [v for v in outputs if is_floating(v)]
     if not floats:
