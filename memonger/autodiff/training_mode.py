@@ -275,4 +275,5 @@ def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
     roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates))
     training_roles.write(model, roles)
     model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
-    forward_model.embed(model, source, roles)
+    if forward_model.KEY not in model.metadata_props:  # `to_mixed_precision` puts the float32 model there
+        forward_model.embed(model, source, roles)

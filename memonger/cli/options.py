@@ -191,6 +191,8 @@ TRAINING = (
     click.option("--lr", type=Number(0, min_open=True), metavar="X", help="The optimizer's learning rate."),
     click.option("--momentum", type=Number(0, 1), metavar="X", help="Momentum, for sgd."),
     click.option("--weight-decay", type=Number(0), metavar="X", help="Weight decay."),
+    click.option("--precision", type=Choice(["float16", "bfloat16"]),
+                 help="Train in mixed precision: products in 16 bits, parameters in float32."),
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
@@ -217,7 +219,9 @@ _OPTIONS = {
         "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse",
         "capacity",
     ),
-    "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
+    "Training": (
+        "train", "loss", "train_mode", "precision", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen",
+    ),
     "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
     "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed", "arenas", "wait"),

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from memonger.autodiff.differentiate import differentiate
+from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.autodiff.optimizers import SGD, Adam, AdamW
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
@@ -123,8 +124,11 @@ def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     optimizer = _optimizer(flags)
     batch, dims = flags.pop("batch"), flags.pop("dims")
     read = to_training_mode if flags.pop("train_mode") else load
-    wrt = flags.pop("wrt") or None
-    training = differentiate(read(model, batch=batch, dims=dims), optimizer=optimizer, wrt=wrt, **flags)
+    wrt, precision = flags.pop("wrt") or None, flags.pop("precision")
+    forward = read(model, batch=batch, dims=dims)
+    if precision is not None:
+        forward = to_mixed_precision(forward, precision)
+    training = differentiate(forward, optimizer=optimizer, wrt=wrt, **flags)
     print_notes(training.notes)
     save_model(training.ir.clone(), output)
     print_line(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
