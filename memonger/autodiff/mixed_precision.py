@@ -7,7 +7,6 @@ computed values that meet there. Beyond autocast, which keeps both, the backward
 a product as rounded (`memonger.autodiff.kept_casts`), so that 16 bits of it are kept.
 """
 
-import dataclasses
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -102,8 +101,7 @@ def to_mixed_precision(
     _widen_outputs(work)
     copy.ir.metadata_props[parameters.KEY] = json.dumps(list(trained))
     if forward_model.KEY not in copy.ir.metadata_props:
-        roles = model.training or Training()
-        forward_model.embed(copy.ir, model.ir, dataclasses.replace(roles, parameters=trained))
+        forward_model.embed(copy.ir, model.ir, Training(parameters=(*trained, *_statistics(model.ir))))
     copy.ir.metadata_props[KEY] = precision
     logger.info("%s: %d products in %s.", model.name, work.products, precision)
     return copy
@@ -124,6 +122,12 @@ def _check(model: Model) -> None:
                 f"{model.name}: '{value.name}' is {value.dtype.name.lower()} already: mixed precision is made of a "
                 "float32 model, whose parameters stay float32."
             )
+
+
+def _statistics(model: ir.Model) -> list[str]:
+    """Names of running statistics: `to_training_mode` may have them updated."""
+    norms = (node for node in model.graph if node.op_type == "BatchNormalization" and not node.domain)
+    return [str(v.name) for node in norms for v in node.inputs[3:5] if v is not None and v.is_initializer()]
 
 
 @dataclass(slots=True)
@@ -208,13 +212,16 @@ def _is_stored(value: ir.Value) -> bool:
 
 
 def _fits(work: _Work, value: ir.Value) -> bool:
-    """Whether a value may be cast: a constant whose content 16 bits can't hold, as a mask's -1e38 or 1e-12, may not."""
-    content = None if value.name in work.trained else work.op.content(value)
+    """Whether a value may be cast: what 16 bits can't hold, as -1e38 in a mask or a number such as 1e-12, may not."""
+    content = work.op.content(value)
     if content is None:
         return value.dtype in (_FLOAT, work.narrow)
     with np.errstate(over="ignore", under="ignore"):
         rounded = content.astype(work.narrow.numpy()).astype(np.float32)
-    return bool(((np.isfinite(rounded) == np.isfinite(content)) & ((rounded == 0) == (content == 0))).all())
+    is_held = np.isfinite(rounded) == np.isfinite(content)
+    if value.name not in work.trained or content.size == 1:  # of a parameter's elements some may well vanish
+        is_held &= (rounded == 0) == (content == 0)
+    return bool(is_held.all())
 
 
 def _widen(work: _Work, node: ir.Node) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
@@ -276,4 +276,4 @@ def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
     training_roles.write(model, roles)
     model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
     if forward_model.KEY not in model.metadata_props:  # `to_mixed_precision` puts the float32 model there
-        forward_model.embed(model, source, roles)
+        forward_model.embed(model, source, replace(roles, parameters=trained))

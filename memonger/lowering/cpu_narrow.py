@@ -4,8 +4,8 @@ onnxruntime's CPU provider has next to no kernels of 16 bits (1.31.1). Of float1
 out those to float16 and back again that then follow each other: everything is computed and kept in float32, with none
 of the roundings that the model says. A model in bfloat16 it refuses. Here such a node becomes one of float32 between
 Casts of its own, each input cast for each reader: what lives on between nodes, above all from the forward to the
-backward pass, is 16 bits, and every result is rounded as the model says. Nodes that only move elements stay, where there
-is a kernel.
+backward pass, is 16 bits, and every result is rounded as the model says. Nodes that only move elements stay, where
+there is a kernel.
 """
 
 import logging
