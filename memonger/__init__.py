@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
     from memonger.autodiff.mixed_precision import to_mixed_precision
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
+    from memonger.autodiff.separate import separate_parameters
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
@@ -55,13 +56,15 @@ __all__ = [
     "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
     "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
     "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "to_mixed_precision", "to_training_mode", "unplan",
+    "load", "make_mirror_plan", "pack", "pareto", "search_plan", "separate_parameters", "to_mixed_precision",
+    "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
     "memonger.autodiff.differentiate": ("differentiate",),
     "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
     "memonger.autodiff.mixed_precision": ("to_mixed_precision",),
+    "memonger.autodiff.separate": ("separate_parameters",),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
     "memonger.feeding": ("Feeder", "FeederConfig"),

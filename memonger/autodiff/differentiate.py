@@ -14,6 +14,7 @@ from memonger.autodiff.expand import expand, write_out_bodies
 from memonger.autodiff.kept_casts import keep_smaller
 from memonger.autodiff.mixed_precision import TYPES, precision_of
 from memonger.autodiff.rules import random
+from memonger.autodiff.separate import separate_parameters
 from memonger.autodiff.transposes import fold_into_products, move_to_products
 from memonger.autodiff.updates import Optimizer, Updater, loss_scale
 from memonger.errors import PlanError
@@ -79,6 +80,8 @@ def differentiate(
             loss that isn't there. The message says what would work.
     """
     model = load(source, batch=batch, dims=dims)
+    if not model.is_differentiated:
+        model = separate_parameters(model)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
     try:
         with collecting_later():

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from memonger.autodiff.separate import separate_parameters
 from memonger.autodiff.transposes import fold_into_products
 from memonger.errors import PlanError
 from memonger.model import forward_model, parameters
@@ -86,6 +87,7 @@ def to_mixed_precision(
         raise PlanError(f"precision must be 'float16' or 'bfloat16', not {precision!r}.{near}")
     model = load(source, batch=batch, dims=dims)
     _check(model)
+    model = separate_parameters(model)
     trained = parameters.trainable(model)
     copy = raise_opset(model.clone())
     name_nodes(copy.ir)

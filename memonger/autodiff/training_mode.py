@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from memonger.autodiff.separate import separate_parameters
 from memonger.errors import PlanError
 from memonger.model import forward_model, parameters, training_roles
 from memonger.model.emitter import Emitter
@@ -60,6 +61,7 @@ def to_training_mode(
     model = load(source, batch=batch, dims=dims)
     if training_roles.KEY in model.ir.metadata_props:
         raise PlanError(f"{model.name} is in training form already.")
+    model = separate_parameters(model)
     trained = parameters.trainable(model)
     copy = raise_opset(model.clone())
     name_nodes(copy.ir)
