@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
     from memonger.autodiff.losses.ctc import CTCLoss
     from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
+    from memonger.autodiff.mixed_precision import to_mixed_precision
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
+    from memonger.autodiff.separate import separate_parameters
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
@@ -59,7 +61,8 @@ __all__ = [
     "Options", "Pipeline", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError", "SGD", "Session",
     "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "TripletMarginLoss", "VerificationError",
     "add_lora", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan",
-    "merge_lora", "pack", "pareto", "plan_all", "search_plan", "to_training_mode", "unplan",
+    "merge_lora", "pack", "pareto", "plan_all", "search_plan", "separate_parameters", "to_mixed_precision",
+    "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -72,6 +75,8 @@ _LAZY = {
         "MeanSquaredError",
         "TripletMarginLoss",
     ),
+    "memonger.autodiff.mixed_precision": ("to_mixed_precision",),
+    "memonger.autodiff.separate": ("separate_parameters",),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
     "memonger.feeding": ("Feeder", "FeederConfig"),

@@ -218,6 +218,8 @@ TRAINING = (
     click.option("--weight-decay", type=Number(0), metavar="X", help="Weight decay."),
     click.option("--optimizer-bits", type=Choice(["32", "8"]), callback=lambda ctx, _, given: given and int(given),
                  help="Bits of each number that adam and adamw keep; of large weights 8 by blocks."),
+    click.option("--precision", type=Choice(["float16", "bfloat16"]),
+                 help="Train in mixed precision: products in 16 bits, parameters in float32."),
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
@@ -250,7 +252,7 @@ _OPTIONS = {
         "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse",
         "capacity",
     ),
-    "Training": ("train", "loss", "train_mode", "lora", "optimizer", "lr", "momentum", "weight_decay",
+    "Training": ("train", "loss", "train_mode", "lora", "precision", "optimizer", "lr", "momentum", "weight_decay",
                  "optimizer_bits", "wrt", "frozen"),
     "Device": ("device", "devices", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),

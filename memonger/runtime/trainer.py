@@ -26,6 +26,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
+from memonger.runtime.loss_scale import LossScale
 from memonger.runtime.segments import Cut, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.store import Store
@@ -34,7 +35,10 @@ from memonger.units import format_size, shown
 logger = logging.getLogger(__name__)
 
 Inputs = feeding.Feeds
-TYPES = {"learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32}
+TYPES = {
+    "learning_rate": np.float32, "accumulation_scale": np.float32, "loss_scale": np.float32, "step": np.int64,
+    "random_key": np.uint32,
+}  # fmt: skip
 
 
 class Trainer:
@@ -66,6 +70,7 @@ class Trainer:
         read: _Read = compact.unpacked(packed)
         self.device, self._cuda, self._name, self._packed_forward = read.device, read.cuda, read.name, read.forward
         self.learning_rate, self._roles = read.rate, read.roles
+        self._first_scale = self._scale = None if read.loss_scale is None else LossScale(read.loss_scale)
         self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
         self._scalars = {
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
@@ -108,14 +113,25 @@ class Trainer:
             self._set("accumulation_scale", 1.0 / len(batches))
             self._set("step", self.steps)
             self._set("random_key", _checked_key(self.random_key))
+            self._set("loss_scale", self.loss_scale)
             loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
             if self._was_finite:
                 self.steps += 1
             else:
                 self.skipped_steps += 1
-                what = "the gradients' norm" if np.isfinite(loss) else "the loss"
-                logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+                self._tell_of_skipped(loss)
+            self._scale = None if self._scale is None else self._scale.after(self._was_finite)
         return loss
+
+    def _tell_of_skipped(self, loss: float) -> None:
+        what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+        if self._scale is None:
+            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+        else:
+            logger.info(
+                "%s: %s of step %d isn't finite with the loss scaled by %g: nothing was updated, half of it is next.",
+                self._name, what, self.steps, self._scale.factor,
+            )  # fmt: skip
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
         """The batches of a step, each checked before the first one runs.
@@ -194,6 +210,11 @@ class Trainer:
         self._learning_rate = None if rate is None else _checked_rate(rate)
 
     @property
+    def loss_scale(self) -> float | None:
+        """What the next step multiplies its loss by, and divides its gradients by; None where nothing is scaled."""
+        return None if self._scale is None else self._scale.factor
+
+    @property
     def inputs(self) -> tuple[feeding.Input, ...]:
         """What `step` takes: the model's inputs, labels included."""
         return self._bound[0].inputs
@@ -255,7 +276,8 @@ class Trainer:
         """
         self._check_not_released()
         tensors = {name: self._array(name) for name in self._saved()}
-        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), Path(path))
+        state = states.State(tensors, self.steps, self.random_key, self.learning_rate, self._scale)
+        states.save(state, Path(path))
 
     def load(self, path: str | Path) -> None:
         """Take over a state that `save` wrote. Nothing is changed if it is wrong.
@@ -270,6 +292,8 @@ class Trainer:
         with interrupts_later():
             self._take_over(state.tensors)
             self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+            if self._scale is not None:
+                self._scale = state.loss_scale or self._first_scale
 
     @contextmanager
     def release_training_state(self) -> Iterator["Trainer"]:
@@ -441,6 +465,7 @@ class _Read:
         cuda: How that provider is set up.
         name: The first plan's.
         rate: The default learning rate.
+        loss_scale: That of the first step; None where the loss isn't scaled.
         threads: The first plan's.
         arena_bytes: Of the largest arena.
     """
@@ -453,6 +478,7 @@ class _Read:
     cuda: Cuda
     name: str
     rate: float | None
+    loss_scale: float | None
     threads: int
     arena_bytes: int
 
@@ -475,9 +501,10 @@ def _read(
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
     forward = forward_model.packed(forward_model.extract(first.model, first.name))
     cuts = [cut(one, {*own.persistent, *own.scalars.values()}) for one, own in zip(plans, roles, strict=True)]
-    arena_bytes, rate = max(one.arena_bytes for one in plans), _default_rate(first.model, roles[0])
+    arena_bytes, rate = max(one.arena_bytes for one in plans), _default(first.model, roles[0], "learning_rate")
+    scale = _default(first.model, roles[0], "loss_scale")
     tensors = _persistent(plans, roles)
-    read = _Read(roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes)
+    read = _Read(roles, tensors, cuts, forward, where, cuda, first.name, rate, scale, first.threads, arena_bytes)
     return compact.packed(read), _starts(first.model, roles[0])
 
 
@@ -512,6 +539,7 @@ def _tensor(name: str, value: ir.Value) -> ArenaTensor:
     return ArenaTensor(name, value.dtype, shape)
 
 
-def _default_rate(model: ir.Model, roles: Training) -> float | None:
-    value = model.graph.initializers.get(roles.scalars.get("learning_rate", ""))
+def _default(model: ir.Model, roles: Training, role: str) -> float | None:
+    """What a scalar is where a session isn't told."""
+    value = model.graph.initializers.get(roles.scalars.get(role, ""))
     return None if value is None or value.const_value is None else float(value.const_value.numpy())
