@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from memonger.autodiff.optimizers import SGD, Adam, AdamW
     from memonger.autodiff.separate import separate_parameters
     from memonger.autodiff.training_mode import to_training_mode
+    from memonger.distributed.session import DistributedTrainingSession
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
+    from memonger.graph.collectives import Buckets
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
     from memonger.layout import allocate as pack
@@ -55,14 +57,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda", "FeedError",
-    "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "HuberLoss", "KiB",
-    "Layout", "LayoutError", "LoadError", "MeanAbsoluteError", "MeanSquaredError", "MemongerError", "MiB", "Model",
-    "Options", "Pipeline", "Plan", "PlanError", "PlanFileError", "RuntimeUnavailableError", "SGD", "Session",
-    "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession", "TripletMarginLoss", "VerificationError",
-    "add_lora", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan",
-    "merge_lora", "pack", "pareto", "plan_all", "search_plan", "separate_parameters", "to_mixed_precision",
-    "to_training_mode", "unplan",
+    "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
+    "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
+    "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "LoadError", "MeanAbsoluteError",
+    "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
+    "RuntimeUnavailableError", "SGD", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
+    "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw", "fit", "from_torch",
+    "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all", "search_plan",
+    "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -79,7 +81,9 @@ _LAZY = {
     "memonger.autodiff.separate": ("separate_parameters",),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.distributed.session": ("DistributedTrainingSession",),
     "memonger.feeding": ("Feeder", "FeederConfig"),
+    "memonger.graph.collectives": ("Buckets",),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),

@@ -287,6 +287,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
+        whole_gradients={str(p.name): str(v.name) for p, v in updater.whole.items()},
         gradient_norm=None if norm is None else str(norm.name),
         classes={name: classes for name, (classes, _) in op.classes.items()},
         ignored={name: number for name, (_, number) in op.classes.items() if number is not None},

@@ -180,6 +180,7 @@ class Updater:
         updates: Persistent input → its new content.
         state: Inputs for the optimizer's tensors.
         accumulated: Parameter → input for its summed gradient.
+        whole: Parameter → its gradient, summed over micro-batches, as its update reads it.
         norm: The gradients' global norm, where they are clipped by it, or the loss is scaled.
         updating: Whether anything is updated at all; without, gradients are outputs.
         waits: Whether updates wait for the norm, and so for every gradient.
@@ -199,6 +200,7 @@ class Updater:
         self.updates: dict[ir.Value, ir.Value] = {}
         self.state: list[ir.Value] = []
         self.accumulated: dict[ir.Value, ir.Value] = {}
+        self.whole: dict[ir.Value, ir.Value] = {}
         self.norm: ir.Value | None = None
         self._waiting: list[tuple[ir.Value, ir.Value]] = []
         self._scale: tuple[ir.Value, ...] = ()
@@ -228,7 +230,10 @@ class Updater:
                     return
                 gradient = op.Add(total, gradient)
             if self.waits:
-                self._waiting.append((value, _before_widening(gradient)))
+                gradient = _before_widening(gradient)
+            self.whole[value] = gradient
+            if self.waits:
+                self._waiting.append((value, gradient))
             else:
                 self._update(value, gradient)
 

@@ -12,6 +12,7 @@ from itertools import chain
 
 from memonger.errors import VerificationError
 from memonger.graph.graph import Graph
+from memonger.model.operators import BEGIN, RANKS, WAIT
 
 Stretch = tuple[int, int]
 
@@ -97,6 +98,7 @@ def verify(
     _check_addresses(graph, offsets, arena_bytes, alignment)
     for members in groups:
         _check_group(graph, offsets, alignment, members)
+    _check_collectives(graph, offsets)
     arena = _Arena()
     written: set[int] = set(range(len(graph.values))) - {v for writes in graph.writes for v in writes}
     tied: dict[int, list[int]] = {}
@@ -147,6 +149,29 @@ def _check_group(graph: Graph, offsets: Mapping[int, int], alignment: int, membe
                 f"which ends at {end}: their group has to be contiguous."
             )
         before, end = value, offsets[value] + graph.sizes[value]
+
+
+def _check_collectives(graph: Graph, offsets: Mapping[int, int]) -> None:
+    """From the node that begins a collective to the one that waits for it nobody else reads or writes its bytes."""
+    steps = {op: step for step, op in enumerate(graph.ops)}
+    for wait, members in graph.collectives:
+        name, begin = graph.nodes[wait], steps.get(graph.ops[wait].replace(f"::{WAIT}", f"::{BEGIN}"), wait)
+        if begin >= wait or len(members) != len(graph.writes[wait]) - 1 or not {*members} <= {*graph.reads[begin]}:
+            raise VerificationError(f"node '{name}' (step {wait}) waits for a collective that no node began.")
+        moved = [(a, b) for a, b in graph.inplace[wait] if offsets[a] != offsets[b]]
+        if moved:
+            a, b = (f"'{graph.values[v]}' at byte {offsets[v]}" for v in moved[0])
+            raise VerificationError(f"node '{name}' (step {wait}) gives {b}, and its collective has written {a}.")
+        places = [(offsets[v], offsets[v] + graph.sizes[v]) for v in members]
+        for step in range(begin + 1, wait):
+            for value in (*graph.reads[step], *graph.writes[step]):
+                if not graph.planned[value] or graph.ops[step].startswith(f"{RANKS}::"):
+                    continue
+                if any(offsets[value] < stop and start < offsets[value] + graph.sizes[value] for start, stop in places):
+                    raise VerificationError(
+                        f"node '{graph.nodes[step]}' (step {step}) uses '{graph.values[value]}', which has bytes of "
+                        f"the collective that node '{name}' (step {wait}) waits for."
+                    )
 
 
 def _check_readable(
