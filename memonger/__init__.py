@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
     "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
     "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "LoadError", "MeanAbsoluteError",
     "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
-    "RuntimeUnavailableError", "SGD", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
+    "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
     "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw", "fit", "from_torch",
     "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all", "search_plan",
     "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
