@@ -7,7 +7,7 @@ file's offsets become raw addresses.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from memonger.errors import VerificationError
@@ -293,12 +293,23 @@ def sharing_pairs(graph: Graph, offsets: Mapping[int, int]) -> tuple[tuple[int, 
     return tuple(dict.fromkeys((a, b) for a, b in pairs if offsets[a] == offsets[b]))
 
 
-def stays_within(graph: Graph, sharing: tuple[tuple[int, int], ...], sizes: Mapping[int, int]) -> bool:
+def stays_within(
+    graph: Graph,
+    sharing: tuple[tuple[int, int], ...],
+    sizes: Mapping[int, int],
+    changed: Iterable[int] | None = None,
+) -> bool:
     """Whether a layout that `verify` passed holds at other sizes, by a sufficient condition that takes microseconds.
 
     No planned value is larger than it was, and those at one address (`sharing_pairs`) are as large as one another:
     every value then owns a part of the bytes it owned, and none collides that didn't. If not, `verify` has to be asked.
+
+    Args:
+        graph: What was laid out.
+        sharing: See `sharing_pairs`.
+        sizes: Bytes of each planned value.
+        changed: Values that may be larger than they were; None: any.
     """
-    return all(size <= graph.sizes[value] for value, size in sizes.items()) and all(
+    return all(sizes[value] <= graph.sizes[value] for value in (sizes if changed is None else changed)) and all(
         sizes[a] == sizes[b] for a, b in sharing
     )

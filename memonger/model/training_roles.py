@@ -17,7 +17,7 @@ from memonger.model.values import nbytes, static_shape
 
 KEY = "memonger.training"
 FORMAT = 1
-SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale", "ranks")
+SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale", "loss_scale", "ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,14 @@ class Training:
         state: The optimizer's tensors, zero before the first step.
         accumulated: Parameter → the input its gradients are accumulated in, zero after each update.
         scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
-            ``accumulation_scale``, ``ranks`` (how many there are).
+            ``accumulation_scale``, ``loss_scale`` (the loss's gradient is multiplied by it, and the parameters' by its
+            inverse before they are used), ``ranks`` (how many there are).
         output_gradients: Output → the input that is its gradient, where there is no loss.
         whole_gradients: Parameter → the value that its update reads as its gradient, summed over micro-batches, where
             parameters are updated.
         means_over_ranks: Values that are the mean over the ranks of what an Identity node reads: batch statistics.
-        gradient_norm: The output that is the gradients' global norm, where they are clipped by it: nothing is updated
-            where it isn't finite.
+        gradient_norm: The output that is the gradients' global norm, where they are clipped by it, or the loss is
+            scaled: nothing is updated where it isn't finite.
         classes: Input of class numbers → how many classes there are. Its elements are below that, or ``ignored``.
         ignored: Input of class numbers → the number that counts for nothing, where one was asked for.
     """

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from memonger import units
 from memonger.autodiff.losses import Loss
+from memonger.autodiff.mixed_precision import Precision
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError, memory_checked
@@ -50,6 +51,7 @@ class Options:
             whose name is such a sum needs none.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
+        precision: ``float16`` or ``bfloat16``: train in mixed precision, see `memonger.to_mixed_precision`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
         budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: search the fastest plan whose total,
             arena with workspace, parameters and inputs, is no more.
@@ -98,6 +100,7 @@ class Options:
     dims: Mapping[str, Dim] | None = None
     loss: str | Loss | None = None
     optimizer: Optimizer | None = None
+    precision: Precision | None = None
     device: str | Device | None = None
     budget: float | str | None = None
     strategy: Strategy | None = None
@@ -120,7 +123,7 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        for key, names in (("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level)):
+        for key, names in _NAMED:
             _check_name(key, getattr(self, key), get_args(names))
         for key, kind, words in _KINDS:
             if not isinstance(getattr(self, key), kind):
@@ -282,6 +285,7 @@ class FrontierOfModel(FrontierOfGraph, total=False):
     dims: Mapping[str, Dim] | None
     loss: str | Loss | None
     optimizer: Optimizer | None
+    precision: Precision | None
     device: str | Device | None
     keep: Sequence[str]
     level: Level | None
@@ -415,6 +419,11 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("allow_rounding", bool, "True or False"),
 )
 """What the values of options are, in words."""
+
+_NAMED: tuple[tuple[str, Any], ...] = (
+    ("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level), ("precision", Precision),
+)  # fmt: skip
+"""Options that are names."""
 
 _BOUNDS = (
     ("batch", 1, MOST_BATCH), ("trials", 0, MOST_TRIALS), ("effort", 0, MOST_BUDGET), ("threads", 0, MOST_THREADS),

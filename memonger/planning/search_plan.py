@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import onnx_ir as ir
 
 from memonger.autodiff.differentiate import differentiate
+from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
@@ -296,6 +297,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
         )
     asked, (options, said) = options, settle(own, options)
+    _check_precision(own, options)
     mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
     if mode == "training" and not model.is_differentiated:
@@ -586,8 +588,17 @@ def device_of(device: str | Device | None) -> Device:
     return parse_device("cpu" if onnxruntime.is_available() else "none")
 
 
+def _check_precision(own: Model, options: Options) -> None:
+    if options.precision is not None and (options.chosen_mode != "training" or own.is_differentiated):
+        what = "is differentiated already" if own.is_differentiated else "is planned for inference"
+        given = option("precision", options.precision)
+        raise PlanError(f"{own.name} {what}: {given} is for training a forward model.")
+
+
 def _differentiate(model: Model, options: Options) -> Model:
     try:
+        if options.precision is not None:
+            model = to_mixed_precision(model, options.precision)
         return differentiate(model, loss=options.loss, optimizer=options.optimizer)
     except PlanError as error:
         if options.mode is None and not options.trains:

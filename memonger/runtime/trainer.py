@@ -27,6 +27,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
+from memonger.runtime.loss_scale import LossScale
 from memonger.runtime.segments import Bucket, Cut, Exchange, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.shares import Shares
@@ -37,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 Inputs = feeding.Feeds
 TYPES = {
-    "learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32,
-    "ranks": np.float32,
+    "learning_rate": np.float32, "accumulation_scale": np.float32, "loss_scale": np.float32, "step": np.int64,
+    "random_key": np.uint32, "ranks": np.float32,
 }  # fmt: skip
 
 
@@ -75,6 +76,7 @@ class Trainer:
         read: _Read = compact.unpacked(packed)
         self.device, self._cuda, self._name, self._packed_forward = read.device, read.cuda, read.name, read.forward
         self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
+        self._first_scale = self._scale = None if read.loss_scale is None else LossScale(read.loss_scale)
         self._shares, self._whole = read.shares, read.whole
         self._owners = self._owners_among(self._share[1]) if self._share is not None else {}
         self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
@@ -120,14 +122,25 @@ class Trainer:
             self._set("step", self.steps)
             self._set("ranks", self.size)
             self._set("random_key", self._key())
+            self._set("loss_scale", self.loss_scale)
             loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
             if self._was_finite:
                 self.steps += 1
             else:
                 self.skipped_steps += 1
-                what = "the gradients' norm" if np.isfinite(loss) else "the loss"
-                logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+                self._tell_of_skipped(loss)
+            self._scale = None if self._scale is None else self._scale.after(self._was_finite)
         return loss
+
+    def _tell_of_skipped(self, loss: float) -> None:
+        what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+        if self._scale is None:
+            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+        else:
+            logger.info(
+                "%s: %s of step %d isn't finite with the loss scaled by %g: nothing was updated, half of it is next.",
+                self._name, what, self.steps, self._scale.factor,
+            )  # fmt: skip
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
         """The batches of a step, each checked before the first one runs.
@@ -214,6 +227,11 @@ class Trainer:
         self._learning_rate = None if rate is None else _checked_rate(rate)
 
     @property
+    def loss_scale(self) -> float | None:
+        """What the next step multiplies its loss by, and divides its gradients by; None where nothing is scaled."""
+        return None if self._scale is None else self._scale.factor
+
+    @property
     def inputs(self) -> tuple[feeding.Input, ...]:
         """What `step` takes: the model's inputs, labels included."""
         return self._bound[0].inputs
@@ -274,8 +292,11 @@ class Trainer:
             SessionError: the file can't be written.
         """
         self._check_not_released()
-        tensors = {name: self._array(name) for name in self._saved()}
-        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), Path(path))
+        states.save(self._as_state({name: self._array(name) for name in self._saved()}), Path(path))
+
+    def _as_state(self, tensors: Mapping[str, np.ndarray]) -> states.State:
+        """These tensors, and where the training stands."""
+        return states.State(tensors, self.steps, self.random_key, self.learning_rate, self._scale)
 
     def load(self, path: str | Path) -> None:
         """Take over a state that `save` wrote. Nothing is changed if it is wrong.
@@ -285,11 +306,17 @@ class Trainer:
         """
         self._check_not_released(whole=False)
         state = states.load(Path(path), {name: self._array(name) for name in self._saved()})
+        self._go_on_from(state)
+
+    def _go_on_from(self, state: states.State) -> None:
+        """Take over a state that fits."""
         if state.learning_rate is not None:
             _checked_rate(state.learning_rate)
         with interrupts_later():
             self._take_over(state.tensors)
             self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+            if self._scale is not None:
+                self._scale = state.loss_scale or self._first_scale
 
     @contextmanager
     def release_training_state(self) -> Iterator["Trainer"]:
@@ -474,6 +501,7 @@ class _Read:
         cuda: How that provider is set up.
         name: The first plan's.
         rate: The default learning rate.
+        loss_scale: That of the first step; None where the loss isn't scaled.
         threads: The first plan's.
         arena_bytes: Of the largest arena.
         digest: Of plans with collectives: equal for equal plans.
@@ -489,6 +517,7 @@ class _Read:
     cuda: Cuda
     name: str
     rate: float | None
+    loss_scale: float | None
     threads: int
     arena_bytes: int
     digest: str
@@ -522,7 +551,8 @@ def _read(
         cut(one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others})
         for one, own in zip(plans, roles, strict=True)
     ]
-    arena_bytes, rate = max(one.arena_bytes for one in plans), _default_rate(first.model, roles[0])
+    arena_bytes, rate = max(one.arena_bytes for one in plans), _default(first.model, roles[0], "learning_rate")
+    scale = _default(first.model, roles[0], "loss_scale")
     tensors = _persistent(plans, roles)
     accumulated = {name for own in roles for name in own.accumulated.values()}
     whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}
@@ -530,7 +560,8 @@ def _read(
     tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
     digest = " ".join(map(plan_digest, plans)) if first.graph.collectives else ""
     read = _Read(
-        roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes, digest, whole, shares
+        roles, tensors, cuts, forward, where, cuda, first.name, rate, scale, first.threads, arena_bytes, digest, whole,
+        shares,
     )  # fmt: skip
     starts = _starts(first.model, roles[0])
     return compact.packed(read), {name: array for name, array in starts.items() if name in tensors}
@@ -575,6 +606,7 @@ def _tensor(name: str, value: ir.Value) -> ArenaTensor:
     return ArenaTensor(name, value.dtype, shape)
 
 
-def _default_rate(model: ir.Model, roles: Training) -> float | None:
-    value = model.graph.initializers.get(roles.scalars.get("learning_rate", ""))
+def _default(model: ir.Model, roles: Training, role: str) -> float | None:
+    """What a scalar is where a session isn't told."""
+    value = model.graph.initializers.get(roles.scalars.get(role, ""))
     return None if value is None or value.const_value is None else float(value.const_value.numpy())
