@@ -22,6 +22,8 @@ def expand(model: ir.Model, op: Emitter, *, keep_random: bool = False) -> None:
     """Write every operator that has an expansion as that; with ``keep_random`` all but random ones."""
     into = Replacer(model.graph, op)
     for node in list(model.graph):
+        if node not in into.gone and node.domain == "" and any(v.name and v.shape is None for v in node.outputs):
+            op.infer(node)  # behind an operator that onnx doesn't know
         rule = EXPANSIONS.get(operator_name(node))
         if rule is None or node in into.gone or (keep_random and facts(node).random):
             continue

@@ -1,9 +1,11 @@
 """Gradients: a registry of rules, one file a family of operators, and the driver that applies them."""
 
 from memonger.autodiff.rules import activation as activation
+from memonger.autodiff.rules import attention as attention
 from memonger.autodiff.rules import convolution as convolution
 from memonger.autodiff.rules import crossentropy as crossentropy
 from memonger.autodiff.rules import elementwise as elementwise
+from memonger.autodiff.rules import fused as fused
 from memonger.autodiff.rules import indexing as indexing
 from memonger.autodiff.rules import lstm as lstm
 from memonger.autodiff.rules import matrix as matrix

@@ -6,7 +6,7 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from memonger.autodiff.registry import Gradient, gradient
+from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.model.emitter import Emitter
 
@@ -223,6 +223,21 @@ def _same(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 def _cum_sum(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     reverse, exclusive = op.attribute(node, "reverse", 0), op.attribute(node, "exclusive", 0)
     return op.CumSum(dy, node.inputs[1], reverse=1 - reverse, exclusive=exclusive)
+
+
+@expansion("CumProd")
+def _cum_prod(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
+    """A product for each element of the axis, over those before it: zeros need no case of their own."""
+    x, axis = op.given(node, 0), op.content(op.given(node, 1))
+    if axis is None:
+        return None
+    dims, at = op.dims(x), int(axis.reshape(())) % len(op.dims(x))
+    shape = [dims[at] if a in (at, at + 1) else 1 for a in range(len(dims) + 1)]
+    counted = np.tri(dims[at], k=-1 if op.attribute(node, "exclusive", 0) else 0, dtype=bool)
+    counted = counted.T if op.attribute(node, "reverse", 0) else counted
+    rows = op.reshape(x, (*dims[:at], 1, *dims[at:]))
+    factors = op.Where(op.constant(counted.reshape(shape)), rows, op.constant(1.0, x.dtype))
+    return (op.ReduceProd(factors, op.ints(at + 1), keepdims=0),)
 
 
 @gradient("Clip")

@@ -212,7 +212,8 @@ def _depth_to_space(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 
 @gradient("SpaceToDepth")
 def _space_to_depth(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.DepthToSpace(dy, blocksize=op.attribute(node, "blocksize", 1), mode="DCR")
+    mode = op.attribute(node, "mode", "DCR")
+    return op.DepthToSpace(dy, blocksize=op.attribute(node, "blocksize", 1), mode=mode)
 
 
 @gradient("ReverseSequence")

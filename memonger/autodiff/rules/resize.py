@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
+from memonger.autodiff.rules.movement import constants
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 
@@ -26,18 +27,24 @@ def _resize(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 
 def _check(op: Emitter, node: ir.Node) -> None:
     coordinates = op.attribute(node, "coordinate_transformation_mode", "half_pixel")
-    policy = op.attribute(node, "keep_aspect_ratio_policy", "stretch")
-    if coordinates not in MODES or policy != "stretch" or op.attribute(node, "antialias", 0):
+    if coordinates not in MODES or op.attribute(node, "antialias", 0):
         raise PlanError(
             f"node '{node.name}' (Resize): coordinate_transformation_mode={coordinates}, "
-            f"keep_aspect_ratio_policy={policy}, antialias={op.attribute(node, 'antialias', 0)} has no gradient rule. "
-            f"It can be {', '.join(MODES)}, stretch, and no antialias."
+            f"antialias={op.attribute(node, 'antialias', 0)} has no gradient rule. "
+            f"It can be {', '.join(MODES)}, and no antialias."
         )
 
 
 def _scales(op: Emitter, node: ir.Node, image: tuple[int, ...], result: tuple[int, ...]) -> list[float]:
     """The factor of each axis: what is said, else what the sizes come to."""
     given = op.content(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    policy = op.attribute(node, "keep_aspect_ratio_policy", "stretch")
+    sizes = constants(op, node, 3, "sizes")
+    if policy != "stretch" and sizes:
+        over: Sequence[int] = op.attribute(node, "axes", []) or range(len(image))
+        each = [np.float32(m) / np.float32(image[axis]) for axis, m in zip(over, sizes, strict=True)]
+        factor = float(min(each) if policy == "not_larger" else max(each))
+        return [factor if axis in [a % len(image) for a in over] else 1.0 for axis in range(len(image))]
     if given is None or given.size == 0:
         return [float(np.float32(m) / np.float32(n)) for n, m in zip(image, result, strict=True)]
     axes: Sequence[int] = op.attribute(node, "axes", []) or range(len(image))
