@@ -143,7 +143,7 @@ def _fix(model: onnx.ModelProto, node: onnx.NodeProto, operator: str, feeds: dic
     for value in list(model.graph.input):
         kind = value.type.tensor_type.elem_type
         whole = kind not in NUMBERS and (feeds[value.name].size == 1 or facts_of(operator).sized_at_run_time)
-        if (value.name in sizes or whole) and value.name in feeds and not has_subgraphs(node):
+        if (value.name in sizes or whole) and value.name in feeds:
             model.graph.input.remove(value)
             model.graph.initializer.append(numpy_helper.from_array(feeds.pop(value.name), value.name))
 

@@ -2,6 +2,7 @@
 
 from memonger.autodiff.rules import activation as activation
 from memonger.autodiff.rules import attention as attention
+from memonger.autodiff.rules import control as control
 from memonger.autodiff.rules import convolution as convolution
 from memonger.autodiff.rules import crossentropy as crossentropy
 from memonger.autodiff.rules import elementwise as elementwise
@@ -16,4 +17,6 @@ from memonger.autodiff.rules import random as random
 from memonger.autodiff.rules import recurrent as recurrent
 from memonger.autodiff.rules import reduce as reduce
 from memonger.autodiff.rules import resize as resize
+from memonger.autodiff.rules import sampling as sampling
+from memonger.autodiff.rules import signal as signal
 from memonger.autodiff.rules import softmax as softmax

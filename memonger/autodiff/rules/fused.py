@@ -93,16 +93,10 @@ def _skip_layer_normalization(op: Emitter, node: ir.Node) -> tuple[ir.Value | No
 @expansion("com.microsoft::SkipSimplifiedLayerNormalization")
 def _skip_rms(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     total = _skipped(op, node, optional(node, 3))
-    y, inverse = _rms(op, total, op.given(node, 2), _epsilon(op, node), len(op.dims(total)) - 1)
-    return (y, None, inverse, total)[: len(node.outputs)]
-
-
-@expansion("SimplifiedLayerNormalization")
-def _simplified(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
-    """onnxruntime's, though it has no domain of its own."""
-    x = op.given(node, 0)
-    axis = op.attribute(node, "axis", -1) % len(op.dims(x))
-    return _rms(op, x, op.given(node, 1), op.attribute(node, "epsilon", 1e-5), axis)[: len(node.outputs)]
+    mean = op.ReduceMean(op.Mul(total, total), op.ints(-1), keepdims=1)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(mean, _epsilon(op, node))))
+    y = op.Mul(op.Mul(total, inverse), op.given(node, 2))
+    return (y, mean, inverse, total)[: len(node.outputs)]
 
 
 def _epsilon(op: Emitter, node: ir.Node) -> float:
@@ -112,14 +106,6 @@ def _epsilon(op: Emitter, node: ir.Node) -> float:
 def _skipped(op: Emitter, node: ir.Node, bias: ir.Value | None) -> ir.Value:
     total = op.Add(op.given(node, 0), op.given(node, 1))
     return total if bias is None else op.Add(total, bias)
-
-
-def _rms(op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float, axis: int) -> tuple[ir.Value, ir.Value]:
-    """x over the root of the mean of its squares, scaled; and one over that root."""
-    axes = op.ints(*range(axis, len(op.dims(x))))
-    mean = op.ReduceMean(op.Mul(x, x), axes, keepdims=1)
-    inverse = op.Reciprocal(op.Sqrt(op.Add(mean, epsilon)))
-    return op.Mul(op.Mul(x, inverse), scale), inverse
 
 
 @expansion("com.microsoft::RotaryEmbedding")
