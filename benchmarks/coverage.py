@@ -12,26 +12,28 @@ import re
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
-from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
 import memonger
+from benchmarks.fused_cases import fused_cases
 from benchmarks.machine import HERE, Table, keep, stamp
-from benchmarks.node_cases import FLOATS, Case, cases
+from benchmarks.node_cases import Case, cases
 from memonger.errors import MemongerError
 from memonger.model.operators import facts_of
 
-STEP = {8: 1e-5, 4: 3e-3, 2: 3e-2}  # of the differences, by bytes of an element; the error is about STEP² and rounding ÷ STEP
+STEP = {8: 1e-5, 4: 3e-3, 2: 3e-2}  # of the differences, by bytes of an element: their error is about STEP²
 TOLERANCE = {8: 1e-6, 4: 2e-2, 2: 5e-2}  # of the largest gradient
 Arrays = dict[str, np.ndarray]
-COLUMNS = Table("operator<28", "tests>5", "float64>8", "float32>8", "refused>8", "wrong>6")
+AGREED = ("float64", "float32", "float16", "rounded")
+KINDS = (*AGREED, "refused", "wrong")
+COLUMNS = Table("operator<40", "tests>5", *(f"{kind}>{len(kind) + 2}" for kind in KINDS), "crashed>9")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,9 @@ class Verdict:
     """What came of a case.
 
     Attributes:
-        kind: ``float64`` or ``float32``: agreed, in that type; ``refused``, ``wrong``, ``crashed``, or ``none``: it has
-            no gradient.
+        kind: ``float64``, ``float32``, ``float16``: agreed, in that type; ``rounded``: a cast to fewer than 16 bits,
+            whose gradient is that of the number before it; ``refused``, ``wrong``, ``crashed``; or ``none``: it has no
+            gradient.
         message: Of what is refused, wrong or has none.
     """
 
@@ -164,8 +167,11 @@ def _differences(
 
     def projected(shifted: Arrays) -> float:
         outputs = run(shifted)
-        pairs = [(np.asarray(outputs[k.removesuffix(".grad")], np.float64), s.astype(np.float64)) for k, s in seeds.items()]
-        return sum(float(np.sum(np.where(s == 0, 0.0, y) * s)) for y, s in pairs)
+        total = 0.0
+        for name, seed in seeds.items():
+            y, weights = (np.asarray(v, np.float64) for v in (outputs[name.removesuffix(".grad")], seed))
+            total += float(np.sum(np.where(weights == 0, 0.0, y) * weights))
+        return total
 
     if size == 1:  # rounding to a few bits: the gradient is that of the unrounded number, as PyTorch has it
         (name,), (seed,) = case.wrt, seeds.values()
@@ -185,23 +191,40 @@ def _differences(
     return Verdict({8: "float64", 4: "float32", 2: "float16"}[size])
 
 
+def table(verdicts: Mapping[str, tuple[str, Verdict]]) -> Iterator[str]:
+    """Lines: a row an operator, then what is refused or wrong, by message."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for operator, verdict in verdicts.values():
+        if verdict.kind != "none":
+            counts[operator][verdict.kind] += 1
+    total = sum(counts.values(), Counter[str]())
+    agreed = sum(total[kind] for kind in AGREED)
+    yield f"{agreed} of {total.total()} tests agree, {total['refused']} are refused, {total['wrong']} are wrong,"
+    yield f"{total['crashed']} end in a traceback; {len(verdicts) - total.total()} others have no gradient."
+    yield ""
+    yield COLUMNS.heading
+    for name, count in (*sorted(counts.items()), ("all", total)):
+        yield COLUMNS.row(name, count.total(), *(count[kind] or None for kind in KINDS), count["crashed"] or None)
+    messages: dict[str, list[str]] = defaultdict(list)
+    for name, (_, verdict) in verdicts.items():
+        if verdict.kind not in (*AGREED, "none"):
+            node = re.sub(r"node '[^']*'", "node '...'", verdict.message)
+            messages[f"{verdict.kind}: {node}"].append(name)
+    for message, names in messages.items():
+        yield ""
+        yield ", ".join(names)
+        yield f"    {message}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("operators", nargs="*")
-    parser.add_argument("-v", action="store_true")
-    arguments = parser.parse_args()
-    import pickle
-    allv = {}
-    for case in cases():
-        if arguments.operators and case.operator not in arguments.operators:
-            continue
-        v = judge(case)
-        allv[case.name] = (case.operator, v)
-        if arguments.v or v.kind in ("wrong", "crashed"):
-            print(case.name, case.operator, v.kind, v.message[:600], flush=True)
-    print(Counter(v.kind for _, v in allv.values()))
-    print(Counter((o, v.kind) for o, v in allv.values() if v.kind in ("refused","wrong","crashed")))
-    pickle.dump(allv, open("/tmp/coverage/v.pkl","wb"))
+    """Print the table, and keep it if it is whole."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("operators", nargs="*", help="only these: Gather, com.microsoft::Attention ...")
+    wanted = parser.parse_args().operators
+    tests = [case for case in (*cases(), *fused_cases()) if not wanted or case.operator in wanted]
+    verdicts = {case.name: (case.operator, judge(case)) for case in tests}
+    heading = stamp("coverage", ("onnx", "onnxruntime", "numpy"))
+    keep([*heading, "", *table(verdicts)], None if wanted else HERE / "coverage.txt")
 
 
 if __name__ == "__main__":

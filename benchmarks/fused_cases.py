@@ -7,6 +7,7 @@ import onnx
 
 from benchmarks.node_cases import Case, is_floating
 
+PACKED = "float[2,3,8] x, float[8,24] w, float[24] b"
 QKV = "float[2,3,8] q, float[2,3,8] k, float[2,3,8] v"
 PAST = "float[2,2,2,4] pk, float[2,2,2,4] pv"
 IMAGE = "float[1,2,5,5] x, float[3,2,3,3] w, float[3] b"
@@ -36,13 +37,11 @@ TEXTS: Mapping[str, str] = {
     "{y = X.RotaryEmbedding(x, p, c, s)}",
     "rotary_interleaved": "(float[2,2,3,4] x, int64[1] p, float[6,2] c, float[6,2] s) => (float[2,2,3,4] y)"
     "{y = X.RotaryEmbedding<interleaved = 1>(x, p, c, s)}",
-    "attention": "(float[2,3,8] x, float[8,24] w, float[24] b) => (float[2,3,8] y)"
-    "{y = X.Attention<num_heads = 2, unidirectional = 1>(x, w, b)}",
-    "attention_mask": "(float[2,3,8] x, float[8,24] w, float[24] b, int32[2,3] m) => (float[2,3,8] y)"
-    "{y = X.Attention<num_heads = 2>(x, w, b, m)}",
-    "attention_bias": "(float[2,3,8] x, float[8,24] w, float[24] b, int32[2,3,3] m, float[2,2,3,3] a) => (float[2,3,8] y)"
+    "attention": f"({PACKED}) => (float[2,3,8] y){{y = X.Attention<num_heads = 2, unidirectional = 1>(x, w, b)}}",
+    "attention_mask": f"({PACKED}, int32[2,3] m) => (float[2,3,8] y){{y = X.Attention<num_heads = 2>(x, w, b, m)}}",
+    "attention_bias": f"({PACKED}, int32[2,3,3] m, float[2,2,3,3] a) => (float[2,3,8] y)"
     "{y = X.Attention<num_heads = 2, scale = 0.3>(x, w, b, m, , a)}",
-    "attention_past": "(float[2,3,8] x, float[8,24] w, float[24] b, float[2,2,2,3,4] a) => (float[2,3,8] y, float[2,2,2,6,4] n)"
+    "attention_past": f"({PACKED}, float[2,2,2,3,4] a) => (float[2,3,8] y, float[2,2,2,6,4] n)"
     "{y, n = X.Attention<num_heads = 2>(x, w, b, , a)}",
     "multi_head": "(float[2,3,8] q, float[2,4,8] k, float[2,4,8] v, float[24] b, int32[2,4] m, float[1,2,3,4] a)"
     "=> (float[2,3,8] y) {y = X.MultiHeadAttention<num_heads = 2>(q, k, v, b, m, a)}",

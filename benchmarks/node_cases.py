@@ -103,7 +103,7 @@ def _obstacle(model: onnx.ModelProto, operator: str, wrt: tuple[str, ...]) -> st
 
 def is_floating(kind: int) -> bool:
     """Whether an element type is one of floating point, of 4 and 8 bits too."""
-    return kind != TensorProto.UNDEFINED and "FLOAT" in TensorProto.DataType.Name(kind) or kind == TensorProto.DOUBLE
+    return (kind != TensorProto.UNDEFINED and "FLOAT" in TensorProto.DataType.Name(kind)) or kind == TensorProto.DOUBLE
 
 
 def _typed(x: np.ndarray, kind: int) -> np.ndarray:

@@ -20,8 +20,10 @@ Finished = Callable[[ir.Value, ir.Value], None]
 
 
 def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    """Floating-point values that change with one of ``wrt``, jumps left out, and those of no known type. ``nodes`` are in
-    topological order."""
+    """Values of floating-point or unknown type that change with one of ``wrt``, jumps left out.
+
+    ``nodes`` are in topological order.
+    """
     active = set(wrt)
     for node in nodes:
         if facts(node).without_gradient:
@@ -143,7 +145,8 @@ def check_size(output: ir.Value, name: str) -> None:
     node = output.producer()
     if node is None or static_shape(output) is not None:
         return
-    why = OPEN.get(operator_name(node), "has outputs of a size that only the run can tell, and gradients need static shapes")
+    unsized = "has outputs of a size that only the run can tell, and gradients need static shapes"
+    why = OPEN.get(operator_name(node), unsized)
     raise PlanError(
         f"{name}: operator {node.op_type} (domain '{node.domain or 'ai.onnx'}', node '{node.name}') {why}. The size of "
         f"output '{output.name}' is unknown."

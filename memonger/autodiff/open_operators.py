@@ -8,6 +8,7 @@ from collections.abc import Mapping
 _SEQUENCES = "works on sequences or optional values, and gradients are of tensors"
 _OPTIMIZER = "is an optimizer's step, not part of a network: differentiate(optimizer=...) writes one"
 _QUANTIZED = "computes with integers of few bits, where gradients are zero or in jumps: train before quantizing"
+_ACTIVATION = "is differentiated with Relu, Tanh, Sigmoid, LeakyRelu, HardSigmoid or Clip as its activation"
 _CACHE = "updates a decoder's cache as it generates, and isn't part of training: export the model without its cache"
 
 OPEN: Mapping[str, str] = {
@@ -23,12 +24,12 @@ OPEN: Mapping[str, str] = {
     "RoiAlign": "is differentiated with mode='avg' and a sampling_ratio above 0: else data decides what is read",
     "MelWeightMatrix": "makes a table from settings, and isn't differentiated by frequencies",
     "QLinearMatMul": _QUANTIZED,
-    "Scan": "holds subgraphs or operators of other domains, or has no step: only what can be written out is differentiated",
+    "Scan": "holds subgraphs or operators of other domains, or has no step, and isn't written out",
     "com.microsoft::Attention": "is differentiated without past, key lengths in place of a mask, and rotary embedding",
-    "com.microsoft::MultiHeadAttention": "is differentiated with three inputs apart, and a mask of keys [batch, length]",
+    "com.microsoft::MultiHeadAttention": "is differentiated with queries, keys and values apart, and a mask by key",
     "com.microsoft::FusedMatMul": "is differentiated without transBatchA and transBatchB",
-    "com.microsoft::FusedConv": "has an activation that isn't known here: Relu, Tanh, Sigmoid, LeakyRelu, HardSigmoid and Clip are",
-    "com.microsoft::FusedGemm": "has an activation that isn't known here: Relu, Tanh, Sigmoid, LeakyRelu, HardSigmoid and Clip are",
+    "com.microsoft::FusedConv": _ACTIVATION,
+    "com.microsoft::FusedGemm": _ACTIVATION,
     "com.microsoft::RotaryEmbedding": "is differentiated where it turns whole heads, unscaled and not packed",
     "Optional": _SEQUENCES,
     "OptionalGetElement": _SEQUENCES,

@@ -334,7 +334,10 @@ class Emitter:
         return value.const_value.numpy()
 
     def infer(self, node: ir.Node, only: ir.Value | None = None) -> None:
-        """Give a node's outputs, or ``only`` one, their types and shapes. Equal nodes on equal shapes are inferred once."""
+        """Give a node's outputs, or ``only`` one, their types and shapes.
+
+        Equal nodes on equal shapes are inferred once.
+        """
         key = _signature(node)
         if key not in self._inferences:
             self._inferences[key] = self._inferred(node)

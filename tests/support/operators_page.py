@@ -3,11 +3,11 @@
 ``python -m tests.support.operators_page [--write]`` compares the page with the registry, or writes it.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import click
 import onnx
 import onnx_ir as ir
 
@@ -28,7 +28,7 @@ Kept = Mapping[str, tuple[tuple[str, ...], int]]
 
 HEAD = """# Operators and their gradients
 
-Made by `python -m tests.support.operators_page --write` from the registry and the installed onnx ({version}, operator set {opset}).
+Made by `python -m tests.support.operators_page --write` from the registry and onnx {version}, operator set {opset}.
 Each test of a differentiable operator in onnx's backend suite is compared with finite differences:
 [benchmarks/coverage.txt](../benchmarks/coverage.txt) has how many agree, and the message of each that is refused.
 
@@ -36,10 +36,10 @@ Each test of a differentiable operator in onnx's backend suite is compared with 
 - **expansion**: the operator is written as others that have rules; those run forward, too.
 - **body**: likewise, by the function body that the standard gives.
 - **none exists**: outputs or inputs are no floating-point numbers, or outputs change in jumps only.
-- **open**: why there is none here. A model with such an operator between loss and parameters is refused with this sentence.
+- **open**: why there is none here. Between loss and parameters it is refused with this sentence.
 
 *Keeps* is what the backward pass reads of the operator's own inputs and outputs, in any test of the suite, if all
-floating-point inputs get a gradient; *+ n* are values in between, of expansions and bodies. What is kept of constants isn't counted.
+floating-point inputs get a gradient; *+ n* are values in between, of expansions and bodies. Constants aren't counted.
 """
 
 
@@ -124,7 +124,8 @@ def _formal_names(case: Case) -> dict[str, str]:
     node = next(n for n in case.model.graph.node if n.op_type == case.operator.rpartition("::")[2])
     schema = schema_of(case.operator)
     found = {}
-    for given, formals in ((node.input, schema.inputs if schema else ()), (node.output, schema.outputs if schema else ())):
+    inputs, outputs = (schema.inputs, schema.outputs) if schema else ((), ())
+    for given, formals in ((node.input, inputs), (node.output, outputs)):
         for k, name in enumerate(given):
             found[name] = formals[min(k, len(formals) - 1)].name if formals else name
     return found
@@ -149,12 +150,14 @@ def page(kept: Kept) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+@click.command()
+@click.option("--write", is_flag=True, help="Write the page; else it is compared.")
+def main(write: bool) -> None:
     """Compare the page, or write it."""
     made = page(kept_by((*cases(), *fused_cases())))
-    if "--write" in sys.argv:
+    if write:
         PAGE.write_text(made, "utf-8")
-    print("as it is" if PAGE.read_text("utf-8") == made else "the page has to be written anew: --write")
+    click.echo("as it is" if PAGE.read_text("utf-8") == made else "the page has to be written anew: --write")
 
 
 if __name__ == "__main__":

@@ -65,49 +65,31 @@ def _repeated(op: Emitter, x: ir.Value, q: ir.Value) -> ir.Value:
 def _bias(op: Emitter, node: ir.Node, batch: int, queries: int, keys: int, past: int) -> ir.Value | None:
     """What is added to the logits: the mask, and -inf where causality, a window or padding forbids a key."""
     dtype, mask, lengths = op.given(node, 0).dtype, optional(node, 3), optional(node, 6)
-    if mask is not None:
-        nothing = op.constant(False, ir.DataType.BOOL) if mask.dtype == ir.DataType.BOOL else -np.inf
-        missing = keys - op.dims(mask)[-1]
-        if missing > 0:
-            rest = op.Expand(nothing if isinstance(nothing, ir.Value) else op.constant(nothing, mask.dtype),
-                             op.ints(*op.dims(mask)[:-1], missing))  # fmt: skip
-            mask = op.Concat(mask, rest, axis=-1)
-    causal = bool(op.attribute(node, "is_causal", 0))
+    if mask is not None and op.dims(mask)[-1] < keys:
+        nothing = op.constant(False if mask.dtype == ir.DataType.BOOL else -np.inf, mask.dtype)
+        rest = op.Expand(nothing, op.ints(*op.dims(mask)[:-1], keys - op.dims(mask)[-1]))
+        mask = op.Concat(mask, rest, axis=-1)
     left, right = op.attribute(node, "left_window_size", -1), op.attribute(node, "right_window_size", -1)
-    ahead = np.subtract.outer(np.arange(queries), np.arange(keys))  # from a key to a query, without the offset
-    if lengths is None:
-        allowed = _allowed(ahead + past, causal, left, right)
-        barred = None if allowed.all() else op.constant(allowed)
-    else:
+    least = 0 if op.attribute(node, "is_causal", 0) else (-keys - queries if right < 0 else -right)
+    most = left if left >= 0 else keys + queries
+    ahead = np.subtract.outer(np.arange(queries), np.arange(keys)) + past  # from a key to a query
+    allowed: ir.Value | None = None
+    if lengths is not None:  # the last query is at the end of as many keys
         column = op.reshape(lengths, (batch, 1, 1, 1))
-        barred = op.Less(op.constant(np.arange(keys).reshape(1, 1, 1, keys)), column)
-        offset = op.Add(op.Sub(column, queries), op.constant(ahead.reshape(1, 1, queries, keys)))
-        for wanted, made in (
-            (causal, lambda: op.GreaterOrEqual(offset, 0)),
-            (left >= 0, lambda: op.LessOrEqual(offset, left)),
-            (right >= 0, lambda: op.GreaterOrEqual(offset, -right)),
-        ):
-            barred = op.And(barred, made()) if wanted else barred
-    if barred is not None and mask is not None and mask.dtype == ir.DataType.BOOL:
-        barred, mask = op.And(barred, mask), None
-    elif mask is not None and mask.dtype == ir.DataType.BOOL:
-        barred, mask = mask, None
-    if barred is None:
+        distance = op.Add(op.Sub(column, queries), op.constant(ahead.reshape(1, 1, queries, keys)))
+        within = op.And(op.GreaterOrEqual(distance, least), op.LessOrEqual(distance, most))
+        allowed = op.And(op.Less(op.constant(np.arange(keys).reshape(1, 1, 1, keys)), column), within)
+    elif ahead.min() < least or ahead.max() > most:
+        allowed = op.constant((ahead >= least) & (ahead <= most))
+    if mask is not None and mask.dtype == ir.DataType.BOOL:
+        allowed, mask = mask if allowed is None else op.And(allowed, mask), None
+    if allowed is None:
         return mask
-    hidden = op.Where(barred, op.constant(0.0, dtype), op.constant(-np.inf, dtype))
+    hidden = op.Where(allowed, op.constant(0.0, dtype), op.constant(-np.inf, dtype))
     return hidden if mask is None else op.Add(mask, hidden)
 
 
-def _allowed(ahead: np.ndarray, causal: bool, left: int, right: int) -> np.ndarray:
-    allowed = np.ones(ahead.shape, bool)
-    for wanted, inside in ((causal, ahead >= 0), (left >= 0, ahead <= left), (right >= 0, ahead >= -right)):
-        allowed &= inside if wanted else True
-    return allowed
-
-
-def _shares(
-    op: Emitter, logits: ir.Value, bias: ir.Value | None, precision: int = 0
-) -> tuple[ir.Value, ir.Value]:
+def _shares(op: Emitter, logits: ir.Value, bias: ir.Value | None, precision: int = 0) -> tuple[ir.Value, ir.Value]:
     """What each query takes of each key, and the logits with the bias."""
     dtype = logits.dtype
     if bias is None:

@@ -1,12 +1,14 @@
 """Subgraphs that run a number of times that is known before: written out, once for each time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 
 from memonger.autodiff.registry import expansion
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
+from memonger.model.emitter import SMALL, Emitter
 from memonger.model.values import subgraphs
 
 LARGEST = 100_000  # nodes that a loop is written out as
@@ -128,8 +130,21 @@ def _written(
     return run
 
 
-def _emitted(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> Iterator[ir.Value] | tuple[ir.Value, ...]:
+def _emitted(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> tuple[ir.Value, ...]:
     if node.op_type == "Constant" and "value" in node.attributes:
         return (op.constant(node.attributes["value"].as_tensor().numpy()),)
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    contents = [op.content(v) for v in inputs]
+    if contents and all(c is not None and c.size <= SMALL for c in contents):
+        return _computed(op, node, contents)
     return op.several(node.op_type, len(node.outputs), *inputs, **attributes)
+
+
+def _computed(op: Emitter, node: ir.Node, contents: Sequence[np.ndarray | None]) -> tuple[ir.Value, ...]:
+    """Constants, as the number of a step and what is made of it."""
+    proto = ir.to_proto(node)
+    for k in range(len(proto.input)):
+        proto.input[k] = f"given{k}"
+    feeds = {f"given{k}": content for k, content in enumerate(contents)}
+    results = ReferenceEvaluator(proto, opsets={"": op.opset}).run(None, feeds)
+    return tuple(op.constant(np.asarray(result)) for result in results)

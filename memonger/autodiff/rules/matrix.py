@@ -108,7 +108,7 @@ def _einsum(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
 def _einsum_operand(
     op: Emitter, node: ir.Node, dy: ir.Value, terms: list[str], result: str, sizes: dict[str, int], index: int
 ) -> ir.Value:
-    """The gradient of one operand: the same sum, with dy in the operand's place. The driver sums over axes of size 1."""
+    """The gradient of one operand: the same sum, with dy in its place. The driver sums over axes of size 1."""
     term = terms[index]
     others = [(t, v) for i, (t, v) in enumerate(zip(terms, node.inputs, strict=True)) if i != index]
     labels = result + "".join(t for t, _ in others)

@@ -25,15 +25,14 @@ def _max_pool(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> Gradient:
     if dy is None:
         return None
     x = op.given(node, 0)
-    if op.attribute(node, "storage_order", 0):  # the node's own indices are in column-major order
-        settings = {name: a.value for name, a in node.attributes.items() if name != "storage_order"}
+    settings = {name: attribute.value for name, attribute in node.attributes.items() if name != "storage_order"}
+    own = op.attribute(node, "storage_order", 0) == 0  # else the node's indices are in column-major order
+    indices = op.add_output(node, 1, "indices") if own else None
+    small = ir.DataType.INT32 if op.size(x) < 2**31 else None  # what is kept takes half the memory then
+    if small is not None or indices is None:
         with op.behind(node):
-            indices = op.several("MaxPool", 2, x, **settings)[1]
-    else:
-        indices = op.add_output(node, 1, "indices")
-    if op.size(x) < 2**31:  # what is kept for the backward pass takes half the memory then
-        with op.behind(node):
-            indices = op.cast(indices, ir.DataType.INT32)
+            indices = op.several("MaxPool", 2, x, **settings)[1] if indices is None else indices
+            indices = op.cast(indices, small)
     return op.reshape(add_at(op, dy, indices, op.size(x)), op.dims(x))
 
 
@@ -68,7 +67,8 @@ def _max_unpool(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...
     """Its indices are those of a flat tensor, of the size that the pool's attributes give where none is said."""
     x, indices = op.given(node, 0), op.given(node, 1)
     strides = op.attribute(node, "strides", []) or [1] * (len(op.dims(x)) - 2)
-    kernel, pads = op.attribute(node, "kernel_shape", []), op.attribute(node, "pads", []) or [0] * 2 * len(strides)
+    kernel: list[int] = op.attribute(node, "kernel_shape", [])
+    pads = op.attribute(node, "pads", []) or [0] * 2 * len(strides)
     around = [pads[a] + pads[a + len(strides)] for a in range(len(strides))]
     given = [(n - 1) * s + k - p for n, s, k, p in zip(op.dims(x)[2:], strides, kernel, around, strict=True)]
     spare = [n - g for n, g in zip(op.dims(dy)[2:], given, strict=True)]

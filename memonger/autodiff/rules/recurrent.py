@@ -31,7 +31,9 @@ def refuse(op: Emitter, node: ir.Node) -> None:
     unknown = _unknown(op, node)
     if unknown:
         known = ", ".join(sorted(recurrent_steps.KNOWN))
-        raise PlanError(f"node '{node.name}' ({node.op_type}): activation {unknown[0]} has no gradient rule: {known} have.")
+        raise PlanError(
+            f"node '{node.name}' ({node.op_type}): activation {unknown[0]} has no gradient rule: {known} have."
+        )
 
 
 def _unknown(op: Emitter, node: ir.Node) -> list[str]:

@@ -5,6 +5,7 @@ them are written in fewer and faster nodes by `recurrent` and `lstm`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import onnx_ir as ir
@@ -25,6 +26,15 @@ Function = Callable[[ir.Value], ir.Value]
 State = tuple[ir.Value, ir.Value | None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One direction: its output at each step, its last state, and an LSTM's last cell, each ``[N, H]``."""
+
+    outputs: Sequence[ir.Value]
+    last: ir.Value
+    cell: ir.Value | None
+
+
 def written(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     """The layer's outputs."""
     batch_first = bool(op.attribute(node, "layout", 0))
@@ -36,23 +46,19 @@ def written(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     kind = op.attribute(node, "direction", "forward")
     ways = {"forward": [False], "reverse": [True]}.get(kind, [False, True])
     runs = [_run(op, node, given, d, back) for d, back in enumerate(ways)]
-    steps, (batch, hidden) = len(runs[0][0]), op.dims(runs[0][1])
-    ys = [op.reshape(op.concat(hs, 0), (steps, 1, batch, hidden)) for hs, *_ in runs]
-    y = op.concat(ys, 1)
-    lasts = [
-        None if runs[0][k] is None else op.concat([op.reshape(run[k], (1, batch, hidden)) for run in runs], 0)
-        for k in (1, 2)
-    ]
+    steps, (batch, hidden) = len(runs[0].outputs), op.dims(runs[0].last)
+    y = op.concat([op.reshape(op.concat(run.outputs, 0), (steps, 1, batch, hidden)) for run in runs], 1)
+    lasts = [op.concat([op.reshape(run.last, (1, batch, hidden)) for run in runs], 0)]
+    cells = [op.reshape(run.cell, (1, batch, hidden)) for run in runs if run.cell is not None]
+    lasts += [op.concat(cells, 0)] if cells else []
     if batch_first:
         y = op.transpose(y, (2, 0, 1, 3))
-        lasts = [None if v is None else op.transpose(v, (1, 0, 2)) for v in lasts]
+        lasts = [op.transpose(v, (1, 0, 2)) for v in lasts]
     return (y, *lasts)[: len(node.outputs)]
 
 
-def _run(
-    op: Emitter, node: ir.Node, given: Sequence[ir.Value | None], d: int, backwards: bool
-) -> tuple[list[ir.Value], ir.Value, ir.Value | None]:
-    """Direction ``d``: its output at each step, its last state, and an LSTM's last cell."""
+def _run(op: Emitter, node: ir.Node, given: Sequence[ir.Value | None], d: int, backwards: bool) -> _Run:
+    """Direction ``d``, run."""
     x, lengths, kind = op.given(node, 0) if given[0] is None else given[0], given[4], node.op_type
     (steps, batch, width), hidden = op.dims(x), op.dims(given[2])[2]
     w, r, b, h, c, p = (_of_direction(op, given[i], d) for i in (1, 2, 3, 5, 6, 7))
@@ -74,7 +80,7 @@ def _run(
             kept = [None if n is None or o is None else op.Where(runs, n, o) for n, o in zip(after, made, strict=True)]
             state = _sure(kept[0]), kept[1]
         outputs.append(after[0] if lengths is None else op.Where(runs, after[0], zeros))
-    return outputs[::-1] if backwards else outputs, *state
+    return _Run(outputs[::-1] if backwards else outputs, *state)
 
 
 def _sure(value: ir.Value | None) -> ir.Value:

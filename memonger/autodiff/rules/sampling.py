@@ -1,4 +1,4 @@
-"""Images read at computed places: GridSample, AffineGrid, DeformConv and RoiAlign, as gathers of the pixels around each.
+"""Images read at computed places: GridSample, AffineGrid, DeformConv, RoiAlign, as gathers of the pixels around each.
 
 Gradients of the image and of the places follow from those of gathers and of the weights.
 """
