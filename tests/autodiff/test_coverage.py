@@ -98,9 +98,9 @@ def _recurrent() -> Iterator[tuple[str, str, str]]:
     for kind in ("LSTM", "GRU", "RNN"):
         yield kind, "", "lengths"
         yield kind, BOTH, "lengths"
-        yield kind, "clip = 0.3", ""
     yield "LSTM", "", "lengths peepholes"
     yield "LSTM", "input_forget = 1", ""
+    yield "LSTM", "clip = 0.3", ""
     yield "GRU", "linear_before_reset = 1", "lengths"
     yield "RNN", 'activations = ["LeakyRelu"], activation_alpha = [0.3]', ""
     yield "LSTM", 'activations = ["HardSigmoid", "Softsign", "Affine"], activation_alpha = [0.3, 0.5]', ""

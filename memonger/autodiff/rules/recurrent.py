@@ -28,17 +28,20 @@ def refuse(op: Emitter, node: ir.Node) -> None:
     Raises:
         PlanError: what of it can't be.
     """
-    unknown = _unknown(op, node)
-    if unknown:
-        known = ", ".join(sorted(recurrent_steps.KNOWN))
-        raise PlanError(
-            f"node '{node.name}' ({node.op_type}): activation {unknown[0]} has no gradient rule: {known} have."
-        )
+    obstacle = _obstacle(op, node)
+    if obstacle is not None:
+        raise PlanError(f"node '{node.name}' ({node.op_type}): {obstacle}.")
 
 
-def _unknown(op: Emitter, node: ir.Node) -> list[str]:
+def _obstacle(op: Emitter, node: ir.Node) -> str | None:
+    """What keeps the node from being unrolled."""
     activations: list[str] = op.attribute(node, "activations", [])
-    return [name for name in activations if name.lower() not in recurrent_steps.KNOWN]
+    unknown = [name for name in activations if name.lower() not in recurrent_steps.KNOWN]
+    if unknown:
+        return f"activation {unknown[0]} has no gradient rule: {', '.join(sorted(recurrent_steps.KNOWN))} have"
+    if node.op_type != "LSTM" and op.attribute(node, "clip", 0.0):
+        return "clip has no gradient rule: onnxruntime's kernel clips otherwise than the standard says; leave it out"
+    return None
 
 
 def _is_plain(op: Emitter, node: ir.Node) -> bool:
@@ -56,12 +59,12 @@ def _is_plain(op: Emitter, node: ir.Node) -> bool:
 @expansion("LSTM")
 def _lstm(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
     """Where it is plain, it is unrolled when it is differentiated: see `lstm`."""
-    return None if _unknown(op, node) or _is_plain(op, node) else recurrent_steps.written(op, node)
+    return None if _obstacle(op, node) or _is_plain(op, node) else recurrent_steps.written(op, node)
 
 
 @expansion("GRU", "RNN")
 def _unroll(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
-    if _unknown(op, node):
+    if _obstacle(op, node) is not None:
         return None
     if not _is_plain(op, node):
         return recurrent_steps.written(op, node)

@@ -158,12 +158,15 @@ def test_sequence_lengths_that_say_the_whole_length() -> None:
     check(text, by_pytorch("RNN", "x w r", "y"))
 
 
-def test_an_unknown_activation_is_refused_where_it_matters() -> None:
+@pytest.mark.parametrize(
+    ("attribute", "named"), [('activations=["Swish"]', "activation Swish"), ("clip=1.0", "clip has no gradient rule")]
+)
+def test_what_cannot_be_unrolled_is_refused_where_it_matters(attribute: str, named: str) -> None:
     text = (
         f"g (FLOAT[{T},{N},{D}] x, FLOAT[1,{H},{D}] w, FLOAT[1,{H},{H}] r, FLOAT[{T},1,{N},{H}] s) => "
-        f'(FLOAT[{T},1,{N},{H}] z) {{ y = RNN <hidden_size={H}, activations=["Swish"]> (x, w, r) z = Mul(y, s) }}'
+        f"(FLOAT[{T},1,{N},{H}] z) {{ y = RNN <hidden_size={H}, {attribute}> (x, w, r) z = Mul(y, s) }}"
     )
-    with pytest.raises(memonger.PlanError, match=r"node '\w+' \(RNN\): activation Swish has no gradient rule"):
+    with pytest.raises(memonger.PlanError, match=rf"node '\w+' \(RNN\): {named}"):
         memonger.differentiate(parse(text, "float", 20), wrt=["x"])
     memonger.differentiate(parse(text, "float", 20), wrt=["s"])
 
