@@ -76,22 +76,24 @@ def _gather_elements(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient
 @gradient("GatherND")
 def _gather_nd(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     """The indices of a tuple made one number: then it is a Gather of rows."""
-    x, indices = node.inputs
+    x, indices = op.given(node, 0), op.given(node, 1)
     dims, batch = op.dims(x), op.attribute(node, "batch_dims", 0)
     *outer, depth = op.dims(indices)
     indexed, row = dims[: batch + depth], math.prod(dims[batch + depth :])
-    sizes = np.array(indexed[batch:], np.int64)
-    flat = op.sum(op.Mul(op.Mod(indices, op.constant(sizes)), op.constant(_strides(sizes))), [len(outer)])
+    flat = _flat(op, indices, indexed[batch:])
     if batch:
         groups = math.prod(dims[:batch])
         first = np.arange(groups, dtype=np.int64).reshape(*dims[:batch], *[1] * (len(outer) - batch))
-        flat = op.Add(flat, op.constant(first * sizes.prod()))
+        flat = op.Add(flat, op.constant(first * math.prod(indexed[batch:])))
     rows = op.reshape(dy, (1, math.prod(outer), row))
     return op.reshape(add_rows(op, rows, flat, math.prod(indexed)), dims), None
 
 
-def _strides(sizes: np.ndarray) -> np.ndarray:
-    return np.array([math.prod(sizes[k + 1 :].tolist()) for k in range(len(sizes))], np.int64)
+def _flat(op: Emitter, indices: ir.Value, sizes: Sequence[int]) -> ir.Value:
+    """Tuples of indices ``[..., k]`` into axes of those sizes, each tuple as one number."""
+    strides = np.array([math.prod(sizes[k + 1 :]) for k in range(len(sizes))], np.int64)
+    steps = op.Mul(op.Mod(indices, op.constant(np.array(sizes, np.int64))), op.constant(strides))
+    return op.sum(steps, [len(op.dims(indices)) - 1])
 
 
 @gradient("ScatterElements")
@@ -109,10 +111,16 @@ def _scatter_elements(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradien
 
 @gradient("ScatterND")
 def _scatter_nd(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
-    indices = op.given(node, 1)
+    indices, dims = op.given(node, 1), op.dims(node.inputs[0])
+    depth = op.dims(indices)[-1]
+    count, row = math.prod(op.dims(indices)[:-1]), math.prod(dims[depth:])
 
     def scatter(x: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
-        return op.ScatterND(x, indices, updates, reduction=reduction)
+        if reduction == "none":
+            return op.ScatterND(x, indices, updates)
+        places = op.expand(op.reshape(_flat(op, indices, dims[:depth]), (count, 1)), (count, row))
+        rows, given = op.reshape(x, (math.prod(dims[:depth]), row)), op.reshape(updates, (count, row))
+        return op.reshape(op.ScatterElements(rows, places, given, axis=0, reduction=reduction), dims)
 
     return _scattered(op, node, dy, scatter, lambda x: op.GatherND(x, indices))
 

@@ -33,7 +33,7 @@ def _grid_sample(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
         unit = op.Add(op.reshape(part, (batch, count)), 1.0)
         place = op.Mul(unit, (size - 1) / 2) if aligned else op.Sub(op.Mul(unit, size / 2), 0.5)
         if padding == "border" and mode != "cubic":
-            place = op.Clip(place, op.constant(0.0, x.dtype), op.constant(size - 1.0, x.dtype))
+            place = op.Clip(place, op.constant(0.0, place.dtype), op.constant(size - 1.0, place.dtype))
         if padding == "reflection" and mode != "cubic":
             place = _reflected(op, place, size, aligned)
         places.append(op.cast(place, x.dtype))
