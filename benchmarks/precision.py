@@ -1,8 +1,8 @@
 """Mixed precision beside float32: ``python -m benchmarks.precision [-o FILE]``.
 
 Three tables. Memory: the arena that a training step needs by its plan, in the portable form and in the CPU's.
-Training: losses of the same batches with the same masks, the digits of scikit-learn and a small GPT on the bytes of this
-project's documentation. Time: steps in processes of their own that take turns.
+Training: losses of the same batches with the same masks, the digits of scikit-learn and a small GPT on the bytes of
+this project's documentation. Time: steps in processes of their own that take turns.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from memonger.cli.train import random_batch
 PRECISIONS = (None, "float16", "bfloat16")
 NETWORKS = {
     "digits": (64, {}),
-    "resnet50": (8, {"image": 128}),
-    "densenet_bc100": (16, {}),
+    "resnet50": (4, {"image": 128}),
+    "densenet_bc100": (4, {}),
     "unet": (1, {"image": 128}),
-    "vit": (16, {}),
+    "vit": (8, {}),
     "gpt": (8, {}),
 }
 CONVOLUTIONS = ("unet",)
