@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
     from memonger.autodiff.losses.ctc import CTCLoss
     from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
-    from memonger.autodiff.optimizers import SGD, Adam, AdamW
+    from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from memonger.runtime.fleet import Fleet, FleetModel
     from memonger.runtime.fleet_memory import FleetMemory
     from memonger.runtime.pipeline import Pipeline
+    from memonger.runtime.schedule import Schedule
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
@@ -54,12 +55,12 @@ __version__ = "0.1.0"
 __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
     "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan",
-    "HuberLoss", "KiB", "Layout", "LayoutError", "LoadError", "MeanAbsoluteError", "MeanSquaredError",
+    "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError", "MeanAbsoluteError", "MeanSquaredError",
     "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
-    "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
-    "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw", "fit",
-    "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "search_plan",
-    "to_training_mode", "unplan",
+    "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
+    "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate",
+    "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto",
+    "search_plan", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -72,7 +73,7 @@ _LAZY = {
         "MeanSquaredError",
         "TripletMarginLoss",
     ),
-    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
+    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW", "Lion"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
     "memonger.feeding": ("Feeder", "FeederConfig"),
     "memonger.graph.liveness": ("Sharing",),
@@ -91,6 +92,7 @@ _LAZY = {
     "memonger.runtime.fleet": ("Fleet", "FleetModel"),
     "memonger.runtime.fleet_memory": ("FleetMemory",),
     "memonger.runtime.pipeline": ("Pipeline",),
+    "memonger.runtime.schedule": ("Schedule",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }

@@ -40,6 +40,7 @@ def differentiate(
     wrt: Sequence[str] | None = None,
     frozen: Sequence[str] = (),
     clip_norm: float | None = None,
+    ema: float | None = None,
     accumulate: Accumulate = "no",
     keep_random: bool = False,
     batch: int | None = None,
@@ -64,6 +65,8 @@ def differentiate(
             `memonger.model.parameters.trainable`.
         frozen: Names or glob patterns of parameters to leave as they are.
         clip_norm: The largest global norm of the gradients; more is scaled down to it. It keeps every gradient alive.
+        ema: Keep an exponential moving average of each parameter, ``<parameter>.ema``, of which a step keeps this
+            share, as 0.999; the first step's is the parameter. `TrainingSession.evaluate` and ``export`` take them.
         accumulate: ``add``: a step that adds its gradients to ``<parameter>.accumulated`` and updates no parameter;
             ``apply``: one that adds its gradients to those, and updates.
         keep_random: Leave random operators as they are, seeded. Else they are a hash of key, step and element index,
@@ -78,9 +81,11 @@ def differentiate(
     """
     model = load(source, batch=batch, dims=dims)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
+    if ema is not None and not (optimizer is not None and 0 <= ema < 1):
+        raise PlanError(f"ema is a share of at least 0 and below 1, and needs an optimizer: not {ema!r}.")
     try:
         with collecting_later():
-            return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, accumulate, keep_random)
+            return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, ema, accumulate, keep_random)
     except MemoryError as error:
         raise PlanError(f"{model.name}: there is not enough memory to differentiate it.") from error
 
@@ -92,6 +97,7 @@ def _differentiate(
     wrt: Sequence[str] | None,
     frozen: Sequence[str],
     clip_norm: float | None,
+    ema: float | None,
     accumulate: Accumulate,
     keep_random: bool,
 ) -> Model:
@@ -111,7 +117,7 @@ def _differentiate(
     _write_bodies(work, chosen)
     move_to_products(copy.ir, work.op)
     fold_into_products(copy.ir, work.op)
-    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
+    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate, ema))
     _finish(work, model.ir)
     return copy
 
@@ -172,7 +178,7 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         given = option("optimizer", optimizer)
-        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
+        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...), AdamW(...) or Lion(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
         names = ", ".join(losses.NAMES)
         raise PlanError(f"{model.name}: an optimizer needs a loss ({option('loss', NAME)}): {names}, or an output.")
@@ -274,6 +280,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         statistics=work.roles.statistics,
         state=tuple(str(v.name) for v in updater.state),
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
+        averages={str(p.name): str(v.name) for p, v in updater.averages.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
         gradient_norm=None if norm is None else str(norm.name),
