@@ -79,8 +79,8 @@ class TrainingSession(Trainer):
         Returns: the forward model's outputs by name.
 
         Raises:
-            SessionError: wrong inputs; the plan holds no forward model; ``model`` lacks a weight, as adapters' are where
-                it has none; there are no averages.
+            SessionError: wrong inputs; the plan holds no forward model; ``model`` lacks a weight, as those of adapters
+                where it has none; there are no averages.
         """
         self._check_whole()
         chosen = self._evaluation(model, inputs, averaged)
