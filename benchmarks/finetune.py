@@ -4,11 +4,11 @@ Images of scikit-learn's handwritten digits are sentences of 64 tokens, one a pi
 package transformers) on the digits 0 to 4; then all of it, its head alone, or adapters and the head are trained on 5 to
 9, with AdamW from the same weights on the same batches: in PyTorch, and as memonger's plans. Each contestant is a
 process of its own, and those of a row group take turns. Memory is what a process grew by over what it had before the
-network was made; at most during the steps after the first two.
+network was made; at most during the steps after the first two. ``--threads N`` (2): of each contestant.
 """
 
+import argparse
 import json
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from benchmarks.machine import HERE, MIB, Table, keep, stamp
 from memonger.cli.worker import Worker, reason, say, serve
 from memonger.runtime import process_memory
 
-BATCH, THREADS, RATE, RANK, ALPHA = 32, 2, 1e-3, 8, 16.0
+BATCH, RATE, RANK, ALPHA = 32, 1e-3, 8, 16.0
 BEFORE, STEPS, WARM, TURNS = 60, 40, 2, 4
 HEAD, ADAPTED = ("*classifier*", "*pooler*"), ("*query.weight", "*value.weight")
 SETTINGS = {
@@ -47,12 +47,14 @@ class Job:
         library: ``torch`` or ``memonger``.
         trained: ``all``, ``head`` or ``adapters``.
         folder: Where data, weights and plans are.
+        threads: Within a node.
         plan: Name of the planned file.
     """
 
     library: str
     trained: str
     folder: str
+    threads: int
     plan: str = ""
 
 
@@ -84,14 +86,14 @@ def batches(data: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, np
         yield {name: array[chosen] for name, array in data.items()}
 
 
-def prepare(folder: Path) -> list[str]:
+def prepare(folder: Path, threads: int) -> list[str]:
     """Train on the first digits, export, and plan. Returns the plans' names."""
     import torch
 
     import memonger
 
     torch.manual_seed(0)
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(threads)
     first, train, test = sentences()
     for name, data in (("train", train), ("test", test)):
         np.savez(folder / f"{name}.npz", **data)
@@ -116,7 +118,7 @@ def prepare(folder: Path) -> list[str]:
         step = memonger.differentiate(
             source, loss="softmax_cross_entropy", optimizer=memonger.AdamW(RATE, bits=bits), **options
         )
-        memonger.search_plan(step, strategy="none", threads=THREADS).save(folder / f"{name}.onnx")
+        memonger.search_plan(step, strategy="none", threads=threads).save(folder / f"{name}.onnx")
     return list(ways)
 
 
@@ -136,7 +138,7 @@ class TorchRunner:
     def __init__(self, job: Job) -> None:
         import torch
 
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(job.threads)
         self.torch, self.module = torch, network()
         self.module.load_state_dict(torch.load(Path(job.folder) / "weights.pt", weights_only=True))
         self.module.train()
@@ -185,7 +187,7 @@ class PlannedRunner:
     def __init__(self, job: Job) -> None:
         import memonger
 
-        self.trainer = memonger.TrainingSession(Path(job.folder) / f"{job.plan}.onnx", intra_op_threads=THREADS)
+        self.trainer = memonger.TrainingSession(Path(job.folder) / f"{job.plan}.onnx", intra_op_threads=job.threads)
 
     def step(self, feeds: Mapping[str, np.ndarray]) -> float:
         """Train on a batch; returns its loss."""
@@ -252,20 +254,21 @@ def compete(jobs: Sequence[Job], folder: Path) -> list[dict[str, Any]]:
     return [{**end, "times": own} for end, own in zip(ends, times, strict=True)]
 
 
-def rows(folder: Path) -> Iterator[str]:
+def rows(folder: Path, threads: int) -> Iterator[str]:
     """The table."""
     import memonger
 
-    plans = prepare(folder)
+    plans = prepare(folder, threads)
     yield from stamp("finetune", ("torch", "transformers", "onnx", "onnxruntime"))
     yield (
         f"BERT of {SETTINGS['num_hidden_layers']} layers, width {SETTINGS['hidden_size']}, 64 tokens, batch {BATCH}, "
-        f"AdamW, {WARM + STEPS} steps, {THREADS} threads; adapters of rank {RANK} at queries and values"
+        f"AdamW, {WARM + STEPS} steps, {threads} threads; adapters of rank {RANK} at queries and values"
     )
     yield TABLE.heading
     for trained in ("all", "head", "adapters"):
         names = [name for name in plans if name.partition(",")[0] == trained]
-        jobs = [Job("torch", trained, str(folder)), *(Job("memonger", trained, str(folder), name) for name in names)]
+        jobs = [Job("torch", trained, str(folder), threads)]
+        jobs += [Job("memonger", trained, str(folder), threads, name) for name in names]
         found = compete(jobs, folder)
         reference = found[0]
         for job, result in zip(jobs, found, strict=True):
@@ -282,14 +285,18 @@ def rows(folder: Path) -> Iterator[str]:
 
 def main() -> None:
     """Measure, or serve a contestant."""
-    if len(sys.argv) > 1:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("job", nargs="?", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job is not None:
         try:
-            work(Job(**json.loads(Path(sys.argv[1]).read_text())))
+            work(Job(**json.loads(options.job.read_text())))
         except Exception as error:  # said to who measures
             say({"failed": reason(error)})
         return
     with tempfile.TemporaryDirectory() as folder:
-        keep(rows(Path(folder)), HERE / "finetune.txt")
+        keep(rows(Path(folder), options.threads), HERE / "finetune.txt")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -56,7 +56,8 @@ def differentiate(
     `memonger.model.training_roles.Training`.
 
     Args:
-        source: What `memonger.load` takes or gives.
+        source: What `memonger.load` takes or gives; for second derivatives what this gives without an optimizer. Then
+            gradients are differentiated: inputs ``<gradient>.grad`` are the vector that the Hessian is multiplied by.
         loss: One of `memonger.autodiff.losses`, with the target as a new input, or its name: ``softmax_cross_entropy``,
             ``binary_cross_entropy``, ``mean_squared_error``, ``mean_absolute_error``, ``huber``, ``triplet_margin``; or
             the name of a scalar output of the model. None: the gradients of the outputs are inputs, ``<output>.grad``.
@@ -101,6 +102,9 @@ def _differentiate(
     accumulate: Accumulate,
     keep_random: bool,
 ) -> Model:
+    first = model.training if model.is_differentiated else None
+    if first is not None and wrt is None:
+        wrt = tuple(first.gradients)
     chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
     _check_patterns(model.name, optimizer, chosen)
     copy = raise_opset(model.clone())
@@ -111,6 +115,8 @@ def _differentiate(
         random.fix_seeds(copy.ir)
     work = _Work(copy, Emitter(copy.ir), keep_random)
     work.roles = model.training or training_mode.roles_of_statistics(copy.ir)
+    if first is not None:
+        work.take_over(first)
     work.list_inputs([*chosen, *work.roles.statistics])
     expand(copy.ir, work.op, keep_random=keep_random)
     _start(work, loss)
@@ -164,6 +170,14 @@ class _Work:
         """Make initializers inputs, before any rule could take their content for a constant."""
         self.model.graph.inputs.extend(v for v in self.values(names) if not v.is_graph_input())
 
+    def take_over(self, first: Training) -> None:
+        """Go on from a model that has gradients: they are outputs like others, and its inputs stay what they are."""
+        inputs = {str(v.name): v for v in self.model.graph.inputs}
+        self.op.scalars.update({role: inputs[name] for role, name in first.scalars.items()})
+        self.op.classes.update({name: (count, first.ignored.get(name)) for name, count in first.classes.items()})
+        others = [first.loss] if first.loss else []
+        self.roles = replace(first, loss=None, outputs=(*first.outputs, *others, *first.gradients.values()))
+
     def take(self) -> None:
         """Move what was emitted into the graph."""
         self.model.graph.extend(self.op.nodes)
@@ -171,9 +185,13 @@ class _Work:
 
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
-    if model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
+    twice = model.training is not None and bool(model.training.gradients) and loss is None
+    if not twice and (model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs)):
         why = "has gradients or updates in it already: it was differentiated before"
-        raise PlanError(f"{model.name} {why}. Give the forward model.")
+        raise PlanError(
+            f"{model.name} {why}. Give the forward model, or for second derivatives one without an optimizer, and no "
+            "loss."
+        )
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -220,6 +238,8 @@ def _start(work: _Work, loss: str | losses.Loss | None) -> None:
         work.begin = {str(value.name): gradient for value, gradient in built.gradients.items()}
         return
     floats = [v for v in outputs if is_floating(v)]
+    if work.roles.gradients:
+        floats = [v for v in floats if v.name in work.roles.gradients.values()]
     if not floats:
         raise PlanError(f"{work.model.name} has no floating-point output to differentiate.")
     for v in floats:
