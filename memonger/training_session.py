@@ -1,6 +1,6 @@
 """Training sessions: steps, evaluation in between, and the trained model as a file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError, SessionError
+from memonger.model import lora
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
 from memonger.model.save import save_model
@@ -95,6 +96,8 @@ class TrainingSession(Trainer):
     def export(self, path: str | Path, model: Source | Model | None = None) -> None:
         """Write the trained weights into a forward model, for any ONNX runtime.
 
+        Adapters (`memonger.add_lora`) are added to the weights they are beside, and aren't in the file.
+
         Args:
             path: The file to write.
             model: The user's own forward model, in which only the content of its initializers changes; None: the
@@ -105,11 +108,19 @@ class TrainingSession(Trainer):
         """
         self._check_whole()
         weights = {name: self._weights.array(name) for name in self._weights.tensors}
-        _export(Path(path), weights, model if model is not None else self._forward, self._name)
+        own = self._forward
+        adapters = () if own is None else lora.adapters_of(own, self._name)
+        _export(Path(path), weights, adapters, model if model is not None else own, self._name)
 
 
-def _export(path: Path, weights: Mapping[str, np.ndarray], model: Source | Model | None, name: str) -> None:
-    """Write ``model`` with the weights in it; whole or not at all.
+def _export(
+    path: Path,
+    weights: Mapping[str, np.ndarray],
+    adapters: Sequence[lora.Adapter],
+    model: Source | Model | None,
+    name: str,
+) -> None:
+    """Write ``model`` with the weights in it, adapters merged; whole or not at all.
 
     Raises:
         SessionError: there is no model; it has none of the weights, or one of another shape or type; the file can't be
@@ -120,6 +131,7 @@ def _export(path: Path, weights: Mapping[str, np.ndarray], model: Source | Model
     read = load_as_is(model.ir if isinstance(model, Model) else model)
     copy, source = read.ir, read.name
     named = {str(v.name): v for v in (*copy.graph.inputs, *copy.graph.initializers.values())}
+    weights = lora.into_weights(adapters, weights, named)
     missing = [name for name in weights if name not in named]
     if missing:
         raise SessionError(
@@ -128,6 +140,8 @@ def _export(path: Path, weights: Mapping[str, np.ndarray], model: Source | Model
         )
     for weight, array in weights.items():
         _put(copy, named[weight], array, source)
+    if lora.KEY in copy.metadata_props:
+        lora.take_out(copy, source)
     try:
         save_model(copy, path)
     except PlanFileError as error:

@@ -59,9 +59,9 @@ def differentiate(
 
     Args:
         source: What `memonger.load` takes or gives.
-        loss: ``softmax_cross_entropy``, ``binary_cross_entropy`` or ``mean_squared_error`` of the model's output, with
-            the target as a new input (see `memonger.autodiff.losses`); or the name of a scalar output of the model.
-            None: the gradients of the outputs are inputs, ``<output>.grad``.
+        loss: One of `memonger.autodiff.losses`, with the target as a new input, or its name: ``softmax_cross_entropy``,
+            ``binary_cross_entropy``, ``mean_squared_error``, ``mean_absolute_error``, ``huber``, ``triplet_margin``; or
+            the name of a scalar output of the model. None: the gradients of the outputs are inputs, ``<output>.grad``.
         optimizer: See `memonger.autodiff.optimizers`. None: gradients are outputs.
         wrt: Names or glob patterns of the initializers and inputs to differentiate by. None: the parameters, see
             `memonger.model.parameters.trainable`.
@@ -215,13 +215,14 @@ def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool) -> None:
     outputs = [v for v in work.model.graph.outputs if v.name in work.roles.outputs]
     if loss is not None:
         built = losses.attach(op, work.model, loss, work.roles.outputs)
-        gradient = built.gradient
+        gradients = built.gradients
         if scaled:
             with op.at("loss"):
-                gradient = op.Mul(gradient, op.cast(loss_scale(op), gradient.dtype))
+                scale = loss_scale(op)
+                gradients = {v: op.Mul(gradient, op.cast(scale, gradient.dtype)) for v, gradient in gradients.items()}
         work.take()
         work.loss_name = str(built.loss.name)
-        work.begin = {str(built.start.name): gradient}
+        work.begin = {str(value.name): gradient for value, gradient in gradients.items()}
         return
     floats = [v for v in outputs if is_floating(v)]
     if not floats:
@@ -286,6 +287,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
+        whole_gradients={str(p.name): str(v.name) for p, v in updater.whole.items()},
         gradient_norm=None if norm is None else str(norm.name),
         classes={name: classes for name, (classes, _) in op.classes.items()},
         ignored={name: number for name, (_, number) in op.classes.items() if number is not None},

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
+from memonger.autodiff import eight_bits
 from memonger.autodiff.updates import Optimizer, Scaled, Step
 from memonger.errors import PlanError
 from memonger.model import names
@@ -61,6 +63,7 @@ class Adam:
         eps: Added to the root of the mean square.
         weight_decay: L2 penalty.
         no_decay: Names or glob patterns of parameters without it.
+        bits: Of an element of the two means: 32, or 8 as bitsandbytes has it, see `memonger.autodiff.eight_bits`.
     """
 
     lr: float = 1e-3
@@ -68,15 +71,17 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     no_decay: Sequence[str] = ()
+    bits: int = 32
 
     def __post_init__(self) -> None:
         _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         _check_betas(self.betas)
+        _check_bits(self.bits)
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
         g = _penalized(self, step, p, g)
-        step.updates[p] = step.op.Sub(p, step.adam(p, g, self.betas, self.eps))
+        step.updates[p] = step.op.Sub(p, _adam(self, step, p, g))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ class AdamW:
         eps: Added to the root of the mean square.
         weight_decay: Share of a parameter, times the learning rate, that a step takes from it.
         no_decay: Names or glob patterns of parameters without it.
+        bits: Of an element of the two means: 32, or 8 as bitsandbytes has it, see `memonger.autodiff.eight_bits`.
     """
 
     lr: float = 1e-3
@@ -96,16 +102,29 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.01
     no_decay: Sequence[str] = ()
+    bits: int = 32
 
     def __post_init__(self) -> None:
         _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         _check_betas(self.betas)
+        _check_bits(self.bits)
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
-        change, decay = step.adam(p, g, self.betas, self.eps), _decay(self, p)
+        change, decay = _adam(self, step, p, g), _decay(self, p)
         base = step.op.Mul(p, step.remaining(decay, p.dtype)) if decay else p
         step.updates[p] = step.op.Sub(base, change)
+
+
+def _adam(optimizer: Adam | AdamW, step: Step, p: ir.Value, g: Scaled) -> ir.Value:
+    """The change Adam subtracts, its means kept in as many bits as asked for."""
+    small = optimizer.bits == 32 or not eight_bits.takes(step.op, p)
+    return (step.adam if small else partial(eight_bits.adam, step))(p, g, optimizer.betas, optimizer.eps)
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in (8, 32):
+        raise PlanError(f"bits must be 32 or 8, not {bits!r}.")
 
 
 def _check_range(optimizer: object, **settings: float) -> None:

@@ -60,9 +60,11 @@ class Step:
 
         return op.Mul(x.value, self._once((x.factors, x.value.dtype), multiplied))
 
-    def state(self, p: ir.Value, name: str) -> ir.Value:
-        """The input ``<parameter>.<name>``, a tensor like the parameter."""
-        value = self.op.input(f"{p.name}.{name}", p.dtype or _FLOAT, self.op.dims(p))
+    def state(
+        self, p: ir.Value, name: str, dtype: ir.DataType | None = None, dims: Sequence[int] | None = None
+    ) -> ir.Value:
+        """The input ``<parameter>.<name>``, a tensor like the parameter where nothing else is said."""
+        value = self.op.input(f"{p.name}.{name}", dtype or p.dtype or _FLOAT, self.op.dims(p) if dims is None else dims)
         self.states.append(value)
         return value
 
@@ -94,21 +96,29 @@ class Step:
         return self._once(("correction", beta), corrected)
 
     def adam(self, p: ir.Value, g: Scaled, betas: tuple[float, float], eps: float) -> ir.Value:
-        """The change Adam subtracts.
+        """The change Adam subtracts."""
+        m, v = self.state(p, "exp_avg"), self.state(p, "exp_avg_sq")
+        self.updates[m], self.updates[v] = self.moments(m, v, g, betas)
+        return self.adam_change(self.updates[m], self.updates[v], betas, eps)
+
+    def moments(self, m: ir.Value, v: ir.Value, g: Scaled, betas: tuple[float, float]) -> tuple[ir.Value, ir.Value]:
+        """The new means of gradients and of their squares."""
+        op = self.op
+        first, second = (_double(op, 1.0 - beta) for beta in betas)
+        mean = op.Add(op.Mul(m, betas[0]), self.times(Scaled(g.value, (first, *g.factors))))
+        square = self.times(Scaled(op.Mul(g.value, g.value), (second, *g.factors, *g.factors)))
+        return mean, op.Add(op.Mul(v, betas[1]), square)
+
+    def adam_change(self, m: ir.Value, v: ir.Value, betas: tuple[float, float], eps: float) -> ir.Value:
+        """The change, of the new means.
 
         With the corrections c₁ and c₂ it is lr/c₁·m / (√(v/c₂) + eps), here lr·√c₂/c₁ · m / (√v + eps·√c₂).
         """
-        op, dtype = self.op, p.dtype
-        m, v = self.state(p, "exp_avg"), self.state(p, "exp_avg_sq")
-        first, second = (_double(op, 1.0 - beta) for beta in betas)
-        self.updates[m] = op.Add(op.Mul(m, betas[0]), self.times(Scaled(g.value, (first, *g.factors))))
-        square = self.times(Scaled(op.Mul(g.value, g.value), (second, *g.factors, *g.factors)))
-        self.updates[v] = op.Add(op.Mul(v, betas[1]), square)
+        op, dtype = self.op, m.dtype
         root = self._once("root", lambda: op.Sqrt(self.correction(betas[1])))
         floor = self._once(("floor", dtype), lambda: op.cast(op.Mul(root, eps), dtype))
         scale = self._once("adam", lambda: op.Div(op.Mul(self.rate(), root), self.correction(betas[0])))
-        ratio = op.Div(self.updates[m], op.Add(op.Sqrt(self.updates[v]), floor))
-        return self.times(Scaled(ratio, (scale,)))
+        return self.times(Scaled(op.Div(m, op.Add(op.Sqrt(v), floor)), (scale,)))
 
     def _once(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
         if key not in self._known:
@@ -170,6 +180,7 @@ class Updater:
         updates: Persistent input → its new content.
         state: Inputs for the optimizer's tensors.
         accumulated: Parameter → input for its summed gradient.
+        whole: Parameter → its gradient, summed over micro-batches, as its update reads it.
         norm: The gradients' global norm, where they are clipped by it, or the loss is scaled.
         updating: Whether anything is updated at all; without, gradients are outputs.
         waits: Whether updates wait for the norm, and so for every gradient.
@@ -189,6 +200,7 @@ class Updater:
         self.updates: dict[ir.Value, ir.Value] = {}
         self.state: list[ir.Value] = []
         self.accumulated: dict[ir.Value, ir.Value] = {}
+        self.whole: dict[ir.Value, ir.Value] = {}
         self.norm: ir.Value | None = None
         self._waiting: list[tuple[ir.Value, ir.Value]] = []
         self._scale: tuple[ir.Value, ...] = ()
@@ -218,7 +230,10 @@ class Updater:
                     return
                 gradient = op.Add(total, gradient)
             if self.waits:
-                self._waiting.append((value, _before_widening(gradient)))
+                gradient = _before_widening(gradient)
+            self.whole[value] = gradient
+            if self.waits:
+                self._waiting.append((value, gradient))
             else:
                 self._update(value, gradient)
 

@@ -38,6 +38,8 @@ class Training:
             ``accumulation_scale``, ``loss_scale`` (the loss's gradient is multiplied by it, and the parameters' by its
             inverse before they are used).
         output_gradients: Output → the input that is its gradient, where there is no loss.
+        whole_gradients: Parameter → the value that its update reads as its gradient, summed over micro-batches, where
+            parameters are updated.
         gradient_norm: The output that is the gradients' global norm, where they are clipped by it, or the loss is
             scaled: nothing is updated where it isn't finite.
         classes: Input of class numbers → how many classes there are. Its elements are below that, or ``ignored``.
@@ -54,6 +56,7 @@ class Training:
     accumulated: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, str] = field(default_factory=dict)
     output_gradients: Mapping[str, str] = field(default_factory=dict)
+    whole_gradients: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
     ignored: Mapping[str, int] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from memonger.autodiff.mixed_precision import Precision
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError, memory_checked
+from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
 from memonger.model.image_rows import ROWS
 from memonger.model.ranges import MOST_RANGES, Range, in_terms_of, own, terms_of
@@ -83,6 +84,8 @@ class Options:
             inference. It is written in place where a kernel may, else two buffers swap; see `memonger.Session`. A cache
             grows along a dimension with a range, of which the largest size counts. ``{"past.*": "present.*"}`` names
             all inputs that begin so.
+        buckets: Of training on several ranks, how gradients are put together for the all-reduce (`memonger.Buckets`).
+            The plan is the same for any number of ranks; see `memonger.DistributedTrainingSession`. Without chunks.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
         cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.
@@ -114,6 +117,7 @@ class Options:
     level: Level | None = None
     threads: int = 0
     state: Mapping[str, str] | None = None
+    buckets: Buckets | None = None
     inputs: Mapping[str, Any] | None = None
     cuda: Cuda = field(default_factory=Cuda)
     progress: Progress | None = None
@@ -144,6 +148,8 @@ class Options:
         if self.progress is not None and not callable(self.progress):
             raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
         self._check_state()
+        if self.buckets is not None and not (self.sharing.inplace and self.sharing.reuse):
+            raise PlanError(f"{option('buckets')} needs sums that lie where gradients lay: leave sharing out.")
         if self.mode == "inference" and self.trains:
             say = option("mode", "training")
             raise PlanError(f"a loss or an optimizer is for training: leave {option('mode')} out, or say {say}.")
@@ -296,6 +302,7 @@ class Keywords(ForGraph, FrontierOfModel, total=False):
     chunks: str | int
     max_overhead: float
     allow_rounding: bool
+    buckets: Buckets | None
 
 
 def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
@@ -405,6 +412,7 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("optimizer", Optimizer | None, "an optimizer of memonger's (memonger.SGD())"),
     ("device", str | Device | None, "a text such as 'cpu' or 'cuda:0'"),
     ("state", Mapping | None, "names of inputs and outputs, as {'h': 'h_next'}"),
+    ("buckets", Buckets | None, "a memonger.Buckets"),
     ("inputs", Mapping | None, "arrays by name"),
     ("sharing", Sharing, "a memonger.Sharing"),
     ("cuda", Cuda, "a memonger.Cuda"),

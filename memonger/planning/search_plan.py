@@ -14,6 +14,7 @@ from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
+from memonger.graph.collectives import with_collectives
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT
 from memonger.lowering.lowered import Lowered, portable
@@ -348,6 +349,9 @@ def _asked(
     """What is asked of a lowered model, with what its marks say of it."""
     model, tell = lowered.model, options.progress or _silent
     graph = _graph_of(lowered, roles, device, ranges)
+    if options.buckets is not None:
+        with_collectives(model, graph, roles, options.buckets, str(model.graph.name))
+        graph = _graph_of(lowered, roles, device, ranges)
     base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph)
     return dataclasses.replace(
         _request(options, graph, base),
@@ -384,7 +388,12 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
 
 def in_chunks(job: Job) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
-    if job.ranges or job.options.state or not chunking.are_wanted(job.lowered, job.options, job.device):
+    if (
+        job.ranges
+        or job.options.state
+        or job.options.buckets
+        or not chunking.are_wanted(job.lowered, job.options, job.device)
+    ):
         return job
 
     options, trains = job.options, job.mode == "training"

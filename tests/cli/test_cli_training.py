@@ -85,6 +85,28 @@ def test_differentiate_writes_a_model_that_can_be_planned(model: Path) -> None:
     assert not out.with_name("twice.onnx").exists()
 
 
+def test_adapters_alone_are_trained_where_asked_for(model: Path) -> None:
+    out = model.with_name("planned.onnx")
+    options = ("--loss", "softmax_cross_entropy", "--optimizer", "adam", "--lora", "2:*.weight", "-o", out)
+    assert _invoke("plan", model, *options).exit_code == 0
+    trainer = memonger.TrainingSession(out)
+    assert all(".lora_" in name for name in trainer.state_dict())
+    trainer.step(batch())
+    trainer.export(out, model)
+    assert [tensor.name for tensor in onnx.load(out).graph.initializer] == [*memonger.load(model).graph.initializers]
+    done = _invoke("differentiate", model, "--lora", "two", "-o", out)
+    assert done.exit_code == 2
+    assert "'two' is not RANK or RANK:PATTERN" in " ".join(done.output.split())
+
+
+def test_means_of_8_bits_are_for_adam(model: Path) -> None:
+    out, options = model.with_name("step.onnx"), ("--loss", "softmax_cross_entropy", "--optimizer-bits", "8")
+    assert _invoke("differentiate", model, *options, "--optimizer", "adamw", "-o", out).exit_code == 0
+    done = _invoke("differentiate", model, *options, "--optimizer", "sgd", "-o", out.with_name("other.onnx"))
+    assert done.exit_code == 2
+    assert "--optimizer-bits is for --optimizer adam or adamw" in " ".join(done.output.split())
+
+
 def test_recomputation_is_reported(model: Path) -> None:
     kept, again = (
         json.loads(_invoke("plan", model, "--loss", "softmax_cross_entropy", "--json", *options).stdout)
