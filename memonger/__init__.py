@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memonger.autodiff.losses.ctc import CTCLoss
     from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
     from memonger.autodiff.mixed_precision import to_mixed_precision
-    from memonger.autodiff.optimizers import SGD, Adam, AdamW
+    from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
     from memonger.autodiff.separate import separate_parameters
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.distributed.session import DistributedTrainingSession
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from memonger.runtime.fleet import Fleet, FleetModel
     from memonger.runtime.fleet_memory import FleetMemory
     from memonger.runtime.pipeline import Pipeline
+    from memonger.runtime.schedule import Schedule
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
@@ -59,12 +60,12 @@ __version__ = "0.1.0"
 __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
     "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
-    "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "LoadError", "MeanAbsoluteError",
+    "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError", "MeanAbsoluteError",
     "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
-    "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy", "TrainingSession",
-    "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw", "fit", "from_torch",
-    "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all", "search_plan",
-    "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
+    "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
+    "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw",
+    "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all",
+    "search_plan", "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -79,7 +80,7 @@ _LAZY = {
     ),
     "memonger.autodiff.mixed_precision": ("to_mixed_precision",),
     "memonger.autodiff.separate": ("separate_parameters",),
-    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
+    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW", "Lion"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
     "memonger.distributed.session": ("DistributedTrainingSession",),
     "memonger.feeding": ("Feeder", "FeederConfig"),
@@ -101,6 +102,7 @@ _LAZY = {
     "memonger.runtime.fleet": ("Fleet", "FleetModel"),
     "memonger.runtime.fleet_memory": ("FleetMemory",),
     "memonger.runtime.pipeline": ("Pipeline",),
+    "memonger.runtime.schedule": ("Schedule",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }

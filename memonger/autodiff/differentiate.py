@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -42,6 +42,7 @@ def differentiate(
     wrt: Sequence[str] | None = None,
     frozen: Sequence[str] = (),
     clip_norm: float | None = None,
+    ema: float | None = None,
     accumulate: Accumulate = "no",
     keep_random: bool = False,
     batch: int | None = None,
@@ -58,7 +59,8 @@ def differentiate(
     What inputs and outputs there are, and what for, says `memonger.model.training_roles.Training`.
 
     Args:
-        source: What `memonger.load` takes or gives.
+        source: What `memonger.load` takes or gives; for second derivatives what this gives without an optimizer. Then
+            gradients are differentiated: inputs ``<gradient>.grad`` are the vector that the Hessian is multiplied by.
         loss: One of `memonger.autodiff.losses`, with the target as a new input, or its name: ``softmax_cross_entropy``,
             ``binary_cross_entropy``, ``mean_squared_error``, ``mean_absolute_error``, ``huber``, ``triplet_margin``; or
             the name of a scalar output of the model. None: the gradients of the outputs are inputs, ``<output>.grad``.
@@ -67,6 +69,8 @@ def differentiate(
             `memonger.model.parameters.trainable`.
         frozen: Names or glob patterns of parameters to leave as they are.
         clip_norm: The largest global norm of the gradients; more is scaled down to it. It keeps every gradient alive.
+        ema: Keep an exponential moving average of each parameter, ``<parameter>.ema``, of which a step keeps this
+            share, as 0.999; the first step's is the parameter. `TrainingSession.evaluate` and ``export`` take them.
         accumulate: ``add``: a step that adds its gradients to ``<parameter>.accumulated`` and updates no parameter;
             ``apply``: one that adds its gradients to those, and updates.
         keep_random: Leave random operators as they are, seeded. Else they are a hash of key, step and element index,
@@ -83,9 +87,11 @@ def differentiate(
     if not model.is_differentiated:
         model = separate_parameters(model)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
+    if ema is not None and not (optimizer is not None and 0 <= ema < 1):
+        raise PlanError(f"ema is a share of at least 0 and below 1, and needs an optimizer: not {ema!r}.")
     try:
         with collecting_later():
-            return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, accumulate, keep_random)
+            return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, ema, accumulate, keep_random)
     except MemoryError as error:
         raise PlanError(f"{model.name}: there is not enough memory to differentiate it.") from error
 
@@ -97,9 +103,13 @@ def _differentiate(
     wrt: Sequence[str] | None,
     frozen: Sequence[str],
     clip_norm: float | None,
+    ema: float | None,
     accumulate: Accumulate,
     keep_random: bool,
 ) -> Model:
+    first = model.training if model.is_differentiated else None
+    if first is not None and wrt is None:
+        wrt = tuple(first.gradients)
     chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
     _check_patterns(model.name, optimizer, chosen)
     copy = raise_opset(model.clone())
@@ -110,6 +120,8 @@ def _differentiate(
         random.fix_seeds(copy.ir)
     work = _Work(copy, Emitter(copy.ir), keep_random)
     work.roles = model.training or training_mode.roles_of_statistics(copy.ir)
+    if first is not None:
+        work.take_over(first)
     work.list_inputs([*chosen, *work.roles.statistics])
     expand(copy.ir, work.op, keep_random=keep_random)
     scaled = precision_of(copy.ir) == "float16" and (optimizer is not None or accumulate != "no")
@@ -117,7 +129,7 @@ def _differentiate(
     _write_bodies(work, chosen)
     move_to_products(copy.ir, work.op)
     fold_into_products(copy.ir, work.op)
-    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
+    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate, ema))
     _finish(work, model.ir)
     return copy
 
@@ -164,6 +176,14 @@ class _Work:
         """Make initializers inputs, before any rule could take their content for a constant."""
         self.model.graph.inputs.extend(v for v in self.values(names) if not v.is_graph_input())
 
+    def take_over(self, first: Training) -> None:
+        """Go on from a model that has gradients: they are outputs like others, and its inputs stay what they are."""
+        inputs = {str(v.name): v for v in self.model.graph.inputs}
+        self.op.scalars.update({role: inputs[name] for role, name in first.scalars.items()})
+        self.op.classes.update({name: (count, first.ignored.get(name)) for name, count in first.classes.items()})
+        others = [first.loss] if first.loss else []
+        self.roles = replace(first, loss=None, outputs=(*first.outputs, *others, *first.gradients.values()))
+
     def take(self) -> None:
         """Move what was emitted into the graph."""
         self.model.graph.extend(self.op.nodes)
@@ -171,14 +191,18 @@ class _Work:
 
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
-    if model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
+    twice = model.training is not None and bool(model.training.gradients) and loss is None
+    if not twice and (model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs)):
         why = "has gradients or updates in it already: it was differentiated before"
-        raise PlanError(f"{model.name} {why}. Give the forward model.")
+        raise PlanError(
+            f"{model.name} {why}. Give the forward model, or for second derivatives one without an optimizer, and no "
+            "loss."
+        )
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         given = option("optimizer", optimizer)
-        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
+        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...), AdamW(...) or Lion(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
         names = ", ".join(losses.NAMES)
         raise PlanError(f"{model.name}: an optimizer needs a loss ({option('loss', NAME)}): {names}, or an output.")
@@ -225,9 +249,12 @@ def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool) -> None:
         work.begin = {str(value.name): gradient for value, gradient in gradients.items()}
         return
     floats = [v for v in outputs if is_floating(v)]
+    if work.roles.gradients:
+        floats = [v for v in floats if v.name in work.roles.gradients.values()]
     if not floats:
         raise PlanError(f"{work.model.name} has no floating-point output to differentiate.")
     for v in floats:
+        backward.check_size(v, work.model.name)
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
 
 
@@ -285,6 +312,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         statistics=work.roles.statistics,
         state=tuple(str(v.name) for v in updater.state),
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
+        averages={str(p.name): str(v.name) for p, v in updater.averages.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
         whole_gradients={str(p.name): str(v.name) for p, v in updater.whole.items()},

@@ -95,11 +95,26 @@ class Step:
 
         return self._once(("correction", beta), corrected)
 
-    def adam(self, p: ir.Value, g: Scaled, betas: tuple[float, float], eps: float) -> ir.Value:
+    def adam(
+        self, p: ir.Value, g: Scaled, betas: tuple[float, float], eps: float, *, amsgrad: bool = False
+    ) -> ir.Value:
         """The change Adam subtracts."""
         m, v = self.state(p, "exp_avg"), self.state(p, "exp_avg_sq")
-        self.updates[m], self.updates[v] = self.moments(m, v, g, betas)
-        return self.adam_change(self.updates[m], self.updates[v], betas, eps)
+        self.updates[m], self.updates[v] = mean, square = self.moments(m, v, g, betas)
+        if amsgrad:
+            most = self.state(p, "max_exp_avg_sq")
+            self.updates[most] = square = self.op.Max(most, square)
+        return self.adam_change(mean, square, betas, eps)
+
+    def average(self, p: ir.Value, new: ir.Value, decay: float) -> ir.Value:
+        """The input ``<parameter>.ema``, that from the first step on averages what ``p`` becomes."""
+        op = self.op
+        first = self._once("first", lambda: op.Equal(op.scalar("step", ir.DataType.INT64), 0))
+        kept = self._once("kept", lambda: op.Where(first, _double(op, 0.0), _double(op, decay)))
+        rest = self._once("rest", lambda: op.Sub(1.0, kept))
+        average = self.state(p, "ema")
+        self.updates[average] = op.Add(self.times(Scaled(average, (kept,))), self.times(Scaled(new, (rest,))))
+        return average
 
     def moments(self, m: ir.Value, v: ir.Value, g: Scaled, betas: tuple[float, float]) -> tuple[ir.Value, ir.Value]:
         """The new means of gradients and of their squares."""
@@ -181,6 +196,7 @@ class Updater:
         state: Inputs for the optimizer's tensors.
         accumulated: Parameter → input for its summed gradient.
         whole: Parameter → its gradient, summed over micro-batches, as its update reads it.
+        averages: Parameter → input for its average over the steps.
         norm: The gradients' global norm, where they are clipped by it, or the loss is scaled.
         updating: Whether anything is updated at all; without, gradients are outputs.
         waits: Whether updates wait for the norm, and so for every gradient.
@@ -193,14 +209,16 @@ class Updater:
         optimizer: Optimizer | None,
         clip_norm: float | None,
         accumulate: str,
+        ema: float | None = None,
     ) -> None:
-        self.op, self.optimizer, self.accumulate = op, optimizer, accumulate
+        self.op, self.optimizer, self.accumulate, self.ema = op, optimizer, accumulate, ema
         self.clip_norm = None if accumulate == "add" else clip_norm
         self.waits = accumulate != "add" and (clip_norm is not None or "loss_scale" in op.scalars)
         self.updates: dict[ir.Value, ir.Value] = {}
         self.state: list[ir.Value] = []
         self.accumulated: dict[ir.Value, ir.Value] = {}
         self.whole: dict[ir.Value, ir.Value] = {}
+        self.averages: dict[ir.Value, ir.Value] = {}
         self.norm: ir.Value | None = None
         self._waiting: list[tuple[ir.Value, ir.Value]] = []
         self._scale: tuple[ir.Value, ...] = ()
@@ -241,6 +259,8 @@ class Updater:
         assert self.optimizer is not None
         assert self._step is not None
         self.optimizer.update(self._step, value, Scaled(self.op.cast(gradient, value.dtype), self._scale))
+        if self.ema is not None:
+            self.averages[value] = self._step.average(value, self.updates[value], self.ema)
 
     def close(self) -> None:
         """All gradients are whole: write what waited for that."""

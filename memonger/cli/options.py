@@ -211,7 +211,7 @@ PLANNING = (
 TRAINING = (
     click.option("--loss", metavar="NAME", shell_complete=completes(*LOSSES),
                  help=f"Train: {', '.join(LOSSES)}, or an output's name."),
-    click.option("--optimizer", type=Choice(["sgd", "adam", "adamw"]),
+    click.option("--optimizer", type=Choice(["sgd", "adam", "adamw", "lion"]),
                  help="Write the updates into the model; without it the gradients are outputs."),
     click.option("--lr", type=Number(0, min_open=True), metavar="X", help="The optimizer's learning rate."),
     click.option("--momentum", type=Number(0, 1), metavar="X", help="Momentum, for sgd."),

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.mixed_precision import to_mixed_precision
-from memonger.autodiff.optimizers import SGD, Adam, AdamW
+from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
 from memonger.cli.command import given_again
@@ -194,5 +194,5 @@ def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
         raise click.UsageError("--optimizer-bits is for --optimizer adam or adamw.")
     if bits is not None:
         settings["bits"] = bits
-    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "lion": Lion}
     return None if name is None else kinds[name](**settings)

@@ -34,6 +34,7 @@ class Training:
         statistics: Running statistics: persistent, not trained, saved with the parameters.
         state: The optimizer's tensors, zero before the first step.
         accumulated: Parameter → the input its gradients are accumulated in, zero after each update.
+        averages: Parameter → the input, one of ``state``, that is its average over the steps.
         scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
             ``accumulation_scale``, ``loss_scale`` (the loss's gradient is multiplied by it, and the parameters' by its
             inverse before they are used).
@@ -54,6 +55,7 @@ class Training:
     statistics: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     accumulated: Mapping[str, str] = field(default_factory=dict)
+    averages: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, str] = field(default_factory=dict)
     output_gradients: Mapping[str, str] = field(default_factory=dict)
     whole_gradients: Mapping[str, str] = field(default_factory=dict)
@@ -116,6 +118,12 @@ def _check_roles(training: Training, name: str) -> None:
         *(f"'{value}' is updated, and doesn't persist" for value in training.updates if value not in kept),
         *(f"'{role}' is no role of a scalar" for role in training.scalars if role not in SCALARS),
         *(f"'{value}' is accumulated, and no parameter" for value in training.accumulated if value not in kept),
+        *(
+            f"'{value}' averages, and is no state"
+            for value in training.averages.values()
+            if value not in training.state
+        ),
+        *(f"'{value}' is averaged, and no parameter" for value in training.averages if value not in kept),
         *(
             f"'{value}' ignores a label, and has no classes"
             for value in training.ignored

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from memonger.autodiff.optimizers import SGD, Adam, AdamW
+from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda
 from memonger.errors import LoadError, PlanError, PlanFileError, VerificationError
@@ -37,7 +37,7 @@ _LONGEST = 1 << 20
 
 _PART = 1 << 20
 
-_OPTIMIZERS: Mapping[str, Any] = {"SGD": SGD, "Adam": Adam, "AdamW": AdamW}
+_OPTIMIZERS: Mapping[str, Any] = {"SGD": SGD, "Adam": Adam, "AdamW": AdamW, "Lion": Lion}
 
 Size = Annotated[int, AtLeast(0)]
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,9 @@ class Trainer:
     ) -> None:
         check_graphs(cuda_graph)
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
+        self.schedule: Callable[[int], float] | None = None
         self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
+        self._evaluations: dict[object, Any] = {}  # what a subclass knows of those
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
@@ -114,7 +116,7 @@ class Trainer:
             SessionError: wrong inputs; the state is released; the runtime failed.
         """
         batches = self._checked(inputs)
-        rate = self.learning_rate if learning_rate is None else _checked_rate(learning_rate)
+        rate = self._rate() if learning_rate is None else _checked_rate(learning_rate)
         with interrupts_later() as interrupts:
             self._set("learning_rate", rate)
             self._set("accumulation_scale", 1.0 / len(batches))
@@ -214,6 +216,10 @@ class Trainer:
     def _key(self) -> int:
         """What this step's random numbers derive from."""
         return _checked_key(self.random_key)
+
+    def _rate(self) -> float | None:
+        """The learning rate of the next step."""
+        return self.learning_rate if self.schedule is None else _checked_rate(self.schedule(self.steps))
 
     @property
     def learning_rate(self) -> float | None:
