@@ -46,6 +46,8 @@ def plan_of(name: str, dtype: str, rows: int, path: Path, buckets: memonger.Buck
     """A training plan in a file."""
     example = torch.from_numpy(batch(name, dtype, 0, rows)["x"])
     model = memonger.from_torch(network(name, dtype), (example,), input_names=["x"], output_names=["scores"])
+    if name == "dense":
+        model = memonger.to_training_mode(model, sync_batch_norm=buckets is not None)
     training = memonger.differentiate(
         model, loss=memonger.SoftmaxCrossEntropy(), optimizer=memonger.Adam(lr=RATE, eps=EPS)
     )
@@ -103,17 +105,17 @@ def equal(folder: Path) -> Iterator[str]:
         "next": ({"buckets": memonger.Buckets(**small)}, "kept"),
         "last": ({"buckets": memonger.Buckets(**small, wait="last"), "strategy": "sweep"}, "rematerialized"),
     }
-    for name, rows in (("small cnn", 2), ("small gpt", 2)):
+    for name, rows in (("small cnn", 2), ("small gpt", 2), ("dense", 8)):
         for dtype in ("float64", "float32"):
             for ranks in (2, 4):
                 whole = plan_of(name, dtype, rows * ranks, folder / "one.onnx", None)
                 common = {"dtype": dtype, "rows": rows * ranks, "steps": 5}
                 alone = run(folder, "memonger", name, 1, plan=whole, **common)
-                torches = [run(folder, "ddp", name, number, **common) for number in (1, ranks)]
-                ddp = (
-                    _apart_losses(_mean([each["losses"] for each in torches[1][0]]), torches[0][0][0]["losses"]),
-                    _apart(torches[1][1], torches[0][1]),
-                )
+                ddp: tuple[float | None, ...] = (None, None)  # PyTorch synchronizes statistics on GPUs only
+                torches = name != "dense" and [run(folder, "ddp", name, number, **common) for number in (1, ranks)]
+                if torches:
+                    mean = _mean([each["losses"] for each in torches[1][0]])
+                    ddp = _apart_losses(mean, torches[0][0][0]["losses"]), _apart(torches[1][1], torches[0][1])
                 before: Any = None
                 for options, words in ways.values():
                     found = run(folder, "memonger", name, ranks,
@@ -141,7 +143,7 @@ BUCKETS = {
 
 def speed(folder: Path, traces: Path | None) -> Iterator[str]:
     """Step time, memory and bytes beside DDP."""
-    yield f"a step beside DDP: median of {STEPS - 2} steps in each of {TURNS} turns, ms, and largest over smallest of the"
+    yield f"a step beside DDP: median of {STEPS - 2} steps in each of {TURNS} turns, ms, largest over smallest of the"
     yield "turns; MiB by which a rank has grown since its imports, after the last step and at most; MiB on the"
     yield "loopback device for a rank and step, and by formula (2(N-1)/N of the gradients); overlap: share of the"
     yield "collectives' time in which a segment ran; 4 ranks have 2 cores"

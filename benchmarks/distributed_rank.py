@@ -98,8 +98,25 @@ class Language(nn.Module):
         return self.head(self.norm(y)).flatten(0, 1)
 
 
+class Dense(nn.Module):
+    """A dense block over rows of 64 numbers: each layer reads all before it, normalized over the batch."""
+
+    def __init__(self, depth: int = 6, growth: int = 16) -> None:
+        super().__init__()
+        widths = [64 + growth * number for number in range(depth)]
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in widths)
+        self.layers = nn.ModuleList(nn.Linear(width, growth) for width in widths)
+        self.classifier = nn.Linear(widths[-1] + growth, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch of rows."""
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = torch.cat([x, layer(norm(x).relu())], 1)
+        return self.classifier(x)
+
+
 NETWORKS = {
-    "cnn": lambda: Convolutions(64), "gpt": lambda: Language(256, 4),
+    "dense": Dense, "cnn": lambda: Convolutions(64), "gpt": lambda: Language(256, 4),
     "small cnn": lambda: Products((16, 32, 64)), "small gpt": lambda: Language(32, 2),
 }  # fmt: skip
 
@@ -116,6 +133,8 @@ def batch(name: str, dtype: str, step: int, rows: int) -> dict[str, np.ndarray]:
     if name.endswith("gpt"):
         words = generator.integers(0, WORDS, (rows, LENGTH + 1))
         return {"x": words[:, :-1].copy(), "labels": words[:, 1:].reshape(-1).copy()}
+    if name == "dense":
+        return {"x": generator.standard_normal((rows, 64)).astype(dtype), "labels": generator.integers(0, 10, rows)}
     return {"x": generator.standard_normal((rows, 3, 32, 32)).astype(dtype), "labels": generator.integers(0, 10, rows)}
 
 

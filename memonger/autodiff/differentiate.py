@@ -13,6 +13,7 @@ from memonger.autodiff import backward, losses, optimizers, training_mode
 from memonger.autodiff.expand import expand, write_out_bodies
 from memonger.autodiff.kept_casts import keep_smaller
 from memonger.autodiff.mixed_precision import TYPES, precision_of
+from memonger.autodiff.over_ranks import means_over_ranks
 from memonger.autodiff.rules import random
 from memonger.autodiff.separate import separate_parameters
 from memonger.autodiff.transposes import fold_into_products, move_to_products
@@ -313,9 +314,10 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         state=tuple(str(v.name) for v in updater.state),
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
         averages={str(p.name): str(v.name) for p, v in updater.averages.items()},
-        scalars={role: str(v.name) for role, v in op.scalars.items()},
+        scalars={**work.roles.scalars, **{role: str(v.name) for role, v in op.scalars.items()}},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
         whole_gradients={str(p.name): str(v.name) for p, v in updater.whole.items()},
+        means_over_ranks=means_over_ranks(work.model.ir),
         gradient_norm=None if norm is None else str(norm.name),
         classes={name: classes for name, (classes, _) in op.classes.items()},
         ignored={name: number for name, (_, number) in op.classes.items() if number is not None},

@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from memonger.autodiff.over_ranks import over_ranks
 from memonger.autodiff.separate import separate_parameters
 from memonger.errors import PlanError
 from memonger.model import forward_model, parameters, training_roles
@@ -33,6 +35,7 @@ def to_training_mode(
     *,
     dropout: bool = True,
     momentum: float | None = None,
+    sync_batch_norm: bool = False,
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> Model:
@@ -48,6 +51,8 @@ def to_training_mode(
         dropout: Whether Dropout shall drop.
         momentum: What is kept of the running statistics at each step (PyTorch's ``momentum`` is 1 minus that); None:
             what each node says, 0.9 where it says nothing.
+        sync_batch_norm: Normalize by the mean and variance of all ranks' batches together, as PyTorch's SyncBatchNorm
+            does: two small collectives for each BatchNormalization, forward and backward. For plans with ``buckets``.
         batch: See `memonger.load`.
         dims: See `memonger.load`.
 
@@ -65,7 +70,7 @@ def to_training_mode(
     trained = parameters.trainable(model)
     copy = raise_opset(model.clone())
     name_nodes(copy.ir)
-    work = _Work(copy, Emitter(copy.ir), momentum)
+    work = _Work(copy, Emitter(copy.ir), momentum, sync_batch_norm)
     work.updates.update(statistics_of(copy.ir))
     turned = [node for node in copy.graph if _is_inference_norm(node)]
     statistics_of_norms = [[_statistic(work, node, slot) for slot in _SLOTS] for node in turned]
@@ -91,6 +96,7 @@ class _Work:
         model: The copy that is changed.
         op: Where nodes go.
         momentum: See `to_training_mode`.
+        synchronized: Whether statistics are those of all ranks.
         updates: Running statistic → the output that is its new content.
         current: Running statistic → its newest content: nodes may share one.
         owners: Layer and place → its running statistic.
@@ -99,6 +105,7 @@ class _Work:
     model: Model
     op: Emitter
     momentum: float | None
+    synchronized: bool = False
     updates: dict[str, str] = field(default_factory=dict)
     current: dict[ir.Value, ir.Value] = field(default_factory=dict)
     owners: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
@@ -113,8 +120,9 @@ def _is_inference_norm(node: ir.Node) -> bool:
 
 
 def inference_norms(model: ir.Model) -> list[str]:
-    """Names of the BatchNormalization nodes in inference form."""
-    return [str(node.name) for node in model.graph if _is_inference_norm(node)]
+    """Names of the BatchNormalization nodes in inference form, whose statistics no node computes."""
+    norms = (node for node in model.graph if _is_inference_norm(node))
+    return [str(node.name) for node in norms if node.inputs[3] is None or node.inputs[3].producer() is None]
 
 
 def statistics_of(model: ir.Model) -> dict[str, str]:
@@ -152,6 +160,9 @@ def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
         )
     kept = work.momentum if work.momentum is not None else node.attributes.get_float("momentum", 0.9)
     with op.at(name):
+        if work.synchronized:
+            _synchronize(work, node, held, kept, count)
+            return
         for slot, unread in zip(_SLOTS, _unread(op, node.inputs[0], held[0]), strict=True):
             node.replace_input_with(slot, unread)
         _insert(work, node, before=True)
@@ -163,6 +174,40 @@ def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
             old = work.current.get(statistic, statistic)
             work.current[statistic] = op.Add(op.Mul(old, kept), op.Mul(fresh, (1.0 - kept) * scale))
         _insert(work, node, before=False)
+
+
+def _synchronize(work: _Work, node: ir.Node, held: Sequence[ir.Value], kept: float, count: int) -> None:
+    """Normalize by mean and variance over the batches of all ranks, each of ``count`` values a channel.
+
+    The variance is the mean of squared distances from the mean of all: what one rank computes from the whole batch.
+    """
+    op, x = work.op, node.inputs[0]
+    assert x is not None
+    dims = op.dims(x)
+    axes = op.ints(*(axis for axis in range(len(dims)) if axis != 1))
+    mean = over_ranks(op, op.ReduceMean(x, axes, keepdims=0))
+    away = op.Sub(x, op.reshape(mean, (1, dims[1], *[1] * (len(dims) - 2))))
+    variance = over_ranks(op, op.ReduceMean(op.Mul(away, away), axes, keepdims=0))
+    for slot, value in zip(_SLOTS, (mean, variance), strict=True):
+        node.replace_input_with(slot, op.cast(value, held[0].dtype))
+    _insert(work, node, before=True)
+    total = op.Mul(op.cast(_number_of_ranks(op), ir.DataType.DOUBLE), float(count))
+    unbiased = op.cast(op.Div(total, op.Sub(total, 1.0)), held[0].dtype)
+    for statistic, value, scale in zip(held, (mean, variance), (None, unbiased), strict=True):
+        fresh = op.cast(value, statistic.dtype)
+        moved = op.Mul(fresh if scale is None else op.Mul(fresh, scale), 1.0 - kept)
+        old = work.current.get(statistic, statistic)
+        work.current[statistic] = op.Add(op.Mul(old, kept), moved)
+    _insert(work, node, before=False)
+
+
+def _number_of_ranks(op: Emitter) -> ir.Value:
+    """The scalar input that says how many ranks there are; one, where nobody says."""
+    value = op.scalar("ranks", ir.DataType.FLOAT)
+    if value.const_value is None:
+        value.const_value = ir.tensor(np.float32(1), name=value.name)
+        op.graph.register_initializer(value)
+    return value
 
 
 def _unread(op: Emitter, x: ir.Value | None, statistic: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -274,7 +319,8 @@ def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
         graph.outputs.append(new)
         work.updates[str(old.name)] = str(new.name)
     passes.RemoveUnusedNodesPass()(model)
-    roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates))
+    scalars = {role: str(value.name) for role, value in work.op.scalars.items()}
+    roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates), scalars=scalars)
     training_roles.write(model, roles)
     model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
     if forward_model.KEY not in model.metadata_props:  # `to_mixed_precision` puts the float32 model there

@@ -226,8 +226,8 @@ class TorchEngine:
                     if store.check([f"failed/{rank}"]):
                         found[rank] = store.get(f"failed/{rank}").decode()
                 time.sleep(0.05)
-        except RuntimeError:  # the store ended with the rank that had it
-            pass
+        except RuntimeError:  # the store ended with rank 0, which has it where torchrun hasn't
+            return dict.fromkeys(range(1, self.size), said)
         return found
 
     def close(self, said: str = "") -> None:
@@ -351,7 +351,8 @@ def _parts(ends: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return first.partition(". This is typically")[0]  # what gloo advises
 
 
 def engine_of(group: Any, timeout: float) -> Engine:

@@ -18,7 +18,6 @@ from memonger.errors import SessionError
 from memonger.files import write_whole
 from memonger.plan import Plan
 from memonger.runtime import state as states
-from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.segments import Bucket, Segments
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
@@ -159,7 +158,7 @@ class DistributedTrainingSession(TrainingSession):
 
     def _save_whole(self, path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         if self.rank == 0:
-            states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), path)
+            states.save(self._as_state(tensors), path)
 
     def _save_part(self, folder: Path, steps: int) -> None:
         self._check_not_released()
@@ -167,7 +166,7 @@ class DistributedTrainingSession(TrainingSession):
         names = _part_names(self._whole, self._owners_among(self.size), self.rank)
         tensors = {name: self._array(name) for name in names}
         part = folder / _part(steps, self.rank, self.size)
-        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), part)
+        states.save(self._as_state(tensors), part)
 
     def _finish_parts(self, folder: Path) -> None:
         """Say which parts count, and remove those of before."""
@@ -190,9 +189,8 @@ class DistributedTrainingSession(TrainingSession):
         state = (
             self._read_parts(Path(path)) if Path(path).is_dir() else states.load(Path(path), self._like(self._whole))
         )
-        with interrupts_later():
-            self._take_over({name: array for name, array in state.tensors.items() if name in self._names})
-            self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+        own = {name: array for name, array in state.tensors.items() if name in self._names}
+        self._go_on_from(replace(state, tensors=own))
         with self._guarded():
             self._compare_weights()
 
@@ -249,10 +247,10 @@ class DistributedTrainingSession(TrainingSession):
             )
 
     def _compare_weights(self) -> None:
-        digest = hashlib.sha256(repr((self.steps, self.random_key, self.learning_rate)).encode())
+        digest = hashlib.sha256(repr((self.steps, self.random_key, self.learning_rate, self.loss_scale)).encode())
         for name in self._roles[0].parameters:
             digest.update(np.ascontiguousarray(self._array(name)).view(np.uint8).data)
-        advice = "Load the same state, with the same random key and learning rate, on all ranks"
+        advice = "Load the same state, with the same random key, learning rate and loss scale, on all ranks"
         self._compare("other weights", digest.hexdigest(), advice)
 
     @contextmanager
@@ -321,7 +319,7 @@ class _Between:
         self._after_loss = 1 + bound.segment_of(session._roles[0].loss or "")
         self._under_way: dict[int, Handle] = {}
         share = session._share is not None and session._roles[0].gradient_norm is None
-        self._ends = [self._ends_of(bucket) for bucket in bound.buckets] if share else []
+        self._ends = {n: self._ends_of(b) for n, b in enumerate(bound.buckets) if share and not b.is_mean}
         self._loss = np.zeros(1)
         self._loss_handle: Handle | None = None
         self._over: Any = None  # of the trace: the segment that runs
@@ -341,7 +339,7 @@ class _Between:
                 over = trace.begin("collectives", f"bucket {number}, {content.nbytes} bytes") if trace else None
                 self._under_way[number] = (
                     self._engine.reduce_scatter(content, self._ends[number])
-                    if self._ends
+                    if number in self._ends
                     else self._engine.all_reduce(content)
                 )
                 if over is not None:

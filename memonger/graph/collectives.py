@@ -18,7 +18,7 @@ from memonger.graph import aliasing
 from memonger.graph.graph import Graph, needed_by
 from memonger.graph.groups import in_buckets
 from memonger.graph.schedule import sources_of, topological_order
-from memonger.model.operators import BEGIN, RANKS, WAIT
+from memonger.model.operators import BEGIN, MEAN, RANKS, WAIT
 from memonger.model.training_roles import Training
 from memonger.units import MiB, in_bytes
 from memonger.words import option
@@ -86,7 +86,14 @@ def with_collectives(model: ir.Model, graph: Graph, roles: Training | None, buck
     loose = next((v for v in gradients if not graph.planned[number[str(v.name)]]), None)
     if loose is not None:
         raise PlanError(f"{name}: the gradient '{loose.name}' has no address in the arena, so ranks can't add it up.")
-    _Writer(model, roles, gradients).write(_in_buckets(graph, gradients, buckets), buckets.wait)
+    means = [values[one] for one in roles.means_over_ranks if one in values]
+    if len(means) < len(roles.means_over_ranks):
+        raise PlanError(
+            f"{name}: lowering has left out a mean over the ranks: plan it with {option('level', 'rewrite')}."
+        )
+    writer = _Writer(model, roles, gradients)
+    writer.write(_in_buckets(graph, gradients, buckets), buckets.wait)
+    writer.write_means(means)
 
 
 def _in_buckets(graph: Graph, gradients: Sequence[ir.Value], buckets: Buckets) -> list[list[ir.Value]]:
@@ -132,6 +139,21 @@ class _Writer:
             previous = [node.outputs[-1]]
             for value, own, new in zip(old, members, node.outputs, strict=False):
                 self._hand_on(value, own, new, node)
+        _in_order(self.graph)
+
+    def write_means(self, means: Sequence[ir.Value]) -> None:
+        """The nodes of means amid the step: each is waited for where it begins."""
+        for number, old in enumerate(means):
+            mark = old.producer()
+            assert mark is not None
+            own = self._apart(mark.inputs[0])  # type: ignore[arg-type]
+            begin = self._node(f"{BEGIN}{MEAN}", number, [own], [], [own])
+            wait = self._node(f"{WAIT}{MEAN}", number, [own, begin.outputs[0]], [own], [own])
+            self.graph.insert_before(mark, [begin, wait])
+            new = wait.outputs[0]
+            old.replace_all_uses_with(new)
+            self.graph.remove(mark, safe=True)
+            new.name = old.name
         _in_order(self.graph)
 
     def _apart(self, value: ir.Value) -> ir.Value:
@@ -229,11 +251,13 @@ class Collective:
         begin: Step of the node that begins it.
         wait: Step of the node that waits for it.
         members: Numbers of the gradients, in the order in which they lie.
+        is_mean: Whether it is no bucket of gradients, but a mean that the step itself needs.
     """
 
     begin: int
     wait: int
     members: tuple[int, ...]
+    is_mean: bool
 
 
 def collectives_of(graph: Graph) -> tuple[Collective, ...]:
@@ -244,6 +268,7 @@ def collectives_of(graph: Graph) -> tuple[Collective, ...]:
             steps[graph.ops[wait].replace(f"::{WAIT}", f"::{BEGIN}")],
             wait,
             tuple(sorted(members, key=lambda value: (graph.producer[value], value))),
+            f"::{WAIT}{MEAN}" in graph.ops[wait],
         )
         for wait, members in graph.collectives
     ]

@@ -46,8 +46,8 @@ class Operator:
 RANKS = "memonger.ranks"
 """Domain of the nodes that stand for collectives between ranks; see `memonger.graph.collectives`."""
 
-BEGIN, WAIT = "Begin", "Wait"
-"""What their types begin with; behind that stands the bucket's number."""
+BEGIN, WAIT, MEAN = "Begin", "Wait", "Mean"
+"""What their types begin with; behind that stands the bucket's number, or `MEAN` and a number where it is no bucket."""
 
 
 def operator_name(node: ir.Node) -> str:

@@ -17,7 +17,7 @@ from memonger.model.values import nbytes, static_shape
 
 KEY = "memonger.training"
 FORMAT = 1
-SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale", "loss_scale")
+SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale", "loss_scale", "ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class Training:
         averages: Parameter → the input, one of ``state``, that is its average over the steps.
         scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
             ``accumulation_scale``, ``loss_scale`` (the loss's gradient is multiplied by it, and the parameters' by its
-            inverse before they are used).
+            inverse before they are used), ``ranks`` (how many there are).
         output_gradients: Output → the input that is its gradient, where there is no loss.
         whole_gradients: Parameter → the value that its update reads as its gradient, summed over micro-batches, where
             parameters are updated.
+        means_over_ranks: Values that are the mean over the ranks of what an Identity node reads: batch statistics.
         gradient_norm: The output that is the gradients' global norm, where they are clipped by it, or the loss is
             scaled: nothing is updated where it isn't finite.
         classes: Input of class numbers → how many classes there are. Its elements are below that, or ``ignored``.
@@ -59,6 +60,7 @@ class Training:
     scalars: Mapping[str, str] = field(default_factory=dict)
     output_gradients: Mapping[str, str] = field(default_factory=dict)
     whole_gradients: Mapping[str, str] = field(default_factory=dict)
+    means_over_ranks: tuple[str, ...] = ()
     gradient_norm: str | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
     ignored: Mapping[str, int] = field(default_factory=dict)

@@ -141,11 +141,13 @@ class Bucket:
         members: Their places, in that order.
         begin: Number of the segment before which the collective begins: the gradients are whole then.
         wait: Number of the segment that reads the sums.
+        is_mean: Whether it is no gradients, but a mean that all ranks need.
     """
 
     members: tuple[ArenaTensor, ...]
     begin: int
     wait: int
+    is_mean: bool
 
 
 class Exchange(Protocol):
@@ -211,10 +213,14 @@ def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut
     ends = list(accumulate(len(part.program.order) for part in parts))
     place = {tensor.name: tensor for tensor in program.planned}
     buckets = tuple(
-        Bucket(tuple(place[plan.graph.values[v]] for v in each.members), bisect_right(ends, begin),
-               bisect_right(ends, wait))
+        Bucket(
+            tuple(place[plan.graph.values[v]] for v in each.members),
+            bisect_right(ends, begin),
+            bisect_right(ends, wait),
+            each.is_mean,
+        )
         for each, begin, wait in found
-    )  # fmt: skip
+    )
     return Cut(program, records, kept, models, settings, max(1, bisect_right(ends, program.first_update)), buckets)
 
 

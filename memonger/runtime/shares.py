@@ -31,7 +31,7 @@ class Shares:
         for parameter, gradient in roles.whole_gradients.items():
             of_gradient.setdefault(gradient, []).append(parameter)
         found = []
-        for each in collectives_of(graph):
+        for each in (one for one in collectives_of(graph) if not one.is_mean):
             names = [(original(graph.values[value]), graph.sizes[value]) for value in each.members]
             found.append(tuple((_with_state(of_gradient[_gradient(n, of_gradient)], roles), size) for n, size in names))
         return Shares(tuple(found))

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 Inputs = feeding.Feeds
 TYPES = {
     "learning_rate": np.float32, "accumulation_scale": np.float32, "loss_scale": np.float32, "step": np.int64,
-    "random_key": np.uint32,
+    "random_key": np.uint32, "ranks": np.float32,
 }  # fmt: skip
 
 
@@ -49,6 +49,7 @@ class Trainer:
     Arguments, attributes and errors are those of `memonger.TrainingSession`.
     """
 
+    size = 1  # ranks
     _share: tuple[int, int] | None = None  # this rank and their number, where each updates a part of the parameters
 
     def __init__(
@@ -121,6 +122,7 @@ class Trainer:
             self._set("learning_rate", rate)
             self._set("accumulation_scale", 1.0 / len(batches))
             self._set("step", self.steps)
+            self._set("ranks", self.size)
             self._set("random_key", self._key())
             self._set("loss_scale", self.loss_scale)
             loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
@@ -296,9 +298,11 @@ class Trainer:
             SessionError: the file can't be written.
         """
         self._check_not_released()
-        tensors = {name: self._array(name) for name in self._saved()}
-        state = states.State(tensors, self.steps, self.random_key, self.learning_rate, self._scale)
-        states.save(state, Path(path))
+        states.save(self._as_state({name: self._array(name) for name in self._saved()}), Path(path))
+
+    def _as_state(self, tensors: Mapping[str, np.ndarray]) -> states.State:
+        """These tensors, and where the training stands."""
+        return states.State(tensors, self.steps, self.random_key, self.learning_rate, self._scale)
 
     def load(self, path: str | Path) -> None:
         """Take over a state that `save` wrote. Nothing is changed if it is wrong.
@@ -308,6 +312,10 @@ class Trainer:
         """
         self._check_not_released(whole=False)
         state = states.load(Path(path), {name: self._array(name) for name in self._saved()})
+        self._go_on_from(state)
+
+    def _go_on_from(self, state: states.State) -> None:
+        """Take over a state that fits."""
         if state.learning_rate is not None:
             _checked_rate(state.learning_rate)
         with interrupts_later():

@@ -37,6 +37,27 @@ def _model(rows: int, dtype: str) -> onnx.ModelProto:
     return model
 
 
+def _normed(rows: int, synchronized: bool) -> memonger.Model:
+    """The classifier in float64 with a BatchNormalization of its hidden layer, in training form."""
+    model = _model(rows, "float64")
+    (relu,) = (node for node in model.graph.node if list(node.output) == ["r"])
+    relu.input[0] = "normed"
+    names = ["scale", "shift", "mean", "variance"]
+    norm = onnx.helper.make_node("BatchNormalization", ["h", *names], ["normed"], name="norm")
+    model.graph.node.insert(list(model.graph.node).index(relu), norm)
+    for name, number in zip(names, (1.0, 0.0, 0.0, 1.0), strict=True):
+        array = np.full(training_models.HIDDEN, number)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return memonger.to_training_mode(model, sync_batch_norm=synchronized)
+
+
+def _plan_normed(rows: int, synchronized: bool, **options: Any) -> memonger.Plan:
+    training = memonger.differentiate(
+        _normed(rows, synchronized), loss="softmax_cross_entropy", optimizer=memonger.SGD(lr=0.1, momentum=0.9)
+    )
+    return memonger.search_plan(training, chunks="off", **options)
+
+
 def _plan(
     rows: int, dtype: str = "float64", *, buckets: object = None, differ: Any = None, **options: Any
 ) -> memonger.Plan:
@@ -59,8 +80,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
         "apply": _plan(rows, buckets=BUCKETS, differ=apply),
         "add": _plan(rows, differ=add),
         "alone": _plan(rows),
+        "sync": _plan_normed(rows, True, buckets=BUCKETS, strategy="cheap"),
     }
     assert plans["remat"].recomputed
+    assert plans["sync"].recomputed
     for name, plan in plans.items():
         plan.save(folder / f"{name}.onnx")
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
@@ -117,6 +140,18 @@ def test_two_ranks_train_as_one_with_both_batches(
         np.testing.assert_allclose(
             saved[key], array, rtol=0, atol=tolerance * max(1, float(abs(array).max())), err_msg=key
         )
+
+
+def test_synchronized_statistics_are_those_of_both_batches(results: Any) -> None:
+    folder, found = results
+    session, losses = memonger.TrainingSession(_plan_normed(2 * training_models.BATCH, False)), []
+    for step in range(ranks.STEPS):
+        given = [ranks.batch(step, rank, "float64") for rank in range(2)]
+        losses.append(session.step({name: np.concatenate([one[name] for one in given]) for name in given[0]}))
+    np.testing.assert_allclose(found[0]["sync"], losses, rtol=1e-12)
+    saved = load_file(folder / "sync.state")
+    for key, array in session.state_dict().items():
+        np.testing.assert_allclose(saved[key], array, rtol=0, atol=1e-12, err_msg=key)
 
 
 def test_what_is_recomputed_and_when_updates_begin_changes_no_bit(results: Any) -> None:

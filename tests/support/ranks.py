@@ -57,7 +57,14 @@ def _opening(folder: Path) -> Callable[..., memonger.DistributedTrainingSession]
 
 def _averages(folder: Path, rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
     """Train in several ways, and save each state."""
-    for name, dtype in (("plain", "float64"), ("clipped", "float64"), ("remat", "float64"), ("single", "float32")):
+    ways = (
+        ("plain", "float64"),
+        ("clipped", "float64"),
+        ("remat", "float64"),
+        ("single", "float32"),
+        ("sync", "float64"),
+    )
+    for name, dtype in ways:
         session = made(name)
         session.trace = Trace(rank) if name == "plain" else None
         found[name] = [session.step(batch(step, rank, dtype)) for step in range(STEPS)]

@@ -6,6 +6,7 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
+from memonger.autodiff.over_ranks import is_over_ranks, over_ranks
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.model.emitter import Emitter
@@ -216,7 +217,7 @@ def _where(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
 
 @gradient("Cast", "CastLike", "Identity")
 def _same(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return dy  # the driver casts
+    return over_ranks(op, dy) if is_over_ranks(node) else dy  # the driver casts
 
 
 @gradient("CumSum")
