@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
     from memonger.autodiff.losses.ctc import CTCLoss
     from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
+    from memonger.autodiff.mixed_precision import to_mixed_precision
     from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
+    from memonger.autodiff.separate import separate_parameters
     from memonger.autodiff.training_mode import to_training_mode
+    from memonger.distributed.session import DistributedTrainingSession
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
+    from memonger.graph.collectives import Buckets
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
     from memonger.layout import allocate as pack
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from memonger.plan import GraphPlan, Plan
     from memonger.planning.fit import Fit, fit
     from memonger.planning.options import Options
+    from memonger.planning.plan_all import plan_all
     from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
     from memonger.planning.unplan import unplan
     from memonger.report.drawing import draw
@@ -53,14 +58,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
-    "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan",
-    "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError", "MeanAbsoluteError", "MeanSquaredError",
-    "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
-    "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate",
-    "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto",
-    "search_plan", "to_training_mode", "unplan",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss",
+    "Cuda", "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory",
+    "FleetModel", "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError",
+    "MeanAbsoluteError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan",
+    "PlanError", "PlanFileError", "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing",
+    "SoftmaxCrossEntropy", "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory",
+    "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack",
+    "pareto", "plan_all", "search_plan", "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -73,9 +78,13 @@ _LAZY = {
         "MeanSquaredError",
         "TripletMarginLoss",
     ),
+    "memonger.autodiff.mixed_precision": ("to_mixed_precision",),
     "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW", "Lion"),
+    "memonger.autodiff.separate": ("separate_parameters",),
     "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.distributed.session": ("DistributedTrainingSession",),
     "memonger.feeding": ("Feeder", "FeederConfig"),
+    "memonger.graph.collectives": ("Buckets",),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),
@@ -85,6 +94,7 @@ _LAZY = {
     "memonger.plan": ("GraphPlan", "Plan"),
     "memonger.planning.fit": ("Fit", "fit"),
     "memonger.planning.options": ("Options",),
+    "memonger.planning.plan_all": ("plan_all",),
     "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
     "memonger.planning.unplan": ("unplan",),
     "memonger.report.drawing": ("draw",),

@@ -57,6 +57,9 @@ class TrainingSession(Trainer):
             `memonger.Schedule`; None: there is none. A saved state has the number, not the function.
         steps: Steps taken, those left out for a loss that wasn't finite not counted.
         skipped_steps: Steps left out because their loss, or their gradients' norm, wasn't finite.
+        loss_scale: Of a model in float16: what the next step's loss is multiplied by, and its gradients are divided by.
+            2^16 at first; doubled after 2,000 steps in a row that were taken, halved after one left out. It is saved
+            with the state. None where the loss isn't scaled.
 
     Raises:
         SessionError: the plan isn't of a training model with a loss; the two plans are of different models.

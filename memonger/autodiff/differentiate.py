@@ -11,10 +11,12 @@ from onnx_ir.passes import common as passes
 
 from memonger.autodiff import backward, losses, optimizers, training_mode
 from memonger.autodiff.expand import expand, write_out_bodies
+from memonger.autodiff.kept_casts import keep_smaller
+from memonger.autodiff.mixed_precision import TYPES, precision_of
 from memonger.autodiff.rules import random
-from memonger.autodiff.rules.booleans import keep_booleans
+from memonger.autodiff.separate import separate_parameters
 from memonger.autodiff.transposes import fold_into_products, move_to_products
-from memonger.autodiff.updates import Optimizer, Updater
+from memonger.autodiff.updates import Optimizer, Updater, loss_scale
 from memonger.errors import PlanError
 from memonger.graph.schedule import updates_last
 from memonger.model import forward_model, parameters, training_roles
@@ -49,11 +51,12 @@ def differentiate(
     """Write a model's backward pass, and with an optimizer its whole training step.
 
     The result's outputs are the forward model's, the loss, and for each parameter ``<parameter>.grad``; with an
-    optimizer ``gradient_norm`` where that is clipped, and new contents: ``<parameter>.next``, and the like of the
-    optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't depend on stays an
-    initializer. The model is differentiated as it stands: `to_training_mode` first, where BatchNormalization and
-    Dropout are in inference form. What inputs and outputs there are, and what for, says
-    `memonger.model.training_roles.Training`.
+    optimizer ``gradient_norm`` where that is clipped or the loss is scaled, and new contents: ``<parameter>.next``, and
+    the like of the optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't
+    depend on stays an initializer. The model is differentiated as it stands: `to_training_mode` first, where
+    BatchNormalization and Dropout are in inference form. With an optimizer the loss of a model that
+    `to_mixed_precision` wrote in float16 is scaled by the input ``loss_scale``, and updates scale the gradients back.
+    What inputs and outputs there are, and what for, says `memonger.model.training_roles.Training`.
 
     Args:
         source: What `memonger.load` takes or gives; for second derivatives what this gives without an optimizer. Then
@@ -81,6 +84,8 @@ def differentiate(
             loss that isn't there. The message says what would work.
     """
     model = load(source, batch=batch, dims=dims)
+    if not model.is_differentiated:
+        model = separate_parameters(model)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
     if ema is not None and not (optimizer is not None and 0 <= ema < 1):
         raise PlanError(f"ema is a share of at least 0 and below 1, and needs an optimizer: not {ema!r}.")
@@ -119,7 +124,8 @@ def _differentiate(
         work.take_over(first)
     work.list_inputs([*chosen, *work.roles.statistics])
     expand(copy.ir, work.op, keep_random=keep_random)
-    _start(work, loss)
+    scaled = precision_of(copy.ir) == "float16" and (optimizer is not None or accumulate != "no")
+    _start(work, loss, scaled)
     _write_bodies(work, chosen)
     move_to_products(copy.ir, work.op)
     fold_into_products(copy.ir, work.op)
@@ -227,15 +233,20 @@ def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str
             )
 
 
-def _start(work: _Work, loss: str | losses.Loss | None) -> None:
-    """Set what the backward pass begins at."""
+def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool) -> None:
+    """Set what the backward pass begins at. With ``scaled`` the loss's gradient is multiplied by ``loss_scale``."""
     op = work.op
     outputs = [v for v in work.model.graph.outputs if v.name in work.roles.outputs]
     if loss is not None:
         built = losses.attach(op, work.model, loss, work.roles.outputs)
+        gradients = built.gradients
+        if scaled:
+            with op.at("loss"):
+                scale = loss_scale(op)
+                gradients = {v: op.Mul(gradient, op.cast(scale, gradient.dtype)) for v, gradient in gradients.items()}
         work.take()
         work.loss_name = str(built.loss.name)
-        work.begin = {str(value.name): gradient for value, gradient in built.gradients.items()}
+        work.begin = {str(value.name): gradient for value, gradient in gradients.items()}
         return
     floats = [v for v in outputs if is_floating(v)]
     if work.roles.gradients:
@@ -273,7 +284,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     updates = dict(work.roles.updates)
     gradient_of = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
     updater.close()
-    keep_booleans(op, nodes)
+    keep_smaller(op, nodes, TYPES.get(precision_of(work.model.ir) or ""))
     work.take()
     _log_left_out(work, chosen, gradient_of)
     namer = _Namer(work, set(nodes))
@@ -303,6 +314,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         averages={str(p.name): str(v.name) for p, v in updater.averages.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
+        whole_gradients={str(p.name): str(v.name) for p, v in updater.whole.items()},
         gradient_norm=None if norm is None else str(norm.name),
         classes={name: classes for name, (classes, _) in op.classes.items()},
         ignored={name: number for name, (_, number) in op.classes.items() if number is not None},

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from memonger.autodiff.differentiate import differentiate
+from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
@@ -121,8 +122,10 @@ def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
 
 def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     """Write a model and its backward pass as one model."""
-    optimizer, wrt = _optimizer(flags), flags.pop("wrt") or None
+    optimizer, wrt, precision = _optimizer(flags), flags.pop("wrt") or None, flags.pop("precision")
     read = _read(model, **{key: flags.pop(key) for key in ("batch", "dims", "train_mode", "lora")})
+    if precision is not None:
+        read = to_mixed_precision(read, precision)
     training = differentiate(read, optimizer=optimizer, wrt=wrt, **flags)
     print_notes(training.notes)
     save_model(training.ir.clone(), output)
