@@ -1,10 +1,10 @@
 """Fine-tuning a BERT-like classifier beside PyTorch on the CPU: ``python -m benchmarks.finetune``.
 
-Images of scikit-learn's handwritten digits are sentences: the numbers of their 31 brightest pixels. PyTorch trains a small BERT (of the
-package transformers) on the digits 0 to 4; then all of it, its head alone, or adapters and the head are trained on 5 to
-9, with AdamW from the same weights on the same batches: in PyTorch, and as memonger's plans. Each contestant is a
-process of its own, and those of a row group take turns. Memory is what a process grew by over what it had before the
-network was made; at most during the steps after the first two. ``--threads N`` (2): of each contestant.
+Images of scikit-learn's handwritten digits are sentences: the numbers of their 31 brightest pixels. PyTorch trains a
+small BERT (of the package transformers) on the digits 0 to 4; then all of it, its head alone, or adapters and the head
+are trained on 5 to 9, with AdamW from the same weights on the same batches: in PyTorch, and as memonger's plans. Each
+contestant is a process of its own, and those of a group of rows take turns. Memory is what a process grew by over what
+it had before the network was made; at most during the steps after the first two. ``--threads N`` (2): of each.
 """
 
 import argparse
@@ -210,6 +210,8 @@ def work(job: Job) -> None:
     if job.library == "torch":
         network()  # what it imports
     else:
+        import onnxruntime  # noqa: F401
+
         import memonger.training_session  # noqa: F401
     before = process_memory.settle()
     runner: TorchRunner | PlannedRunner = TorchRunner(job) if job.library == "torch" else PlannedRunner(job)
@@ -263,8 +265,8 @@ def rows(folder: Path, threads: int) -> Iterator[str]:
     plans = prepare(folder, threads)
     yield from stamp("finetune", ("torch", "transformers", "onnx", "onnxruntime"))
     yield (
-        f"BERT of {SETTINGS['num_hidden_layers']} layers, width {SETTINGS['hidden_size']}, {LENGTH} tokens, batch {BATCH}, "
-        f"AdamW, {WARM + STEPS} steps, {threads} threads; adapters of rank {RANK} at queries and values"
+        f"BERT of {SETTINGS['num_hidden_layers']} layers, width {SETTINGS['hidden_size']}, {LENGTH} tokens, batch "
+        f"{BATCH}, AdamW, {WARM + STEPS} steps, {threads} thread(s); adapters of rank {RANK} at queries and values"
     )
     yield TABLE.heading
     for trained in ("all", "head", "adapters"):
