@@ -141,8 +141,8 @@ BUCKETS = {
 
 def speed(folder: Path, traces: Path | None) -> Iterator[str]:
     """Step time, memory and bytes beside DDP."""
-    yield f"a step beside DDP: median of {STEPS - 2} steps in each of {TURNS} turns, ms, and the largest over the smallest"
-    yield "of the turns; MiB by which a rank has grown since its imports, after the last step and at most; MiB on the"
+    yield f"a step beside DDP: median of {STEPS - 2} steps in each of {TURNS} turns, ms, and largest over smallest of the"
+    yield "turns; MiB by which a rank has grown since its imports, after the last step and at most; MiB on the"
     yield "loopback device for a rank and step, and by formula (2(N-1)/N of the gradients); overlap: share of the"
     yield "collectives' time in which a segment ran; 4 ranks have 2 cores"
     yield SPEED.heading
@@ -190,8 +190,8 @@ def _join_traces(folder: Path, path: Path, ranks: int) -> None:
 
 def arenas(folder: Path) -> Iterator[str]:
     """Arenas with buckets and without."""
-    yield "the arena, MiB: gradients taken as soon as each is whole; in buckets whose updates begin when the next one is"
-    yield "whole; in buckets that are all held until the last one is"
+    yield "the arena, MiB: gradients taken as soon as each is whole; in buckets whose updates begin when the next one"
+    yield "is whole; in buckets that are all held until the last one is"
     yield ARENA.heading
     for name, rows in (("cnn", 8), ("cnn", 64), ("gpt", 8), ("gpt", 64)):
         ways = {"without buckets": None} | {f"buckets, {way}": each for way, each in BUCKETS.items()}
@@ -228,9 +228,9 @@ def shards(folder: Path) -> Iterator[str]:
 
 def kills(folder: Path) -> Iterator[str]:
     """A rank killed at random moments."""
-    yield f"kill -9 of one of 2 ranks at {KILLED} random moments of a training of 30 steps that saves after each: seconds"
-    yield "until the other has ended, whether its message names the rank, the step that the saved state goes on from, and"
-    yield "whether the training that goes on from it ends with the weights of one that was not disturbed"
+    yield f"kill -9 of one of 2 ranks at {KILLED} random moments of a training of 30 steps that saves after each:"
+    yield "seconds until the other has ended, whether its message names the rank, the step that the saved state goes on"
+    yield "from, and whether the training that goes on from it ends with the weights of one that was not disturbed"
     yield KILLS.heading
     name, chance = "small cnn", random.Random(0)
     plan = plan_of(name, "float32", 4, folder / "kill.onnx", memonger.Buckets(first=20_000, rest=60_000))

@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss",
-    "Cuda", "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory",
-    "FleetModel", "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError",
-    "MeanAbsoluteError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan",
-    "PlanError", "PlanFileError", "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing",
-    "SoftmaxCrossEntropy", "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory",
-    "differentiate", "draw", "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack",
-    "pareto", "plan_all", "search_plan", "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
+    "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
+    "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError", "MeanAbsoluteError",
+    "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
+    "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
+    "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw",
+    "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all",
+    "search_plan", "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -79,8 +79,8 @@ _LAZY = {
         "TripletMarginLoss",
     ),
     "memonger.autodiff.mixed_precision": ("to_mixed_precision",),
-    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW", "Lion"),
     "memonger.autodiff.separate": ("separate_parameters",),
+    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW", "Lion"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
     "memonger.distributed.session": ("DistributedTrainingSession",),
     "memonger.feeding": ("Feeder", "FeederConfig"),

@@ -254,6 +254,7 @@ def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool) -> None:
     if not floats:
         raise PlanError(f"{work.model.name} has no floating-point output to differentiate.")
     for v in floats:
+        backward.check_size(v, work.model.name)
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
 
 

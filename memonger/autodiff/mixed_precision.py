@@ -67,9 +67,12 @@ def to_mixed_precision(
 
     Parameters, inputs and outputs keep their names and are float32. `memonger.differentiate` scales the loss of a
     model in float16, whose gradients would vanish else: see `memonger.TrainingSession`. `TrainingSession.evaluate` and
-    ``export`` are of the float32 model. `to_training_mode` goes before or after. onnxruntime's CPU has next to no
-    kernels of 16 bits: there a training plan at level ``rewrite``, its default, keeps values in 16 bits and computes in
-    float32; at other levels float16 is computed and kept in float32, and bfloat16 doesn't run.
+    ``export`` are of the float32 model. `to_training_mode` goes before or after. ONNX's operator set 20, in which
+    models are differentiated, has no convolutions in bfloat16: they stay in float32.
+
+    onnxruntime's CPU has next to no kernels of 16 bits. There a plan at level ``rewrite``, the default of training,
+    keeps values in 16 bits and computes in float32. At other levels onnxruntime computes and keeps float16 in float32,
+    and refuses bfloat16, which portable plans have: ``onnx.reference`` runs them.
 
     Args:
         source: What `memonger.load` takes or gives.
@@ -97,9 +100,8 @@ def to_mixed_precision(
         with work.op.at(str(node.name)):
             _turn(work, node)
     if not work.products:
-        raise PlanError(
-            f"{model.name} has no product or convolution of float32 values: there is nothing to compute in {precision}."
-        )
+        none = " (up to operator set 21 ONNX has no convolutions in bfloat16)" if precision == "bfloat16" else ""
+        raise PlanError(f"{model.name} has no product of float32 values that ONNX has in {precision}{none}.")
     _widen_outputs(work)
     copy.ir.metadata_props[parameters.KEY] = json.dumps(list(trained))
     if forward_model.KEY not in copy.ir.metadata_props:

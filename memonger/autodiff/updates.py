@@ -195,8 +195,8 @@ class Updater:
         updates: Persistent input → its new content.
         state: Inputs for the optimizer's tensors.
         accumulated: Parameter → input for its summed gradient.
-        averages: Parameter → input for its average over the steps.
         whole: Parameter → its gradient, summed over micro-batches, as its update reads it.
+        averages: Parameter → input for its average over the steps.
         norm: The gradients' global norm, where they are clipped by it, or the loss is scaled.
         updating: Whether anything is updated at all; without, gradients are outputs.
         waits: Whether updates wait for the norm, and so for every gradient.
@@ -217,8 +217,8 @@ class Updater:
         self.updates: dict[ir.Value, ir.Value] = {}
         self.state: list[ir.Value] = []
         self.accumulated: dict[ir.Value, ir.Value] = {}
-        self.averages: dict[ir.Value, ir.Value] = {}
         self.whole: dict[ir.Value, ir.Value] = {}
+        self.averages: dict[ir.Value, ir.Value] = {}
         self.norm: ir.Value | None = None
         self._waiting: list[tuple[ir.Value, ir.Value]] = []
         self._scale: tuple[ir.Value, ...] = ()

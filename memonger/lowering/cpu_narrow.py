@@ -15,6 +15,7 @@ import onnx_ir as ir
 from memonger.model.emitter import Emitter
 from memonger.model.model import Model
 from memonger.model.replacing import Replacer
+from memonger.words import option
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,14 @@ def write_out(model: Model) -> Model:
     into.finish()
     logger.info("%s: %d nodes of 16 bits in float32 between casts.", model.name, count)
     return copy
+
+
+def hint(model: Model) -> str:
+    """What to do about a model that onnxruntime refuses on the CPU, where that may be for want of bfloat16 kernels."""
+    if not any(v.dtype == ir.DataType.BFLOAT16 for node in model.graph for v in node.outputs):
+        return ""
+    level, none = option("level", "rewrite"), option("device", "none")
+    return f" The CPU has next to no kernels in bfloat16: {level} computes in float32; {none} is for other runtimes."
 
 
 def _types(node: ir.Node) -> bool:

@@ -94,7 +94,8 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
             written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
         lowered, calibration = _lower(written, device, settings, folder.path)
     except SessionError as error:
-        raise PlanError(f"{model.name}: {error}") from error
+        hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
+        raise PlanError(f"{model.name}: {error}{hint}") from error
     except OSError as error:
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
     cuda = settings.cuda if device.facts.has_settings else None

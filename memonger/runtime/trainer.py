@@ -208,10 +208,6 @@ class Trainer:
         self._has_outputs = index == 0
         return numbers[0]
 
-    def _rate(self) -> float | None:
-        """The learning rate of the next step."""
-        return self.learning_rate if self.schedule is None else _checked_rate(self.schedule(self.steps))
-
     def _goes_on(self, index: int, numbers: list[float]) -> bool:
         """Whether a micro-batch may update anything: its loss, the first of the numbers, and all others are finite."""
         self._was_finite = bool(np.isfinite(numbers).all())
@@ -220,6 +216,10 @@ class Trainer:
     def _key(self) -> int:
         """What this step's random numbers derive from."""
         return _checked_key(self.random_key)
+
+    def _rate(self) -> float | None:
+        """The learning rate of the next step."""
+        return self.learning_rate if self.schedule is None else _checked_rate(self.schedule(self.steps))
 
     @property
     def learning_rate(self) -> float | None:

@@ -194,7 +194,7 @@ g (float16[2,2] x) => (float16[2,2] y) { y = MatMul(x, x) }"""
     [
         (HALVES, "float8", "precision must be 'float16' or 'bfloat16', not 'float8'"),
         (HALVES, "float16", "'x' is float16 already"),
-        (INTEGERS, "bfloat16", "no product or convolution of float32 values"),
+        (INTEGERS, "bfloat16", "no product of float32 values that ONNX has in bfloat16"),
     ],
 )
 def test_what_has_no_mixed_precision_is_refused(source: str, precision: str, message: str) -> None:

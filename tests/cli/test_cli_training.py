@@ -40,6 +40,21 @@ def test_a_planned_training_model_trains(model: Path) -> None:
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
+def test_precision_is_asked_for_by_name(model: Path) -> None:
+    options = ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--precision", "float16")
+    out = model.with_name("planned.onnx")
+    assert _invoke("plan", model, *options, "-o", out).exit_code == 0
+    session = memonger.TrainingSession(out)
+    assert session.loss_scale == 2.0**16
+    assert np.isfinite(session.step(batch(0)))
+    training = model.with_name("training.onnx")
+    assert _invoke("differentiate", model, *options, "-o", training).exit_code == 0
+    assert memonger.load(training).training == memonger.Plan.load(out).training
+    wrong = _invoke("plan", model, "--precision", "float8")
+    assert wrong.exit_code == 2
+    assert "'float8' is not one of 'float16', 'bfloat16'" in wrong.output
+
+
 def test_the_table_names_the_mode_and_what_to_do_next(model: Path) -> None:
     out = model.with_name("planned.onnx")
     done = _invoke("plan", model, "--loss", "softmax_cross_entropy", "--optimizer", "adam", "--details", "-o", out)

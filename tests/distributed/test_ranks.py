@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,50 @@ def test_nobody_else_touches_a_bucket_between_begin_and_wait() -> None:
             if not graph.ops[step].startswith("memonger.ranks::"):
                 for value in (v for v in (*graph.reads[step], *graph.writes[step]) if graph.planned[v]):
                     assert plan.offsets[value] >= end or plan.offsets[value] + graph.sizes[value] <= begin
+
+
+def test_a_plan_whose_nodes_use_the_bytes_of_a_collective_is_refused() -> None:
+    plan = _plan(training_models.BATCH, buckets=BUCKETS)
+    graph, first = plan.graph, collectives_of(plan.graph)[0]
+    between = next(s for s in range(first.begin + 1, first.wait) if "memonger" not in graph.ops[s])
+    reads = tuple((*r, first.members[0]) if s == between else r for s, r in enumerate(graph.reads))
+    with pytest.raises(memonger.VerificationError, match=r"uses '.*', which has bytes of the collective that node"):
+        replace(plan, graph=replace(graph, reads=reads)).verify()
+    renamed = tuple("Begin9" if s == first.begin else op for s, op in enumerate(graph.ops))
+    with pytest.raises(memonger.VerificationError, match="waits for a collective that no node began"):
+        replace(plan, graph=replace(graph, ops=renamed)).verify()
+
+
+def test_a_gradient_that_the_backward_pass_reads_as_well_is_sent_as_a_copy() -> None:
+    model = _model(training_models.BATCH, "float64")
+    (relu,) = (node for node in model.graph.node if list(node.output) == ["r"])
+    relu.input[0] = "shifted"
+    add = onnx.helper.make_node("Add", ["h", "shift"], ["shifted"])
+    model.graph.node.insert(list(model.graph.node).index(relu), add)
+    shift = np.full((training_models.BATCH, training_models.HIDDEN), 0.1)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(shift, "shift"))
+    training = memonger.differentiate(model, loss="softmax_cross_entropy", optimizer=memonger.SGD(lr=0.1))
+    plain, grouped = (memonger.search_plan(training, buckets=buckets) for buckets in (None, BUCKETS))
+    assert any(name.endswith(".sent") for name in grouped.graph.values)
+    assert not any(name.endswith(".sent") for name in _plan(training_models.BATCH, buckets=BUCKETS).graph.values)
+    sessions = [memonger.TrainingSession(plan) for plan in (plain, grouped)]
+    assert len({tuple(one.step(ranks.batch(step, 0, "float64")) for step in range(2)) for one in sessions}) == 1
+
+
+def test_what_carries_bytes_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(
+            memonger.RuntimeUnavailableError, match=rf"rank 0 can't join .* 127\.0\.0\.1:{port} .*--master-port"
+        ):
+            memonger.DistributedTrainingSession("plan.onnx", timeout=1)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(memonger.RuntimeUnavailableError, match=r"pip install 'memonger\[distributed\]'"):
+        memonger.DistributedTrainingSession("plan.onnx")
+    with pytest.raises(memonger.SessionError, match="group must be a process group"):
+        memonger.DistributedTrainingSession("plan.onnx", group=3)
 
 
 @pytest.mark.parametrize(

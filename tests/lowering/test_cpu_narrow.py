@@ -9,6 +9,8 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+import memonger
+from memonger.errors import PlanError
 from memonger.lowering.cpu_narrow import write_out
 from memonger.model.load import load
 
@@ -49,3 +51,13 @@ def test_a_model_of_float32_is_returned_as_it_is() -> None:
         g (float[2] x) => (float[2] y) { y = Relu(x) }""")
     )
     assert write_out(model) is model
+
+
+def test_bfloat16_at_another_level_says_which_runs() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        g (bfloat16[2] x) => (bfloat16[2] y) { a = Tanh(x) y = Tanh(a) }""")
+    with pytest.raises(PlanError, match="next to no kernels in bfloat16: level='rewrite' computes in float32"):
+        memonger.search_plan(model, device="cpu", level="disable")
+    x = np.array([0.5, -1], ml_dtypes.bfloat16)
+    (y,) = memonger.Session(memonger.search_plan(model, device="cpu", level="rewrite")).run({"x": x}).values()
+    np.testing.assert_array_equal(y, ReferenceEvaluator(model).run(None, {"x": x})[0])
