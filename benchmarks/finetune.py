@@ -26,7 +26,7 @@ from memonger.cli.worker import Worker, reason, say, serve
 from memonger.runtime import process_memory
 
 BATCH, LENGTH, RATE, RANK, ALPHA = 32, 32, 1e-3, 8, 16.0
-BEFORE, STEPS, WARM, TURNS = 150, 100, 2, 4
+BEFORE, STEPS, WARM, TURNS = 100, 80, 2, 4
 HEAD, ADAPTED = ("*classifier*", "*pooler*"), ("*query.weight", "*value.weight")
 SETTINGS = {
     "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 65,
