@@ -263,7 +263,7 @@ def rows(folder: Path, threads: int) -> Iterator[str]:
     import memonger
 
     plans = prepare(folder, threads)
-    yield from stamp("finetune", ("torch", "transformers", "onnx", "onnxruntime"))
+    yield from stamp(f"finetune --threads {threads}", ("torch", "transformers", "onnx", "onnxruntime"))
     yield (
         f"BERT of {SETTINGS['num_hidden_layers']} layers, width {SETTINGS['hidden_size']}, {LENGTH} tokens, batch "
         f"{BATCH}, AdamW, {WARM + STEPS} steps, {threads} thread(s); adapters of rank {RANK} at queries and values"
