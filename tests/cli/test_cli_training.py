@@ -127,7 +127,7 @@ def test_recomputation_is_reported(model: Path) -> None:
         (("--loss", "softmax_cross_entropy", "--lr", "0.1"), 2, ("--lr is for an --optimizer",)),
         (("--loss", "softmax_cross_entropy", "--optimizer", "adam", "--momentum", "0.9"), 2, ("--momentum is for",)),
         (("--loss", "softmax_cross_entropy", "--mode", "inference"), 2, ("for training",)),
-        (("--loss", "softmax_cross_entropy", "--optimizer", "lion"), 2, ("'lion'",)),
+        (("--loss", "softmax_cross_entropy", "--optimizer", "rprop"), 2, ("'rprop'",)),
         (("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--lr", "-1"), 2, ("-1",)),
         (("--mode", "training"), 0, ()),
     ],
