@@ -1,17 +1,21 @@
-"""Files that are written whole or not at all, and temporary folders."""
+"""Files and folders that are written whole or not at all, and temporary folders."""
 
 import ctypes
 import glob
+import json
 import os
 import shutil
 import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from memonger.errors import PlanFileError
+from memonger.words import option
 
 if sys.platform != "win32":
     import fcntl
@@ -172,3 +176,89 @@ def put_folder(fresh: Path, path: Path) -> None:
         except OSError:
             os.replace(aside, path)
             raise
+
+
+SETTINGS = "memonger.json"
+"""In every folder that memonger writes: what it holds. It also tells such a folder from any other."""
+
+
+@contextmanager
+def new_folder(path: Path, force: bool) -> Iterator[Path]:
+    """An empty folder that becomes ``path`` if nothing is raised. What ``path`` was stays as it was until then.
+
+    Raises:
+        PlanFileError: there is a file of that name, or a folder that isn't empty and may not be replaced, or holds
+            anything but what memonger wrote; or it can't be written.
+    """
+    _check_free(path, force)
+    try:
+        with folder_beside(path.absolute()) as beside:
+            fresh = beside / "fresh"
+            fresh.mkdir()
+            yield fresh
+            _list_files(fresh)
+            _sync(fresh)
+            put_folder(fresh, path)
+    except OSError as error:
+        raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
+
+
+def _check_free(path: Path, force: bool) -> None:
+    if path.is_dir() and not path.is_symlink():
+        if not any(path.iterdir()):
+            return
+        _check_export(path)
+        if not force:
+            replaced = option("force", True)
+            raise PlanFileError(f"{path} is there already: name another folder, or replace it with {replaced}.")
+    elif path.exists() or path.is_symlink():
+        raise PlanFileError(f"{path} is there already and is no folder: name another one.")
+
+
+def _check_export(path: Path) -> None:
+    """Nothing is in the folder but what memonger wrote, and what Python left of running it."""
+    try:
+        written = set(json.loads((path / SETTINGS).read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PlanFileError(f"{path} is there already and wasn't written by memonger: name another folder.") from error
+    present = (one.relative_to(path) for one in sorted(path.rglob("*")) if not one.is_dir())
+    strange = [one for one in present if "__pycache__" not in one.parts and str(one) not in written]
+    if strange:
+        raise PlanFileError(
+            f"{path} is there already and holds '{strange[0]}', which memonger didn't write: name another folder."
+        )
+
+
+def check_outside(files: Iterable[Path], folder: Path) -> None:
+    """Check that no file that is read lies in a folder, which is replaced as a whole.
+
+    Raises:
+        PlanFileError: one does.
+    """
+    for file in files:
+        if folder.resolve() in file.resolve().parents:
+            raise PlanFileError(f"{file} lies in {folder}, which would be replaced: name another folder.")
+
+
+def files_in(folder: Path) -> tuple[str, ...]:
+    """Paths of the files within a folder, sorted."""
+    return tuple(sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()))
+
+
+def _list_files(folder: Path) -> None:
+    """Note in the settings what the folder consists of: nothing else is ever replaced."""
+    path = folder / SETTINGS
+    add_json(path, {**json.loads(path.read_text()), "files": files_in(folder)})
+
+
+def _sync(folder: Path) -> None:
+    """Have the files on the disk before the folder gets its name."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+
+
+def add_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file for people to read, too."""
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -15,6 +15,7 @@ from memonger.cli.options import (
     ENVIRONMENT,
     FORMATS,
     HELP,
+    LORA,
     LOWERING,
     MODE,
     MODEL,
@@ -22,13 +23,16 @@ from memonger.cli.options import (
     OUTPUT,
     PLANNING,
     QUIET,
+    RECOMPUTATION,
     REPORT,
+    SEARCH,
     SOURCE,
     TARGETS,
     TRAINING,
     Choice,
     Number,
     Whole,
+    check_budgets,
     completes,
     memory_size,
     options,
@@ -36,8 +40,8 @@ from memonger.cli.options import (
     parse_sizes,
 )
 from memonger.devices import GRAPHS
-from memonger.planning.names import Strategy
-from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS
+from memonger.planning.names import Engine, Strategy
+from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, MOST_THREADS
 
 
 @click.group(
@@ -76,6 +80,7 @@ PLAN_EXAMPLES = (
     click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
+    LORA,
     REPORT,
     AS_JSON,
     QUIET,
@@ -118,6 +123,7 @@ plan = click.version_option(__version__)(
                  help="Try this budget instead: 4GiB. May be repeated."),
     *LOWERING,
     *TRAINING,
+    LORA,
     AS_JSON,
     QUIET,
 )  # fmt: skip
@@ -172,6 +178,48 @@ def fit_command(**arguments: Any) -> None:
 
 
 @main.command(
+    name="plan-all",
+    examples=(
+        "memonger plan-all models/*.onnx --jobs 4 -o planned",
+        "memonger plan-all *.onnx --batches 1,8,32 --budget 100% --budget 70% --budget 50% --jobs 8 --json",
+        "memonger plan-all *.onnx --device cpu --device none --engine ray -o /shared/planned",
+    ),
+)
+@options(
+    click.argument("models", type=SOURCE, nargs=-1, required=True, metavar="MODEL..."),
+    MODE,
+    click.option("-o", "--output", type=SOURCE, help="The folder to make, of a planned file for each plan."),
+    click.option("--force", is_flag=True, help="Replace a folder that memonger wrote."),
+    click.option("--jobs", type=Whole(1, MOST_THREADS), metavar="N",
+                 help="Plans that are made at a time; left out: 1, with Ray as many as it has processors for."),
+    click.option("--engine", type=Choice(get_args(Engine)), default="joblib", show_default=True,
+                 help="What makes several at a time: joblib, processes of this machine; ray, a cluster."),
+    click.option("--batches", callback=parse_batches, metavar="N,N,...",
+                 help="Batches to plan each MODEL for: 1,4,16."),
+    DIMS[1],
+    click.option("--budget", "budgets", multiple=True, metavar="SIZE", callback=check_budgets,
+                 help="Plan each for this budget: 4GiB; or 70%, of what it takes as it is. May be repeated."),
+    click.option("--device", "devices", multiple=True, metavar="DEVICE",
+                 shell_complete=completes("none", "cpu", "cuda", "cuda:0", "cuda:1"),
+                 help="Plan each for this device: none, cpu or cuda[:N]. May be repeated."),
+    *SEARCH,
+    *RECOMPUTATION,
+    *TRAINING,
+    AS_JSON,
+    QUIET,
+)  # fmt: skip
+def plan_all_command(**arguments: Any) -> None:
+    """Plan many MODELs, each for every batch, budget and device.
+
+    A model that can't be planned stops no other; the exit status is then 1. With MEMONGER_CACHE what was planned before
+    is not planned again.
+    """
+    from memonger.cli import plan_all
+
+    plan_all.plan_all(**arguments)
+
+
+@main.command(
     name="differentiate",
     examples=(
         "memonger differentiate model.onnx --loss softmax_cross_entropy --optimizer adam --lr 1e-3 -o training.onnx",
@@ -183,6 +231,7 @@ def fit_command(**arguments: Any) -> None:
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the training model here."),
     *DIMS,
     *TRAINING,
+    LORA,
     click.option("--wrt", multiple=True, metavar="PATTERN", help="Differentiate by these; default: the parameters."),
     click.option("--frozen", multiple=True, metavar="PATTERN", help="Leave these parameters as they are."),
 )

@@ -46,6 +46,15 @@ def _state(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]
     return becomes
 
 
+def _lora(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, str] | None:
+    rank, _, pattern = (value or "").partition(":")
+    if value is None:
+        return None
+    if not _SIZE.fullmatch(rank) or int(rank) < 1:
+        raise click.BadParameter(f"{value!r} is not RANK or RANK:PATTERN, such as 8 or 8:*.query.weight.")
+    return int(rank), pattern or "*"
+
+
 def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Bytes from a text such as 4GiB."""
     try:
@@ -59,6 +68,12 @@ def parse_sizes(ctx: click.Context, parameter: click.Parameter, values: Sequence
     return tuple(size for value in values if (size := memory_size(ctx, parameter, value)) is not None)
 
 
+def check_budgets(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> Sequence[str]:
+    """Budgets as they are, each a size such as 4GiB or a percentage such as 70%."""
+    parse_sizes(ctx, parameter, [value for value in values if not value.endswith("%")])
+    return values
+
+
 def parse_batches(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Batches such as 1,4,16."""
     parts = [] if value is None else value.split(",")
@@ -67,7 +82,10 @@ def parse_batches(ctx: click.Context, parameter: click.Parameter, value: str | N
     return tuple(map(int, parts))
 
 
-LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
+LOSSES = (
+    "softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "mean_absolute_error", "huber",
+    "triplet_margin",
+)  # fmt: skip
 """The names in `memonger.autodiff.losses.NAMES`."""
 
 
@@ -127,9 +145,7 @@ DEVICE = click.option(
 )  # fmt: skip
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
-LOWERING = (
-    *DIMS,
-    DEVICE,
+SEARCH = (
     click.option("--level", type=Choice(get_args(Level)),
                  help="onnxruntime's optimization level, for device plans; 'rewrite', for training on the CPU, takes "
                       "faster kernels than stock, with other last bits.", show_default=True),
@@ -152,6 +168,7 @@ LOWERING = (
     click.option("--no-views", is_flag=True, help="No reshaped value shares its input's bytes."),
     click.option("--no-reuse", is_flag=True, help="Every value has bytes of its own."),
 )  # fmt: skip
+LOWERING = (*DIMS, DEVICE, *SEARCH)
 
 STATE = click.option("--state", multiple=True, callback=_state, metavar="INPUT=OUTPUT",
                      help="An input that a session keeps, and the output that it becomes for the next run: h=h_next, "
@@ -168,10 +185,7 @@ CHUNKS = (
     *MOST_EXTRA_TIME,
 )  # fmt: skip
 
-PLANNING = (
-    *LOWERING,
-    click.option("--budget", metavar="SIZE", callback=memory_size,
-                 help="The fastest plan that takes no more, parameters and inputs included: 4GiB."),
+RECOMPUTATION = (
     click.option("--strategy", type=Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
                  "none for inference."),
@@ -183,17 +197,38 @@ PLANNING = (
                  help="Thresholds in the sweep's grid."),
 )  # fmt: skip
 
+PLANNING = (
+    *LOWERING,
+    click.option(
+        "--budget",
+        metavar="SIZE",
+        callback=memory_size,
+        help="The fastest plan that takes no more, parameters and inputs included: 4GiB.",
+    ),
+    *RECOMPUTATION,
+)
+
 TRAINING = (
     click.option("--loss", metavar="NAME", shell_complete=completes(*LOSSES),
-                 help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
-    click.option("--optimizer", type=Choice(["sgd", "adam", "adamw"]),
+                 help=f"Train: {', '.join(LOSSES)}, or an output's name."),
+    click.option("--optimizer", type=Choice(["sgd", "adam", "adamw", "lion"]),
                  help="Write the updates into the model; without it the gradients are outputs."),
     click.option("--lr", type=Number(0, min_open=True), metavar="X", help="The optimizer's learning rate."),
     click.option("--momentum", type=Number(0, 1), metavar="X", help="Momentum, for sgd."),
     click.option("--weight-decay", type=Number(0), metavar="X", help="Weight decay."),
+    click.option("--optimizer-bits", type=Choice(["32", "8"]), callback=lambda ctx, _, given: given and int(given),
+                 help="Bits of each number that adam and adamw keep; of large weights 8 by blocks."),
+    click.option("--precision", type=Choice(["float16", "bfloat16"]),
+                 help="Train in mixed precision: products in 16 bits, parameters in float32."),
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
+LORA = click.option(
+    "--lora",
+    metavar="RANK[:PATTERN]",
+    callback=_lora,
+    help="Train only low-rank adapters beside the weights of products: 8, or 8:*.query.weight.",
+)
 
 FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
 """What `memonger.report.report` writes."""
@@ -204,7 +239,7 @@ TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml",
 """The names in `memonger.export.TARGETS`."""
 
 COMMANDS = {
-    "Plan": ("plan", "pareto", "fit", "differentiate"),
+    "Plan": ("plan", "pareto", "fit", "plan-all", "differentiate"),
     "Look": ("inspect", "report", "draw", "diff", "verify", "unplan"),
     "Run and serve": ("run", "export"),
 }
@@ -217,10 +252,14 @@ _OPTIONS = {
         "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse",
         "capacity",
     ),
-    "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
-    "Device": ("device", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
+    "Training": ("train", "loss", "train_mode", "lora", "precision", "optimizer", "lr", "momentum", "weight_decay",
+                 "optimizer_bits", "wrt", "frozen"),
+    "Device": ("device", "devices", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
-    "Run": ("compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed", "arenas", "wait"),
+    "Run": (
+        "jobs", "engine", "compare", "against", "atol", "rtol", "runs", "steps", "warm_up", "pad", "seed", "arenas",
+        "wait",
+    ),
     "Output": (
         "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
         "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",

@@ -69,10 +69,11 @@ def print_wide(console: Console, table: Table) -> None:
 
 
 @contextmanager
-def progress_bar(quiet: bool, title: str) -> Iterator[Callable[[str], None]]:
+def progress_bar(quiet: bool, title: str, steps: int = STAGES) -> Iterator[Callable[[str], None]]:
     """What is being done, on standard error: a bar on a terminal, else a line every few seconds.
 
-    What a search has found of a frontier stays as a line of its own.
+    The bar moves by one of ``steps`` for each stage that wasn't told of before. What a search has found of a frontier
+    stays as a line of its own.
     """
     console = Screen(stderr=True)
     if quiet:
@@ -81,15 +82,15 @@ def progress_bar(quiet: bool, title: str) -> Iterator[Callable[[str], None]]:
         with _lines(title) as tell:
             yield tell
     else:
-        with _bar(title, console) as tell:
+        with _bar(title, console, steps) as tell:
             yield tell
 
 
 @contextmanager
-def _bar(title: str, console: Screen) -> Iterator[Callable[[str], None]]:
+def _bar(title: str, console: Screen, steps: int) -> Iterator[Callable[[str], None]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(shown(title), total=STAGES)
+        task = progress.add_task(shown(title), total=steps)
         seen = set[str]()
 
         def tell(stage: str) -> None:

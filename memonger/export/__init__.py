@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memonger.errors import PlanError, PlanFileError
+from memonger.errors import PlanError
 from memonger.export import bentoml, form, kserve, onnxruntime, openvino, ray, triton, triton_python
-from memonger.export.folder import files_in, new_folder
 from memonger.export.package import FLEETS, WAIT, Estimate, Package, Sharing, name_of, pack
 from memonger.export.sources import Plans, files_of, several_of
+from memonger.files import check_outside, files_in, new_folder
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
@@ -105,7 +105,7 @@ def export(
     sharing = _sharing(target, arenas, limit, wait)
     models, whole, notes = _models(plans, target, batches, options)
     if force:
-        _check_outside(files_of(models), Path(output))
+        check_outside(files_of(models), Path(output))
     if name is not None and len(models) == 1 and whole is None:
         models = {name: next(iter(models.values()))}
     package = pack(models, name or whole or next(iter(models)), instances, sharing, ranges=target in FLEETS)
@@ -166,13 +166,6 @@ def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: flo
     except ValueError as error:
         raise PlanError(str(error)) from error
     return Sharing(arenas or 1, room, WAIT if wait is None else wait)
-
-
-def _check_outside(files: Sequence[Path], folder: Path) -> None:
-    """No file that is read lies in the folder, which is replaced as a whole."""
-    for file in files:
-        if folder.resolve() in file.resolve().parents:
-            raise PlanFileError(f"{file} lies in {folder}, which would be replaced: name another folder.")
 
 
 __all__ = ["TARGETS", "Estimate", "Exported", "Package", "Write", "export"]

@@ -1,88 +1,14 @@
-"""folder: a folder of files that is there whole or not at all, and what all targets put into theirs."""
+"""folder: what all targets put into their folder."""
 
-import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from memonger.errors import PlanFileError
 from memonger.export.package import Estimate, Package, ServedModel, Tensor, describe, inputs_of, outputs_of
 from memonger.export.protocol import datatype_of
-from memonger.files import folder_beside, put_folder
+from memonger.files import SETTINGS, add_json
 from memonger.units import in_full
-from memonger.words import option
-
-SETTINGS = "memonger.json"  # also tells an export from any other folder
-
-
-@contextmanager
-def new_folder(path: Path, force: bool) -> Iterator[Path]:
-    """An empty folder that becomes ``path`` if nothing is raised. What ``path`` was stays as it was until then.
-
-    Raises:
-        PlanFileError: there is a file of that name, or a folder that isn't empty and may not be replaced, or holds
-            anything but an earlier export; or it can't be written.
-    """
-    _check_free(path, force)
-    try:
-        with folder_beside(path.absolute()) as beside:
-            fresh = beside / "fresh"
-            fresh.mkdir()
-            yield fresh
-            _list_files(fresh)
-            _sync(fresh)
-            put_folder(fresh, path)
-    except OSError as error:
-        raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
-
-
-def _check_free(path: Path, force: bool) -> None:
-    if path.is_dir() and not path.is_symlink():
-        if not any(path.iterdir()):
-            return
-        _check_export(path)
-        if not force:
-            replaced = option("force", True)
-            raise PlanFileError(f"{path} is there already: name another folder, or replace it with {replaced}.")
-    elif path.exists() or path.is_symlink():
-        raise PlanFileError(f"{path} is there already and is no folder: name another one.")
-
-
-def _check_export(path: Path) -> None:
-    """Nothing is in the folder but what an export wrote, and what Python left of running it."""
-    try:
-        written = set(json.loads((path / SETTINGS).read_text())["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanFileError(f"{path} is there already and is no export of memonger: name another folder.") from error
-    present = (one.relative_to(path) for one in sorted(path.rglob("*")) if not one.is_dir())
-    strange = [one for one in present if "__pycache__" not in one.parts and str(one) not in written]
-    if strange:
-        raise PlanFileError(
-            f"{path} is there already and holds '{strange[0]}', which memonger didn't write: name another folder."
-        )
-
-
-def files_in(folder: Path) -> tuple[str, ...]:
-    """Paths of the files within a folder, sorted."""
-    return tuple(sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()))
-
-
-def _list_files(folder: Path) -> None:
-    """Note in the settings what the export consists of: nothing else is ever replaced."""
-    path = folder / SETTINGS
-    add_json(path, {**json.loads(path.read_text()), "files": files_in(folder)})
-
-
-def _sync(folder: Path) -> None:
-    """Have the files on the disk before the folder gets its name."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
 
 
 def add_file(folder: Path, source: str, name: str) -> None:
@@ -117,11 +43,6 @@ def add_settings(package: Package, folder: Path, estimate: Estimate, **settings:
         },
     }  # fmt: skip
     add_json(folder / SETTINGS, content)
-
-
-def add_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file for people to read, too."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def models_table(package: Package) -> str:

@@ -6,6 +6,7 @@ from memonger.errors import PlanError
 from memonger.export import folder as files
 from memonger.export import order, stock
 from memonger.export.package import Estimate, Package, check_standard, stock_notes
+from memonger.files import add_json
 from memonger.model.save import save_model
 
 MODEL, OTHER, OPTIONS = "model.planned.onnx", "model.default-order.onnx", "session_options.json"
@@ -66,7 +67,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     is_better = best.peak_bytes < planned.peak_bytes
     if is_better:
         save_model(stock.model_in_order(plan, best.written), folder / OTHER)
-    files.add_json(folder / OPTIONS, options(plan.threads))
+    add_json(folder / OPTIONS, options(plan.threads))
     files.add_file(folder, "onnxruntime_load.py", "load.py")
     estimate = package.as_stock(plan, range(len(plan.graph.nodes)))
     names = [str(value.name) for value in plan.model.graph.inputs if value.name not in plan.model.graph.initializers]

@@ -7,6 +7,7 @@ from memonger.export import folder as files
 from memonger.export.package import Estimate, Package, binding_notes
 from memonger.export.pbtxt import text_of
 from memonger.export.triton_config import check_model_name, ensemble_config, python_config
+from memonger.files import add_json
 from memonger.words import option
 
 TEXT = """
@@ -34,7 +35,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     version = folder / package.name / "1"
     version.mkdir(parents=True)
     files.add_file(version, "triton_model.py", "model.py")
-    files.add_json(version / "plans.json", {**files.add_models(package, version), "batched": batches is not None})
+    add_json(version / "plans.json", {**files.add_models(package, version), "batched": batches is not None})
     files.add_settings(package, folder, estimate)
     (version.parent / "config.pbtxt").write_text(text_of(python_config(package, "model.py", batches)))
     several = package.models if len(package.models) > 1 else ()

@@ -16,7 +16,7 @@ from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
 from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
-from memonger.lowering import calibrate, cpu, cpu_convolutions, ranged
+from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import open_dims
@@ -88,12 +88,14 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
     folder = ScratchFolder()
     try:
-        written = FORMS.get(device.provider, _unchanged)(model)
-        if device.is_host and settings.level == "rewrite":
+        rewritten = device.is_host and settings.level == "rewrite"
+        written = FORMS.get(device.provider, _unchanged)(cpu_narrow.write_out(model) if rewritten else model)
+        if rewritten:
             written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
         lowered, calibration = _lower(written, device, settings, folder.path)
     except SessionError as error:
-        raise PlanError(f"{model.name}: {error}") from error
+        hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
+        raise PlanError(f"{model.name}: {error}{hint}") from error
     except OSError as error:
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
     cuda = settings.cuda if device.facts.has_settings else None

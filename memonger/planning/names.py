@@ -12,3 +12,6 @@ Order = Literal["best", "file", "growth", "depth", "peak"]
 
 Level = Literal["disable", "basic", "extended", "all", "rewrite"]
 """The names in `memonger.lowering.device_form.LEVELS`."""
+
+Engine = Literal["joblib", "ray"]
+"""What makes several plans at a time: processes of this machine, or a cluster; see `memonger.plan_all`."""

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from memonger.graph.liveness import live_bytes, worst_step
 from memonger.plan import Plan
+from memonger.planning.plan_all import Row
 from memonger.remat import Candidate
 from memonger.report.memory_count import KIND_NAMES, MemoryCount
 from memonger.units import format_size
@@ -39,6 +40,25 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
             format_size(record["total_bytes"]), f"{record['total_bytes'] / most:.0%}",
             format_size(record["arena_bytes"]), str(record["recomputed_nodes"]), f"{record['overhead']:+.1%}",
         )  # fmt: skip
+    return table
+
+
+def fleet_table(rows: Sequence[Row]) -> Table:
+    """Plans of many models, one a row; what nothing was asked of is no column."""
+    table = Table(title="Plans", title_justify="left")
+    asked = [key for key in ("batch", "device", "budget") if any(getattr(row, key) is not None for row in rows)]
+    for name in ("model", *asked, "total", "arena", "run again", "extra cost", "seconds"):
+        table.add_column(name, justify="left" if name in ("model", "device") else "right")
+    for row in rows:
+        cells = [str(getattr(row, key) or "") for key in asked]
+        if row.total_bytes is None or row.arena_bytes is None or row.overhead is None:
+            figures = ["no plan", "", "", ""]
+        else:
+            figures = [
+                format_size(row.total_bytes), format_size(row.arena_bytes), str(row.recomputed_nodes),
+                f"{row.overhead:+.1%}",
+            ]  # fmt: skip
+        table.add_row(row.name, *cells, *figures, f"{row.seconds:.2f}")
     return table
 
 

@@ -94,7 +94,7 @@ def test_the_program_of_one_command_has_its_help() -> None:
 
 
 def test_names_are_completed() -> None:
-    assert _completed("pl") == ["plan"]
+    assert _completed("pl") == ["plan", "plan-all"]
     assert _completed("plan", "--loss", "soft") == ["softmax_cross_entropy"]
     assert _completed("plan", "--device", "cu") == ["cuda", "cuda:0", "cuda:1"]
     assert _completed("export", "--target", "triton") == ["triton", "triton-python"]

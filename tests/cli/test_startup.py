@@ -12,7 +12,10 @@ from memonger.export import TARGETS as WRITERS
 
 HEAVY = ("numpy", "onnx", "onnx_ir", "sympy", "onnxruntime", "networkx", "rich")
 
-COMMANDS = ("differentiate", "draw", "export", "fit", "inspect", "pack", "pareto", "plan", "run", "unplan", "verify")
+COMMANDS = (
+    "differentiate", "draw", "export", "fit", "inspect", "pack", "pareto", "plan", "plan-all", "run", "unplan",
+    "verify",
+)  # fmt: skip
 
 RUN = """
 import sys

@@ -219,7 +219,7 @@ def test_a_folder_that_is_no_export_is_never_replaced(tmp_path: Path, force: boo
     path, out = planned(tmp_path, (1,))[0], tmp_path / "home"
     out.mkdir()
     (out / "thesis.txt").write_text("four years")
-    with pytest.raises(PlanFileError, match="is no export of memonger"):
+    with pytest.raises(PlanFileError, match="wasn't written by memonger"):
         export(path, "ray", out, force=force)
     assert contents(out) == {"thesis.txt": b"four years"}
     with pytest.raises(PlanFileError, match="is no folder"):
@@ -231,7 +231,7 @@ def test_a_folder_that_merely_holds_an_export_is_never_replaced(tmp_path: Path) 
     out.mkdir()
     (out / "thesis.txt").write_text("four years")
     export(path, "ray", out / "model")
-    with pytest.raises(PlanFileError, match="is no export of memonger"):
+    with pytest.raises(PlanFileError, match="wasn't written by memonger"):
         export(path, "ray", out, force=True)
     (out / "model" / "notes.txt").write_text("mine")
     with pytest.raises(PlanFileError, match=r"holds 'notes\.txt', which memonger didn't write"):
