@@ -55,7 +55,7 @@ class Tuning:
     huge_initial: int = 2
     greedy: tuple[GreedyOptions, ...] = (GreedyOptions(bulk=True), GreedyOptions(), GreedyOptions(plain=True))
     greedy_reordered: GreedyOptions = field(default_factory=GreedyOptions)
-    first_portion: float = 700_000
+    first_portion: float = 1_250_000
     plain_portion: float = 420_000
     pace_from: float = 40_000
     greedy_until: float = 0.2
