@@ -22,16 +22,23 @@ from memonger.units import GiB, KiB, MiB
 if TYPE_CHECKING:
     from memonger import export as export
     from memonger.autodiff.differentiate import differentiate
-    from memonger.autodiff.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
-    from memonger.autodiff.optimizers import SGD, Adam, AdamW
+    from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
+    from memonger.autodiff.losses.ctc import CTCLoss
+    from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
+    from memonger.autodiff.mixed_precision import to_mixed_precision
+    from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
+    from memonger.autodiff.separate import separate_parameters
     from memonger.autodiff.training_mode import to_training_mode
+    from memonger.distributed.session import DistributedTrainingSession
     from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
+    from memonger.graph.collectives import Buckets
     from memonger.graph.liveness import Sharing
     from memonger.layout import Buffer, Layout
     from memonger.layout import allocate as pack
     from memonger.model.from_torch import from_torch
     from memonger.model.load import load
+    from memonger.model.lora import add_lora, merge_lora
     from memonger.model.model import Model
     from memonger.plan import GraphPlan, Plan
     from memonger.planning.fit import Fit, fit
@@ -44,30 +51,45 @@ if TYPE_CHECKING:
     from memonger.runtime.fleet import Fleet, FleetModel
     from memonger.runtime.fleet_memory import FleetMemory
     from memonger.runtime.pipeline import Pipeline
+    from memonger.runtime.schedule import Schedule
     from memonger.runtime.session import Session
     from memonger.training_session import TrainingSession
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "BudgetError", "Buffer", "BusyError", "Cuda", "FeedError", "Feeder",
-    "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel", "GiB", "GraphPlan", "KiB", "Layout", "LayoutError",
-    "LoadError", "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError",
-    "PlanFileError", "RuntimeUnavailableError", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
-    "TrainingSession", "VerificationError", "count_memory", "differentiate", "draw", "fit", "from_torch", "get_cost",
-    "load", "make_mirror_plan", "pack", "pareto", "plan_all", "search_plan", "to_training_mode", "unplan",
+    "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
+    "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
+    "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError", "MeanAbsoluteError",
+    "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
+    "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
+    "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw",
+    "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all",
+    "search_plan", "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
     "memonger.autodiff.differentiate": ("differentiate",),
-    "memonger.autodiff.losses": ("BinaryCrossEntropy", "MeanSquaredError", "SoftmaxCrossEntropy"),
-    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW"),
+    "memonger.autodiff.losses.classes": ("BinaryCrossEntropy", "SoftmaxCrossEntropy"),
+    "memonger.autodiff.losses.ctc": ("CTCLoss",),
+    "memonger.autodiff.losses.differences": (
+        "HuberLoss",
+        "MeanAbsoluteError",
+        "MeanSquaredError",
+        "TripletMarginLoss",
+    ),
+    "memonger.autodiff.mixed_precision": ("to_mixed_precision",),
+    "memonger.autodiff.separate": ("separate_parameters",),
+    "memonger.autodiff.optimizers": ("SGD", "Adam", "AdamW", "Lion"),
     "memonger.autodiff.training_mode": ("to_training_mode",),
+    "memonger.distributed.session": ("DistributedTrainingSession",),
     "memonger.feeding": ("Feeder", "FeederConfig"),
+    "memonger.graph.collectives": ("Buckets",),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.layout": ("Buffer", "Layout", "allocate"),
     "memonger.model.from_torch": ("from_torch",),
     "memonger.model.load": ("load",),
+    "memonger.model.lora": ("add_lora", "merge_lora"),
     "memonger.model.model": ("Model",),
     "memonger.plan": ("GraphPlan", "Plan"),
     "memonger.planning.fit": ("Fit", "fit"),
@@ -80,6 +102,7 @@ _LAZY = {
     "memonger.runtime.fleet": ("Fleet", "FleetModel"),
     "memonger.runtime.fleet_memory": ("FleetMemory",),
     "memonger.runtime.pipeline": ("Pipeline",),
+    "memonger.runtime.schedule": ("Schedule",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }

@@ -158,7 +158,8 @@ class BasePlan:
         Raises:
             VerificationError: the plan is wrong.
         """
-        verify.verify(self.graph, self.offsets, self.arena_bytes, self.alignment)
+        groups = [members for _, members in self.graph.collectives]
+        verify.verify(self.graph, self.offsets, self.arena_bytes, self.alignment, groups)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SHORTER = {"densenet": ["--depth", "16", "--epochs", "1"]}
+SHORTER = {"densenet": ["--depth", "16", "--epochs", "1"], "distributed": ["--epochs", "1"]}
 """Arguments that leave out none of what an example does."""
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 

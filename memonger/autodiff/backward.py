@@ -7,25 +7,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from memonger.autodiff.open_operators import OPEN
 from memonger.autodiff.registry import RULES
 from memonger.autodiff.sums import Sums
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
 from memonger.model.emitter import Emitter
-from memonger.model.operators import facts
-from memonger.model.values import is_floating
+from memonger.model.operators import facts, operator_name
+from memonger.model.values import is_floating, static_shape
 
 Finished = Callable[[ir.Value, ir.Value], None]
 
 
 def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    """Floating-point values that change with one of ``wrt``, jumps left out. ``nodes`` are in topological order."""
+    """Values of floating-point or unknown type that change with one of ``wrt``, jumps left out.
+
+    ``nodes`` are in topological order.
+    """
     active = set(wrt)
     for node in nodes:
         if facts(node).without_gradient:
             continue
         if any(v in active for v in read_values(node)):
-            active.update(v for v in node.outputs if v.name and is_floating(v))
+            active.update(v for v in node.outputs if v.name and (v.dtype is None or is_floating(v)))
     return active
 
 
@@ -124,11 +128,29 @@ def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -
         names = ", ".join(f"'{v.name}'" for v in behind[:5]) + (
             f" and {len(behind) - 5} more" if len(behind) > 5 else ""
         )
+        why = OPEN.get(operator_name(node), "has no gradient rule, nor a function body to differentiate through")
         raise PlanError(
             f"{name}: operator {node.op_type} (domain '{node.domain or 'ai.onnx'}', opset {opset}, node '{node.name}') "
-            "has no gradient rule, nor a function body to differentiate through. It stands between the loss and "
-            f"{names}: freeze those (frozen=[...]), or cut the model before '{node.outputs[0].name}'."
+            f"{why}. It stands between the loss and {names}: freeze those (frozen=[...]), or cut the model before "
+            f"'{node.outputs[0].name}'."
         )
+
+
+def check_size(output: ir.Value, name: str) -> None:
+    """The size of an output that is differentiated is known.
+
+    Raises:
+        PlanError: it names the operator that writes it.
+    """
+    node = output.producer()
+    if node is None or static_shape(output) is not None:
+        return
+    unsized = "has outputs of a size that only the run can tell, and gradients need static shapes"
+    why = OPEN.get(operator_name(node), unsized)
+    raise PlanError(
+        f"{name}: operator {node.op_type} (domain '{node.domain or 'ai.onnx'}', node '{node.name}') {why}. The size of "
+        f"output '{output.name}' is unknown."
+    )
 
 
 def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:

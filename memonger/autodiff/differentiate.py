@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -11,10 +11,12 @@ from onnx_ir.passes import common as passes
 
 from memonger.autodiff import backward, losses, optimizers, training_mode
 from memonger.autodiff.expand import expand, write_out_bodies
+from memonger.autodiff.kept_casts import keep_smaller
+from memonger.autodiff.mixed_precision import TYPES, precision_of
 from memonger.autodiff.rules import random
-from memonger.autodiff.rules.booleans import keep_booleans
+from memonger.autodiff.separate import separate_parameters
 from memonger.autodiff.transposes import fold_into_products, move_to_products
-from memonger.autodiff.updates import Optimizer, Updater
+from memonger.autodiff.updates import Optimizer, Updater, loss_scale
 from memonger.errors import PlanError
 from memonger.graph.schedule import updates_last
 from memonger.model import forward_model, parameters, training_roles
@@ -40,6 +42,7 @@ def differentiate(
     wrt: Sequence[str] | None = None,
     frozen: Sequence[str] = (),
     clip_norm: float | None = None,
+    ema: float | None = None,
     accumulate: Accumulate = "no",
     keep_random: bool = False,
     batch: int | None = None,
@@ -48,22 +51,26 @@ def differentiate(
     """Write a model's backward pass, and with an optimizer its whole training step.
 
     The result's outputs are the forward model's, the loss, and for each parameter ``<parameter>.grad``; with an
-    optimizer ``gradient_norm`` where that is clipped, and new contents: ``<parameter>.next``, and the like of the
-    optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't depend on stays an
-    initializer. The model is differentiated as it stands: `to_training_mode` first, where BatchNormalization and
-    Dropout are in inference form. What inputs and outputs there are, and what for, says
-    `memonger.model.training_roles.Training`.
+    optimizer ``gradient_norm`` where that is clipped or the loss is scaled, and new contents: ``<parameter>.next``, and
+    the like of the optimizer's state. Parameters are inputs whose initializers are defaults; one the loss doesn't
+    depend on stays an initializer. The model is differentiated as it stands: `to_training_mode` first, where
+    BatchNormalization and Dropout are in inference form. With an optimizer the loss of a model that
+    `to_mixed_precision` wrote in float16 is scaled by the input ``loss_scale``, and updates scale the gradients back.
+    What inputs and outputs there are, and what for, says `memonger.model.training_roles.Training`.
 
     Args:
-        source: What `memonger.load` takes or gives.
-        loss: ``softmax_cross_entropy``, ``binary_cross_entropy`` or ``mean_squared_error`` of the model's output, with
-            the target as a new input (see `memonger.autodiff.losses`); or the name of a scalar output of the model.
-            None: the gradients of the outputs are inputs, ``<output>.grad``.
+        source: What `memonger.load` takes or gives; for second derivatives what this gives without an optimizer. Then
+            gradients are differentiated: inputs ``<gradient>.grad`` are the vector that the Hessian is multiplied by.
+        loss: One of `memonger.autodiff.losses`, with the target as a new input, or its name: ``softmax_cross_entropy``,
+            ``binary_cross_entropy``, ``mean_squared_error``, ``mean_absolute_error``, ``huber``, ``triplet_margin``; or
+            the name of a scalar output of the model. None: the gradients of the outputs are inputs, ``<output>.grad``.
         optimizer: See `memonger.autodiff.optimizers`. None: gradients are outputs.
         wrt: Names or glob patterns of the initializers and inputs to differentiate by. None: the parameters, see
             `memonger.model.parameters.trainable`.
         frozen: Names or glob patterns of parameters to leave as they are.
         clip_norm: The largest global norm of the gradients; more is scaled down to it. It keeps every gradient alive.
+        ema: Keep an exponential moving average of each parameter, ``<parameter>.ema``, of which a step keeps this
+            share, as 0.999; the first step's is the parameter. `TrainingSession.evaluate` and ``export`` take them.
         accumulate: ``add``: a step that adds its gradients to ``<parameter>.accumulated`` and updates no parameter;
             ``apply``: one that adds its gradients to those, and updates.
         keep_random: Leave random operators as they are, seeded. Else they are a hash of key, step and element index,
@@ -77,10 +84,14 @@ def differentiate(
             loss that isn't there. The message says what would work.
     """
     model = load(source, batch=batch, dims=dims)
+    if not model.is_differentiated:
+        model = separate_parameters(model)
     _check_options(model, loss, optimizer, clip_norm, accumulate)
+    if ema is not None and not (optimizer is not None and 0 <= ema < 1):
+        raise PlanError(f"ema is a share of at least 0 and below 1, and needs an optimizer: not {ema!r}.")
     try:
         with collecting_later():
-            return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, accumulate, keep_random)
+            return _differentiate(model, loss, optimizer, wrt, frozen, clip_norm, ema, accumulate, keep_random)
     except MemoryError as error:
         raise PlanError(f"{model.name}: there is not enough memory to differentiate it.") from error
 
@@ -92,9 +103,13 @@ def _differentiate(
     wrt: Sequence[str] | None,
     frozen: Sequence[str],
     clip_norm: float | None,
+    ema: float | None,
     accumulate: Accumulate,
     keep_random: bool,
 ) -> Model:
+    first = model.training if model.is_differentiated else None
+    if first is not None and wrt is None:
+        wrt = tuple(first.gradients)
     chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
     _check_patterns(model.name, optimizer, chosen)
     copy = raise_opset(model.clone())
@@ -105,13 +120,16 @@ def _differentiate(
         random.fix_seeds(copy.ir)
     work = _Work(copy, Emitter(copy.ir), keep_random)
     work.roles = model.training or training_mode.roles_of_statistics(copy.ir)
+    if first is not None:
+        work.take_over(first)
     work.list_inputs([*chosen, *work.roles.statistics])
     expand(copy.ir, work.op, keep_random=keep_random)
-    _start(work, loss)
+    scaled = precision_of(copy.ir) == "float16" and (optimizer is not None or accumulate != "no")
+    _start(work, loss, scaled)
     _write_bodies(work, chosen)
     move_to_products(copy.ir, work.op)
     fold_into_products(copy.ir, work.op)
-    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate))
+    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate, ema))
     _finish(work, model.ir)
     return copy
 
@@ -158,6 +176,14 @@ class _Work:
         """Make initializers inputs, before any rule could take their content for a constant."""
         self.model.graph.inputs.extend(v for v in self.values(names) if not v.is_graph_input())
 
+    def take_over(self, first: Training) -> None:
+        """Go on from a model that has gradients: they are outputs like others, and its inputs stay what they are."""
+        inputs = {str(v.name): v for v in self.model.graph.inputs}
+        self.op.scalars.update({role: inputs[name] for role, name in first.scalars.items()})
+        self.op.classes.update({name: (count, first.ignored.get(name)) for name, count in first.classes.items()})
+        others = [first.loss] if first.loss else []
+        self.roles = replace(first, loss=None, outputs=(*first.outputs, *others, *first.gradients.values()))
+
     def take(self) -> None:
         """Move what was emitted into the graph."""
         self.model.graph.extend(self.op.nodes)
@@ -165,14 +191,18 @@ class _Work:
 
 
 def _check_options(model: Model, loss: object, optimizer: object, clip_norm: float | None, accumulate: str) -> None:
-    if model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs):
+    twice = model.training is not None and bool(model.training.gradients) and loss is None
+    if not twice and (model.is_differentiated or any(str(v.name).endswith(".grad") for v in model.ir.graph.outputs)):
         why = "has gradients or updates in it already: it was differentiated before"
-        raise PlanError(f"{model.name} {why}. Give the forward model.")
+        raise PlanError(
+            f"{model.name} {why}. Give the forward model, or for second derivatives one without an optimizer, and no "
+            "loss."
+        )
     if accumulate not in ("no", "add", "apply"):
         raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         given = option("optimizer", optimizer)
-        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...) or AdamW(...).")
+        raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...), AdamW(...) or Lion(...).")
     if loss is None and (optimizer is not None or accumulate != "no"):
         names = ", ".join(losses.NAMES)
         raise PlanError(f"{model.name}: an optimizer needs a loss ({option('loss', NAME)}): {names}, or an output.")
@@ -203,20 +233,28 @@ def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str
             )
 
 
-def _start(work: _Work, loss: str | losses.Loss | None) -> None:
-    """Set what the backward pass begins at."""
+def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool) -> None:
+    """Set what the backward pass begins at. With ``scaled`` the loss's gradient is multiplied by ``loss_scale``."""
     op = work.op
     outputs = [v for v in work.model.graph.outputs if v.name in work.roles.outputs]
     if loss is not None:
         built = losses.attach(op, work.model, loss, work.roles.outputs)
+        gradients = built.gradients
+        if scaled:
+            with op.at("loss"):
+                scale = loss_scale(op)
+                gradients = {v: op.Mul(gradient, op.cast(scale, gradient.dtype)) for v, gradient in gradients.items()}
         work.take()
         work.loss_name = str(built.loss.name)
-        work.begin = {str(built.start.name): built.gradient}
+        work.begin = {str(value.name): gradient for value, gradient in gradients.items()}
         return
     floats = [v for v in outputs if is_floating(v)]
+    if work.roles.gradients:
+        floats = [v for v in floats if v.name in work.roles.gradients.values()]
     if not floats:
         raise PlanError(f"{work.model.name} has no floating-point output to differentiate.")
     for v in floats:
+        backward.check_size(v, work.model.name)
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
 
 
@@ -247,7 +285,7 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     updates = dict(work.roles.updates)
     gradient_of = backward.backward(op, nodes, work.values(chosen), work.seeds(), updater.finished)
     updater.close()
-    keep_booleans(op, nodes)
+    keep_smaller(op, nodes, TYPES.get(precision_of(work.model.ir) or ""))
     work.take()
     _log_left_out(work, chosen, gradient_of)
     namer = _Namer(work, set(nodes))
@@ -274,8 +312,10 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         statistics=work.roles.statistics,
         state=tuple(str(v.name) for v in updater.state),
         accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
+        averages={str(p.name): str(v.name) for p, v in updater.averages.items()},
         scalars={role: str(v.name) for role, v in op.scalars.items()},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
+        whole_gradients={str(p.name): str(v.name) for p, v in updater.whole.items()},
         gradient_norm=None if norm is None else str(norm.name),
         classes={name: classes for name, (classes, _) in op.classes.items()},
         ignored={name: number for name, (_, number) in op.classes.items() if number is not None},

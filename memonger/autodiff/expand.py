@@ -14,6 +14,7 @@ from memonger.model.emitter import Emitter
 from memonger.model.model import Model
 from memonger.model.operators import facts, operator_name
 from memonger.model.replacing import Replacer
+from memonger.model.values import static_shape, subgraphs
 
 ROUNDS = 16  # bodies within bodies; the standard's are three deep
 
@@ -21,15 +22,29 @@ ROUNDS = 16  # bodies within bodies; the standard's are three deep
 def expand(model: ir.Model, op: Emitter, *, keep_random: bool = False) -> None:
     """Write every operator that has an expansion as that; with ``keep_random`` all but random ones."""
     into = Replacer(model.graph, op)
+    behind_unknown = False  # whether a node was replaced whose outputs' shapes onnx couldn't tell
     for node in list(model.graph):
-        rule = EXPANSIONS.get(operator_name(node))
-        if rule is None or node in into.gone or (keep_random and facts(node).random):
+        if node in into.gone:
             continue
+        if behind_unknown and _infers(node):
+            op.infer(node)
+        rule = EXPANSIONS.get(operator_name(node))
+        unknown = any(v is not None and (v.dtype is None or static_shape(v) is None) for v in node.inputs)
+        if rule is None or (keep_random and facts(node).random) or (node.domain and unknown):
+            continue
+        behind_unknown = behind_unknown or any(v.name and static_shape(v) is None for v in node.outputs)
         with op.at(str(node.name)):
             results = rule(op, node)
         if results is not None:
             into.replace(node, results)
     into.finish()
+
+
+def _infers(node: ir.Node) -> bool:
+    """Whether a standard node's shapes can be told now, and weren't."""
+    before = all(v is None or static_shape(v) is not None for v in node.inputs)
+    after = all(static_shape(v) is not None for v in node.outputs if v.name)
+    return node.domain == "" and before and not after and not subgraphs(node) and not facts(node).sized_at_run_time
 
 
 def write_out_bodies(model: Model, needed: Callable[[], list[ir.Node]]) -> None:

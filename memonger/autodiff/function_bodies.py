@@ -79,6 +79,7 @@ def _as_function(proto: onnx.FunctionProto, name: str, opset: int, outputs: int)
     """The body as a function with that many outputs: bodies don't write the outputs that the node leaves out."""
     proto.domain, proto.name = _DOMAIN, name
     del proto.opset_import[:], proto.output[outputs:]
+    proto.output[:] = [result or f"left_out_{k}" for k, result in enumerate(proto.output)]
     proto.opset_import.append(onnx.helper.make_opsetid("", opset))
     written = {result for node in proto.node for result in node.output}
     left_out = [result for result in proto.output if result not in written]

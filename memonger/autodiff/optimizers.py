@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from memonger.autodiff import eight_bits
 from memonger.autodiff.updates import Optimizer, Scaled, Step
 from memonger.errors import PlanError
 from memonger.model import names
@@ -23,6 +24,7 @@ class SGD:
         nesterov: Nesterov's momentum.
         weight_decay: L2 penalty.
         no_decay: Names or glob patterns of parameters without it.
+        maximize: Make the loss larger.
     """
 
     lr: float = 0.01
@@ -31,6 +33,7 @@ class SGD:
     nesterov: bool = False
     weight_decay: float = 0.0
     no_decay: Sequence[str] = ()
+    maximize: bool = False
 
     def __post_init__(self) -> None:
         _check_range(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -39,7 +42,7 @@ class SGD:
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
-        op, g = step.op, _penalized(self, step, p, g)
+        op, g = step.op, _penalized(self, step, p, _directed(self, step, g))
         if self.momentum:
             v = step.state(p, "momentum")
             left = step.first_dampening(self.dampening)
@@ -61,6 +64,9 @@ class Adam:
         eps: Added to the root of the mean square.
         weight_decay: L2 penalty.
         no_decay: Names or glob patterns of parameters without it.
+        bits: Of an element of the two means: 32, or 8 as bitsandbytes has it, see `memonger.autodiff.eight_bits`.
+        amsgrad: Divide by the largest mean square so far (Reddi et al. 2018); with 32 bits only.
+        maximize: Make the loss larger.
     """
 
     lr: float = 1e-3
@@ -68,15 +74,19 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     no_decay: Sequence[str] = ()
+    bits: int = 32
+    amsgrad: bool = False
+    maximize: bool = False
 
     def __post_init__(self) -> None:
         _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         _check_betas(self.betas)
+        _check_bits(self)
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
-        g = _penalized(self, step, p, g)
-        step.updates[p] = step.op.Sub(p, step.adam(p, g, self.betas, self.eps))
+        g = _penalized(self, step, p, _directed(self, step, g))
+        step.updates[p] = step.op.Sub(p, _adam(self, step, p, g))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,9 @@ class AdamW:
         eps: Added to the root of the mean square.
         weight_decay: Share of a parameter, times the learning rate, that a step takes from it.
         no_decay: Names or glob patterns of parameters without it.
+        bits: Of an element of the two means: 32, or 8 as bitsandbytes has it, see `memonger.autodiff.eight_bits`.
+        amsgrad: Divide by the largest mean square so far (Reddi et al. 2018); with 32 bits only.
+        maximize: Make the loss larger.
     """
 
     lr: float = 1e-3
@@ -96,16 +109,67 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.01
     no_decay: Sequence[str] = ()
+    bits: int = 32
+    amsgrad: bool = False
+    maximize: bool = False
 
     def __post_init__(self) -> None:
         _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         _check_betas(self.betas)
+        _check_bits(self)
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
-        change, decay = step.adam(p, g, self.betas, self.eps), _decay(self, p)
+        change, decay = _adam(self, step, p, _directed(self, step, g)), _decay(self, p)
         base = step.op.Mul(p, step.remaining(decay, p.dtype)) if decay else p
         step.updates[p] = step.op.Sub(base, change)
+
+
+@dataclass(frozen=True, slots=True)
+class Lion:
+    """Lion (Chen et al. 2023, https://arxiv.org/abs/2302.06675): the sign of a mean of gradients; half Adam's state.
+
+    Attributes:
+        lr: Learning rate: the default of the input ``learning_rate``.
+        betas: What is kept of the mean of gradients where its sign is taken, and from step to step.
+        weight_decay: Share of a parameter, times the learning rate, that a step takes from it.
+        no_decay: Names or glob patterns of parameters without it.
+        maximize: Make the loss larger.
+    """
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    no_decay: Sequence[str] = ()
+    maximize: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range(self, lr=self.lr, weight_decay=self.weight_decay)
+        _check_betas(self.betas)
+
+    def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
+        """Emit the new content of ``p`` and of its state."""
+        op, decay = step.op, _decay(self, p)
+        gradient, m = step.times(_directed(self, step, g)), step.state(p, "exp_avg")
+        near, far = (op.Add(op.Mul(m, beta), op.Mul(gradient, 1.0 - beta)) for beta in self.betas)
+        step.updates[m] = far
+        base = op.Mul(p, step.remaining(decay, p.dtype)) if decay else p
+        step.updates[p] = op.Sub(base, step.times(Scaled(op.Sign(near), (step.rate(),))))
+
+
+def _adam(optimizer: Adam | AdamW, step: Step, p: ir.Value, g: Scaled) -> ir.Value:
+    """The change Adam subtracts, its means kept in as many bits as asked for."""
+    betas, eps = optimizer.betas, optimizer.eps
+    if optimizer.bits == 8 and eight_bits.takes(step.op, p):
+        return eight_bits.adam(step, p, g, betas, eps)
+    return step.adam(p, g, betas, eps, amsgrad=optimizer.amsgrad)
+
+
+def _check_bits(optimizer: Adam | AdamW) -> None:
+    if optimizer.bits not in (8, 32):
+        raise PlanError(f"bits must be 32 or 8, not {optimizer.bits!r}.")
+    if optimizer.amsgrad and optimizer.bits == 8:
+        raise PlanError("amsgrad needs bits=32: the largest mean squares are not kept in 8.")
 
 
 def _check_range(optimizer: object, **settings: float) -> None:
@@ -119,6 +183,11 @@ def _check_range(optimizer: object, **settings: float) -> None:
 def _check_betas(betas: tuple[float, float]) -> None:
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise PlanError(f"betas must be two numbers, at least 0 and below 1, not {betas}.")
+
+
+def _directed(optimizer: SGD | Adam | AdamW | Lion, step: Step, g: Scaled) -> Scaled:
+    """The gradient of what becomes smaller."""
+    return Scaled(g.value, (*g.factors, step.op.constant(-1.0, ir.DataType.DOUBLE))) if optimizer.maximize else g
 
 
 def _decay(optimizer: Optimizer, p: ir.Value) -> float:

@@ -7,11 +7,12 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from memonger.autodiff.separate import separate_parameters
 from memonger.errors import PlanError
 from memonger.model import forward_model, parameters, training_roles
 from memonger.model.emitter import Emitter
@@ -60,6 +61,7 @@ def to_training_mode(
     model = load(source, batch=batch, dims=dims)
     if training_roles.KEY in model.ir.metadata_props:
         raise PlanError(f"{model.name} is in training form already.")
+    model = separate_parameters(model)
     trained = parameters.trainable(model)
     copy = raise_opset(model.clone())
     name_nodes(copy.ir)
@@ -275,4 +277,5 @@ def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
     roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates))
     training_roles.write(model, roles)
     model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
-    forward_model.embed(model, source, roles)
+    if forward_model.KEY not in model.metadata_props:  # `to_mixed_precision` puts the float32 model there
+        forward_model.embed(model, source, replace(roles, parameters=trained))

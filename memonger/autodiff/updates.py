@@ -1,7 +1,8 @@
 """Updates: new contents for parameters, optimizer state, running statistics and summed gradients.
 
 Nothing here asks whether the loss is finite: a step is run in two segments, and the second, with all updates in it,
-only where the loss, and the norm that gradients are clipped by, are (`memonger.runtime.segments`).
+only where the loss, and the gradients' norm where there is one, are (`memonger.runtime.segments`). There is one where
+gradients are clipped by it, and where the loss is scaled: gradients that overflowed make it infinite or NaN.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from memonger.model.emitter import Emitter
 _DOUBLE = ir.DataType.DOUBLE
 _FLOAT = ir.DataType.FLOAT
 
+LOSS_SCALE = 2.0**16  # of the first step, as torch.amp.GradScaler has it
 CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
@@ -58,9 +60,11 @@ class Step:
 
         return op.Mul(x.value, self._once((x.factors, x.value.dtype), multiplied))
 
-    def state(self, p: ir.Value, name: str) -> ir.Value:
-        """The input ``<parameter>.<name>``, a tensor like the parameter."""
-        value = self.op.input(f"{p.name}.{name}", p.dtype or _FLOAT, self.op.dims(p))
+    def state(
+        self, p: ir.Value, name: str, dtype: ir.DataType | None = None, dims: Sequence[int] | None = None
+    ) -> ir.Value:
+        """The input ``<parameter>.<name>``, a tensor like the parameter where nothing else is said."""
+        value = self.op.input(f"{p.name}.{name}", dtype or p.dtype or _FLOAT, self.op.dims(p) if dims is None else dims)
         self.states.append(value)
         return value
 
@@ -91,22 +95,45 @@ class Step:
 
         return self._once(("correction", beta), corrected)
 
-    def adam(self, p: ir.Value, g: Scaled, betas: tuple[float, float], eps: float) -> ir.Value:
-        """The change Adam subtracts.
+    def adam(
+        self, p: ir.Value, g: Scaled, betas: tuple[float, float], eps: float, *, amsgrad: bool = False
+    ) -> ir.Value:
+        """The change Adam subtracts."""
+        m, v = self.state(p, "exp_avg"), self.state(p, "exp_avg_sq")
+        self.updates[m], self.updates[v] = mean, square = self.moments(m, v, g, betas)
+        if amsgrad:
+            most = self.state(p, "max_exp_avg_sq")
+            self.updates[most] = square = self.op.Max(most, square)
+        return self.adam_change(mean, square, betas, eps)
+
+    def average(self, p: ir.Value, new: ir.Value, decay: float) -> ir.Value:
+        """The input ``<parameter>.ema``, that from the first step on averages what ``p`` becomes."""
+        op = self.op
+        first = self._once("first", lambda: op.Equal(op.scalar("step", ir.DataType.INT64), 0))
+        kept = self._once("kept", lambda: op.Where(first, _double(op, 0.0), _double(op, decay)))
+        rest = self._once("rest", lambda: op.Sub(1.0, kept))
+        average = self.state(p, "ema")
+        self.updates[average] = op.Add(self.times(Scaled(average, (kept,))), self.times(Scaled(new, (rest,))))
+        return average
+
+    def moments(self, m: ir.Value, v: ir.Value, g: Scaled, betas: tuple[float, float]) -> tuple[ir.Value, ir.Value]:
+        """The new means of gradients and of their squares."""
+        op = self.op
+        first, second = (_double(op, 1.0 - beta) for beta in betas)
+        mean = op.Add(op.Mul(m, betas[0]), self.times(Scaled(g.value, (first, *g.factors))))
+        square = self.times(Scaled(op.Mul(g.value, g.value), (second, *g.factors, *g.factors)))
+        return mean, op.Add(op.Mul(v, betas[1]), square)
+
+    def adam_change(self, m: ir.Value, v: ir.Value, betas: tuple[float, float], eps: float) -> ir.Value:
+        """The change, of the new means.
 
         With the corrections c₁ and c₂ it is lr/c₁·m / (√(v/c₂) + eps), here lr·√c₂/c₁ · m / (√v + eps·√c₂).
         """
-        op, dtype = self.op, p.dtype
-        m, v = self.state(p, "exp_avg"), self.state(p, "exp_avg_sq")
-        first, second = (_double(op, 1.0 - beta) for beta in betas)
-        self.updates[m] = op.Add(op.Mul(m, betas[0]), self.times(Scaled(g.value, (first, *g.factors))))
-        square = self.times(Scaled(op.Mul(g.value, g.value), (second, *g.factors, *g.factors)))
-        self.updates[v] = op.Add(op.Mul(v, betas[1]), square)
+        op, dtype = self.op, m.dtype
         root = self._once("root", lambda: op.Sqrt(self.correction(betas[1])))
         floor = self._once(("floor", dtype), lambda: op.cast(op.Mul(root, eps), dtype))
         scale = self._once("adam", lambda: op.Div(op.Mul(self.rate(), root), self.correction(betas[0])))
-        ratio = op.Div(self.updates[m], op.Add(op.Sqrt(self.updates[v]), floor))
-        return self.times(Scaled(ratio, (scale,)))
+        return self.times(Scaled(op.Div(m, op.Add(op.Sqrt(v), floor)), (scale,)))
 
     def _once(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
         if key not in self._known:
@@ -121,7 +148,16 @@ def _double(op: Emitter, number: float) -> ir.Value:
 
 def learning_rate(op: Emitter, default: float) -> ir.Value:
     """The float32 scalar input ``learning_rate``, with its default."""
-    value = op.scalar("learning_rate", _FLOAT)
+    return _with_default(op, "learning_rate", default)
+
+
+def loss_scale(op: Emitter) -> ir.Value:
+    """The float32 scalar input ``loss_scale``, with its default."""
+    return _with_default(op, "loss_scale", LOSS_SCALE)
+
+
+def _with_default(op: Emitter, role: str, default: float) -> ir.Value:
+    value = op.scalar(role, _FLOAT)
     if value.const_value is None:
         value.const_value = ir.tensor(np.float32(default), name=value.name)
         op.graph.register_initializer(value)
@@ -159,8 +195,11 @@ class Updater:
         updates: Persistent input → its new content.
         state: Inputs for the optimizer's tensors.
         accumulated: Parameter → input for its summed gradient.
-        norm: The gradients' global norm, where they are clipped by it.
+        whole: Parameter → its gradient, summed over micro-batches, as its update reads it.
+        averages: Parameter → input for its average over the steps.
+        norm: The gradients' global norm, where they are clipped by it, or the loss is scaled.
         updating: Whether anything is updated at all; without, gradients are outputs.
+        waits: Whether updates wait for the norm, and so for every gradient.
     """
 
     def __init__(
@@ -170,12 +209,16 @@ class Updater:
         optimizer: Optimizer | None,
         clip_norm: float | None,
         accumulate: str,
+        ema: float | None = None,
     ) -> None:
-        self.op, self.optimizer, self.accumulate = op, optimizer, accumulate
+        self.op, self.optimizer, self.accumulate, self.ema = op, optimizer, accumulate, ema
         self.clip_norm = None if accumulate == "add" else clip_norm
+        self.waits = accumulate != "add" and (clip_norm is not None or "loss_scale" in op.scalars)
         self.updates: dict[ir.Value, ir.Value] = {}
         self.state: list[ir.Value] = []
         self.accumulated: dict[ir.Value, ir.Value] = {}
+        self.whole: dict[ir.Value, ir.Value] = {}
+        self.averages: dict[ir.Value, ir.Value] = {}
         self.norm: ir.Value | None = None
         self._waiting: list[tuple[ir.Value, ir.Value]] = []
         self._scale: tuple[ir.Value, ...] = ()
@@ -188,6 +231,8 @@ class Updater:
             self._step = Step(op, lr, self.updates, self.state)
             if accumulate == "apply":
                 self._scale = (op.cast(op.scalar("accumulation_scale", _FLOAT), _DOUBLE),)
+            if self.waits and "loss_scale" in op.scalars:
+                self._scale = (*self._scale, op.Div(1.0, op.cast(loss_scale(op), _DOUBLE)))
 
     def finished(self, value: ir.Value, gradient: ir.Value) -> None:
         """A gradient is whole: write what follows from it."""
@@ -202,7 +247,10 @@ class Updater:
                     self.updates[total] = op.Add(total, gradient)
                     return
                 gradient = op.Add(total, gradient)
-            if self.clip_norm is not None:
+            if self.waits:
+                gradient = _before_widening(gradient)
+            self.whole[value] = gradient
+            if self.waits:
                 self._waiting.append((value, gradient))
             else:
                 self._update(value, gradient)
@@ -210,25 +258,40 @@ class Updater:
     def _update(self, value: ir.Value, gradient: ir.Value) -> None:
         assert self.optimizer is not None
         assert self._step is not None
-        self.optimizer.update(self._step, value, Scaled(gradient, self._scale))
+        self.optimizer.update(self._step, value, Scaled(self.op.cast(gradient, value.dtype), self._scale))
+        if self.ema is not None:
+            self.averages[value] = self._step.average(value, self.updates[value], self.ema)
 
     def close(self) -> None:
         """All gradients are whole: write what waited for that."""
-        if self.clip_norm is None or self._step is None:
+        if not self.waits or self._step is None:
             return
         with self.op.at("update/clip"):
-            self._clip(self.clip_norm)
+            self.norm = self._norm()
+            if self.clip_norm is not None:
+                self._scale = (*self._scale, self._shrink(self.norm, self.clip_norm))
         for value, gradient in self._waiting:
             with self.op.at(f"update/{value.name}"):
                 self._update(value, gradient)
 
-    def _clip(self, largest: float) -> None:
-        """Scale by min(1, largest / (norm + 1e-6)), as ``torch.nn.utils.clip_grad_norm_`` does."""
+    def _norm(self) -> ir.Value:
+        """The global norm of the gradients."""
         op = self.op
         squares = [op.ReduceSumSquare(op.cast(gradient, _FLOAT), keepdims=0) for _, gradient in self._waiting]
         norm = op.Sqrt(op.Sum(*squares))
         for factor in self._scale:
             norm = op.Mul(norm, op.cast(factor, _FLOAT))
-        self.norm = norm
-        shrink = op.Min(op.Div(largest, op.Add(op.cast(norm, _DOUBLE), CLIP_EPSILON)), 1.0)
-        self._scale = (*self._scale, shrink)
+        return norm
+
+    def _shrink(self, norm: ir.Value, largest: float) -> ir.Value:
+        """min(1, largest / (norm + 1e-6)), as ``torch.nn.utils.clip_grad_norm_`` has it."""
+        return self.op.Min(self.op.Div(largest, self.op.Add(self.op.cast(norm, _DOUBLE), CLIP_EPSILON)), 1.0)
+
+
+def _before_widening(gradient: ir.Value) -> ir.Value:
+    """A gradient as it was before it was cast to its parameter's type: that takes less while it waits."""
+    node = gradient.producer()
+    source = None if node is None or node.op_type != "Cast" else node.inputs[0]
+    if source is None or source.dtype is None or gradient.dtype is None:
+        return gradient
+    return source if source.dtype.bitwidth < gradient.dtype.bitwidth else gradient

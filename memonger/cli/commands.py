@@ -15,6 +15,7 @@ from memonger.cli.options import (
     ENVIRONMENT,
     FORMATS,
     HELP,
+    LORA,
     LOWERING,
     MODE,
     MODEL,
@@ -79,6 +80,7 @@ PLAN_EXAMPLES = (
     click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
+    LORA,
     REPORT,
     AS_JSON,
     QUIET,
@@ -121,6 +123,7 @@ plan = click.version_option(__version__)(
                  help="Try this budget instead: 4GiB. May be repeated."),
     *LOWERING,
     *TRAINING,
+    LORA,
     AS_JSON,
     QUIET,
 )  # fmt: skip
@@ -228,6 +231,7 @@ def plan_all_command(**arguments: Any) -> None:
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the training model here."),
     *DIMS,
     *TRAINING,
+    LORA,
     click.option("--wrt", multiple=True, metavar="PATTERN", help="Differentiate by these; default: the parameters."),
     click.option("--frozen", multiple=True, metavar="PATTERN", help="Leave these parameters as they are."),
 )

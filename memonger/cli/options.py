@@ -46,6 +46,15 @@ def _state(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]
     return becomes
 
 
+def _lora(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, str] | None:
+    rank, _, pattern = (value or "").partition(":")
+    if value is None:
+        return None
+    if not _SIZE.fullmatch(rank) or int(rank) < 1:
+        raise click.BadParameter(f"{value!r} is not RANK or RANK:PATTERN, such as 8 or 8:*.query.weight.")
+    return int(rank), pattern or "*"
+
+
 def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Bytes from a text such as 4GiB."""
     try:
@@ -73,7 +82,10 @@ def parse_batches(ctx: click.Context, parameter: click.Parameter, value: str | N
     return tuple(map(int, parts))
 
 
-LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
+LOSSES = (
+    "softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "mean_absolute_error", "huber",
+    "triplet_margin",
+)  # fmt: skip
 """The names in `memonger.autodiff.losses.NAMES`."""
 
 
@@ -198,15 +210,25 @@ PLANNING = (
 
 TRAINING = (
     click.option("--loss", metavar="NAME", shell_complete=completes(*LOSSES),
-                 help="Train: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, or an output's name."),
-    click.option("--optimizer", type=Choice(["sgd", "adam", "adamw"]),
+                 help=f"Train: {', '.join(LOSSES)}, or an output's name."),
+    click.option("--optimizer", type=Choice(["sgd", "adam", "adamw", "lion"]),
                  help="Write the updates into the model; without it the gradients are outputs."),
     click.option("--lr", type=Number(0, min_open=True), metavar="X", help="The optimizer's learning rate."),
     click.option("--momentum", type=Number(0, 1), metavar="X", help="Momentum, for sgd."),
     click.option("--weight-decay", type=Number(0), metavar="X", help="Weight decay."),
+    click.option("--optimizer-bits", type=Choice(["32", "8"]), callback=lambda ctx, _, given: given and int(given),
+                 help="Bits of each number that adam and adamw keep; of large weights 8 by blocks."),
+    click.option("--precision", type=Choice(["float16", "bfloat16"]),
+                 help="Train in mixed precision: products in 16 bits, parameters in float32."),
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
+LORA = click.option(
+    "--lora",
+    metavar="RANK[:PATTERN]",
+    callback=_lora,
+    help="Train only low-rank adapters beside the weights of products: 8, or 8:*.query.weight.",
+)
 
 FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
 """What `memonger.report.report` writes."""
@@ -230,7 +252,8 @@ _OPTIONS = {
         "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse",
         "capacity",
     ),
-    "Training": ("train", "loss", "train_mode", "optimizer", "lr", "momentum", "weight_decay", "wrt", "frozen"),
+    "Training": ("train", "loss", "train_mode", "lora", "precision", "optimizer", "lr", "momentum", "weight_decay",
+                 "optimizer_bits", "wrt", "frozen"),
     "Device": ("device", "devices", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
     "Run": (

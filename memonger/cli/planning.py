@@ -9,7 +9,8 @@ import click
 from click.core import ParameterSource
 
 from memonger.autodiff.differentiate import differentiate
-from memonger.autodiff.optimizers import SGD, Adam, AdamW
+from memonger.autodiff.mixed_precision import to_mixed_precision
+from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
 from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
 from memonger.cli.command import given_again
@@ -19,6 +20,7 @@ from memonger.devices import Cuda
 from memonger.errors import PlanError
 from memonger.graph.liveness import Sharing
 from memonger.model.load import load
+from memonger.model.lora import add_lora
 from memonger.model.model import Model
 from memonger.model.save import save_model
 from memonger.plan import Plan
@@ -120,11 +122,11 @@ def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
 
 def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     """Write a model and its backward pass as one model."""
-    optimizer = _optimizer(flags)
-    batch, dims = flags.pop("batch"), flags.pop("dims")
-    read = to_training_mode if flags.pop("train_mode") else load
-    wrt = flags.pop("wrt") or None
-    training = differentiate(read(model, batch=batch, dims=dims), optimizer=optimizer, wrt=wrt, **flags)
+    optimizer, wrt, precision = _optimizer(flags), flags.pop("wrt") or None, flags.pop("precision")
+    read = _read(model, **{key: flags.pop(key) for key in ("batch", "dims", "train_mode", "lora")})
+    if precision is not None:
+        read = to_mixed_precision(read, precision)
+    training = differentiate(read, optimizer=optimizer, wrt=wrt, **flags)
     print_notes(training.notes)
     save_model(training.ir.clone(), output)
     print_line(f"Wrote {output}: {training.ir.graph.num_nodes()} nodes. Plan it: memonger plan {output}")
@@ -144,10 +146,20 @@ def refuse_planning_options(model: Path, *others: str) -> None:
 
 def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
-    train_mode = flags.pop("train_mode", False)
-    dims = {key: flags.pop(key) for key in ("batch", "dims")} if train_mode else {}
+    changes = {key: flags.pop(key, None) for key in ("train_mode", "lora")}
+    sizes = {key: flags.pop(key) for key in ("batch", "dims")} if any(changes.values()) else {}
     options = options_of(flags)
-    return (to_training_mode(model, **dims) if train_mode else model), options
+    return (_read(model, **sizes, **changes) if sizes else model), options
+
+
+def _read(
+    model: Path, batch: int | None, dims: Mapping[str, int], train_mode: bool, lora: tuple[int, str] | None
+) -> Model:
+    """The model at these sizes, with adapters and in training form where that is asked for."""
+    read = load(model, batch=batch, dims=dims)
+    if lora is not None:
+        read = add_lora(read, *lora)
+    return to_training_mode(read) if train_mode else read
 
 
 def options_of(flags: dict[str, Any]) -> Options:
@@ -177,5 +189,10 @@ def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
         raise click.UsageError(f"--{next(iter(settings)).replace('_', '-')} is for an --optimizer.")
     if "momentum" in settings and name != "sgd":
         raise click.UsageError("--momentum is for --optimizer sgd.")
-    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    bits = flags.pop("optimizer_bits", None)
+    if bits is not None and name not in ("adam", "adamw"):
+        raise click.UsageError("--optimizer-bits is for --optimizer adam or adamw.")
+    if bits is not None:
+        settings["bits"] = bits
+    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "lion": Lion}
     return None if name is None else kinds[name](**settings)

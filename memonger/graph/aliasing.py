@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from memonger.model.operators import facts
+from memonger.model.operators import RANKS, facts
 from memonger.model.parts import parts_of
 from memonger.model.values import static_shape
 
@@ -313,6 +313,8 @@ def view_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], ...
 
 def inplace_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], ...]:
     """(input index, output index) pairs where the output may overwrite an input of its size that dies at this step."""
+    if node.domain == RANKS:  # each sum lies where the gradient lay; the last output has no bytes
+        return tuple((index, index) for index in range(len(node.outputs) - 1))
     return _pairs(_IN_PLACE_OF, node, provider)
 
 
@@ -398,6 +400,8 @@ def may_alias_unbound(node: ir.Node) -> bool:
     whose kernels onnxruntime doesn't define.
     """
     domain = node.domain
+    if domain == RANKS:
+        return False
     if domain not in ("", _MS, _NCHWC, _ML) or (domain, node.op_type) in _RUNTIME_ALIASES:
         return True
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

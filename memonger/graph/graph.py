@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import aliasing, costs
-from memonger.model.operators import facts, operator_name
+from memonger.model.operators import RANKS, WAIT, facts, operator_name
 from memonger.model.parts import is_marked
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.values import LARGEST, all_values, dense, nbytes, subgraphs
@@ -128,6 +128,12 @@ class Graph:
         """Values that chunks made a part of another planned one."""
         marked = (w for w, offered in zip(self.windows, self.offered, strict=True) if not offered)
         return frozenset(part for windows in marked for part, whole, _ in windows if self.planned[whole])
+
+    @cached_property
+    def collectives(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Nodes that wait for a collective, each with the values it adds up, which lie side by side."""
+        nodes = (node for node, op in enumerate(self.ops) if op.startswith(f"{RANKS}::{WAIT}"))
+        return tuple((node, tuple(source for source, _ in self.inplace[node])) for node in nodes)
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:

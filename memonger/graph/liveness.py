@@ -62,7 +62,7 @@ def assign_storage(
     alignment: int = ALIGNMENT,
     offsets: Mapping[int, int] | None = None,
     windows: Collection[int] = (),
-    groups: Sequence[Collection[int]] = (),
+    groups: Sequence[Collection[int]] | None = None,
 ) -> Storage:
     """Decide which values share a storage: a view always, in place and inside another where nobody needs the old bytes.
 
@@ -73,13 +73,16 @@ def assign_storage(
         offsets: An existing layout by value number: only values that it puts together share. This reads a plan's
             storages off its offsets.
         windows: Of the nodes that offer windows (`Graph.offered`) those that get them; with `offsets` all do.
-        groups: Values that lie side by side in one storage, a group each; see `memonger.graph.groups`.
+        groups: Values that lie side by side in one storage, a group each; see `memonger.graph.groups`. None: those of
+            the graph's collectives.
 
     Raises:
         PlanError: a group can't be contiguous; it names the value.
     """
     sharing = sharing or Sharing()
     taken = frozenset(windows)
+    if groups is None:
+        groups = [members for _, members in graph.collectives]
     check_groups(graph, groups)
     draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)))
     for step, writes in enumerate(graph.writes):

@@ -98,6 +98,21 @@ def sources_of(nodes: Sequence[ir.Node]) -> list[set[int]]:
     return [{number[v] for v in read_values(node) if v in number} for node in nodes]
 
 
+def depth_first(nodes: Sequence[ir.Node], values: Sequence[ir.Value]) -> list[ir.Node]:
+    """The nodes that these values depend on, each right behind the last of those that it reads from."""
+    writer = {value: node for node in nodes for value in node.outputs}
+    order: dict[ir.Node, None] = {}
+    stack = [writer[value] for value in reversed(values) if value in writer]
+    while stack:
+        node = stack[-1]
+        before = [writer[v] for v in read_values(node) if v in writer and writer[v] not in order]
+        if node not in order and before:
+            stack += reversed(before)
+        else:
+            order[stack.pop()] = None
+    return list(order)
+
+
 def readers_of(sources: Sequence[Sequence[int]]) -> list[list[int]]:
     """For each node the nodes of which it is a source."""
     readers: list[list[int]] = [[] for _ in sources]

@@ -7,11 +7,12 @@ file's offsets become raw addresses.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from memonger.errors import VerificationError
 from memonger.graph.graph import Graph
+from memonger.model.operators import BEGIN, RANKS, WAIT
 
 Stretch = tuple[int, int]
 
@@ -97,6 +98,7 @@ def verify(
     _check_addresses(graph, offsets, arena_bytes, alignment)
     for members in groups:
         _check_group(graph, offsets, alignment, members)
+    _check_collectives(graph, offsets)
     arena = _Arena()
     written: set[int] = set(range(len(graph.values))) - {v for writes in graph.writes for v in writes}
     tied: dict[int, list[int]] = {}
@@ -147,6 +149,29 @@ def _check_group(graph: Graph, offsets: Mapping[int, int], alignment: int, membe
                 f"which ends at {end}: their group has to be contiguous."
             )
         before, end = value, offsets[value] + graph.sizes[value]
+
+
+def _check_collectives(graph: Graph, offsets: Mapping[int, int]) -> None:
+    """From the node that begins a collective to the one that waits for it nobody else reads or writes its bytes."""
+    steps = {op: step for step, op in enumerate(graph.ops)}
+    for wait, members in graph.collectives:
+        name, begin = graph.nodes[wait], steps.get(graph.ops[wait].replace(f"::{WAIT}", f"::{BEGIN}"), wait)
+        if begin >= wait or len(members) != len(graph.writes[wait]) - 1 or not {*members} <= {*graph.reads[begin]}:
+            raise VerificationError(f"node '{name}' (step {wait}) waits for a collective that no node began.")
+        moved = [(a, b) for a, b in graph.inplace[wait] if offsets[a] != offsets[b]]
+        if moved:
+            a, b = (f"'{graph.values[v]}' at byte {offsets[v]}" for v in moved[0])
+            raise VerificationError(f"node '{name}' (step {wait}) gives {b}, and its collective has written {a}.")
+        places = [(offsets[v], offsets[v] + graph.sizes[v]) for v in members]
+        for step in range(begin + 1, wait):
+            for value in (*graph.reads[step], *graph.writes[step]):
+                if not graph.planned[value] or graph.ops[step].startswith(f"{RANKS}::"):
+                    continue
+                if any(offsets[value] < stop and start < offsets[value] + graph.sizes[value] for start, stop in places):
+                    raise VerificationError(
+                        f"node '{graph.nodes[step]}' (step {step}) uses '{graph.values[value]}', which has bytes of "
+                        f"the collective that node '{name}' (step {wait}) waits for."
+                    )
 
 
 def _check_readable(
@@ -268,12 +293,23 @@ def sharing_pairs(graph: Graph, offsets: Mapping[int, int]) -> tuple[tuple[int, 
     return tuple(dict.fromkeys((a, b) for a, b in pairs if offsets[a] == offsets[b]))
 
 
-def stays_within(graph: Graph, sharing: tuple[tuple[int, int], ...], sizes: Mapping[int, int]) -> bool:
+def stays_within(
+    graph: Graph,
+    sharing: tuple[tuple[int, int], ...],
+    sizes: Mapping[int, int],
+    changed: Iterable[int] | None = None,
+) -> bool:
     """Whether a layout that `verify` passed holds at other sizes, by a sufficient condition that takes microseconds.
 
     No planned value is larger than it was, and those at one address (`sharing_pairs`) are as large as one another:
     every value then owns a part of the bytes it owned, and none collides that didn't. If not, `verify` has to be asked.
+
+    Args:
+        graph: What was laid out.
+        sharing: See `sharing_pairs`.
+        sizes: Bytes of each planned value.
+        changed: Values that may be larger than they were; None: any.
     """
-    return all(size <= graph.sizes[value] for value, size in sizes.items()) and all(
+    return all(sizes[value] <= graph.sizes[value] for value in (sizes if changed is None else changed)) and all(
         sizes[a] == sizes[b] for a, b in sharing
     )

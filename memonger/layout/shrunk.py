@@ -30,6 +30,7 @@ class Shrunk:
 
     def __init__(self, buffers: Sequence[Buffer], offsets: Sequence[int]) -> None:
         self._offsets, self._alignment = list(offsets), [buffer.alignment for buffer in buffers]
+        self._sizes = [buffer.size for buffer in buffers]
         order = np.argsort(np.array(offsets, np.int64), kind="stable")
         start = np.array([buffer.start for buffer in buffers], np.int64)[order]
         stop = np.array([buffer.stop for buffer in buffers], np.int64)[order]
@@ -55,6 +56,14 @@ class Shrunk:
     def is_quick(self) -> bool:
         """Whether `offsets` takes less than a millisecond or so."""
         return len(self._lower) <= _MOST_PAIRS
+
+    def rounded(self, index: int, size: int) -> int:
+        """A buffer's size rounded up to four binary digits, so that sizes that differ little have the same offsets.
+
+        It doesn't become larger by that than in the layout.
+        """
+        digits = max(0, size.bit_length() - 4)
+        return min(-(-size >> digits) << digits, max(size, self._sizes[index]))
 
     def offsets(self, sizes: Sequence[int]) -> list[int] | None:
         """Offsets in bytes for sizes in bytes; None where one is larger than in the layout, and something collides."""

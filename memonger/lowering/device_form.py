@@ -15,8 +15,8 @@ from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names
-from memonger.graph.schedule import sources_of, topological_order, updates_last
-from memonger.lowering import calibrate, cpu, cpu_convolutions, ranged
+from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
+from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import open_dims
@@ -88,12 +88,14 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
     folder = ScratchFolder()
     try:
-        written = FORMS.get(device.provider, _unchanged)(model)
-        if device.is_host and settings.level == "rewrite":
+        rewritten = device.is_host and settings.level == "rewrite"
+        written = FORMS.get(device.provider, _unchanged)(cpu_narrow.write_out(model) if rewritten else model)
+        if rewritten:
             written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
         lowered, calibration = _lower(written, device, settings, folder.path)
     except SessionError as error:
-        raise PlanError(f"{model.name}: {error}") from error
+        hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
+        raise PlanError(f"{model.name}: {error}{hint}") from error
     except OSError as error:
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
     cuda = settings.cuda if device.facts.has_settings else None
@@ -175,21 +177,20 @@ def _reload(path: Path, original: Model) -> ir.Model:
 
 
 def _settle_reorders(model: ir.Model) -> None:
-    """Put the nodes that leave blocked layouts right before their first readers, named by what they write.
+    """Where onnxruntime's order of nodes is another each time, put them into one that follows from the graph alone.
 
-    onnxruntime inserts and counts them in the order of addresses: each time another.
+    It inserts the nodes that leave blocked layouts in the order of addresses, counts them so, and where there are
+    several lists the branches that they end in that order. So each node goes right behind the last that it reads from,
+    depth first from the outputs, and these nodes are named by what they write.
     """
     nodes = list(model.graph)
     moved = [node for node in nodes if operator_name(node) == "com.microsoft.nchwc::ReorderOutput"]
-    if not moved:
-        return
-    place = {node: (number, "") for number, node in enumerate(nodes)}
     for node in moved:
-        first = min((place[reader][0] for reader in node.outputs[0].consumers()), default=len(nodes))
-        place[node] = first - 1, str(node.outputs[0].name)
         node.name = None
-    model.graph.remove(nodes)
-    model.graph.extend(sorted(nodes, key=place.__getitem__))
+    if len(moved) > 1:
+        unread = {str(v.name): v for node in nodes for v in node.outputs if v.name and not v.consumers()}
+        model.graph.remove(nodes)
+        model.graph.extend(depth_first(nodes, [*model.graph.outputs, *(unread[name] for name in sorted(unread))]))
 
 
 def in_source_order(model: ir.Model, source: ir.Model) -> None:

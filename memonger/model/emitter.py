@@ -129,7 +129,7 @@ class Emitter:
         results = [ir.Value(name=name if k == 0 else self.fresh(f"{name}.{k}")) for k in range(outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
         node = ir.node(op_type, values, given, outputs=results, name=name)
-        self._infer(node)
+        self.infer(node)
         self.nodes.append(node)
         return tuple(results)
 
@@ -170,7 +170,7 @@ class Emitter:
         value.name = self.fresh(f"{node.outputs[0].name}.{suffix}")
         for other in node.outputs:
             other.name = other.name or ""
-        self._infer(node, only=value)
+        self.infer(node, only=value)
         return value
 
     def constant(self, content: Any, dtype: ir.DataType | None = ir.DataType.FLOAT) -> ir.Value:
@@ -333,8 +333,11 @@ class Emitter:
             return None
         return value.const_value.numpy()
 
-    def _infer(self, node: ir.Node, only: ir.Value | None = None) -> None:
-        """Give a node's outputs their types and shapes. Equal nodes on equal shapes are inferred once."""
+    def infer(self, node: ir.Node, only: ir.Value | None = None) -> None:
+        """Give a node's outputs, or ``only`` one, their types and shapes.
+
+        Equal nodes on equal shapes are inferred once.
+        """
         key = _signature(node)
         if key not in self._inferences:
             self._inferences[key] = self._inferred(node)

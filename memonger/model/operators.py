@@ -43,6 +43,13 @@ class Operator:
     without_gradient: bool = False
 
 
+RANKS = "memonger.ranks"
+"""Domain of the nodes that stand for collectives between ranks; see `memonger.graph.collectives`."""
+
+BEGIN, WAIT = "Begin", "Wait"
+"""What their types begin with; behind that stands the bucket's number."""
+
+
 def operator_name(node: ir.Node) -> str:
     """The node's operator as the table and `Graph.ops` write it: ``domain::type``, or ``type`` in ONNX's own domain."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

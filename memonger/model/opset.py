@@ -49,6 +49,11 @@ def _is_same(node: ir.Node, opset: int) -> bool:
 
 
 def _converted(model: Model, opset: int) -> Model:
+    if opset < 9 and any(node.op_type == "Scan" for node in model.graph):
+        raise PlanError(
+            f"{model.name} is in opset {opset}, and gradients need {OPSET}: onnx's converter doesn't raise it, as "
+            "its Scan has an axis for the batch. Export it again with a newer opset."
+        )
     metadata_of = {v.name: node.metadata_props for node in model.graph for v in node.outputs if node.metadata_props}
     metadata, graph_name = dict(model.ir.metadata_props), model.graph.name
     constants = {v.name for v in model.graph.initializers.values() if v.meta.get("constant")}

@@ -73,7 +73,7 @@ def choose(model: Model, wrt: Sequence[str] | None, frozen: Sequence[str]) -> tu
             kind = values[each].dtype
             raise PlanError(
                 f"{name}: '{each}' is {kind.name.lower() if kind else 'no tensor'}: only floating-point tensors have "
-                "gradients. Leave it out of {option('wrt')}, or freeze it ({option('frozen', [each])})."
+                f"gradients. Leave it out of {option('wrt')}, or freeze it ({option('frozen', [each])})."
             )
     if not chosen:
         raise PlanError(

@@ -17,7 +17,7 @@ from memonger.model.values import nbytes, static_shape
 
 KEY = "memonger.training"
 FORMAT = 1
-SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale")
+SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale", "loss_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,15 @@ class Training:
         statistics: Running statistics: persistent, not trained, saved with the parameters.
         state: The optimizer's tensors, zero before the first step.
         accumulated: Parameter → the input its gradients are accumulated in, zero after each update.
+        averages: Parameter → the input, one of ``state``, that is its average over the steps.
         scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
-            ``accumulation_scale``.
+            ``accumulation_scale``, ``loss_scale`` (the loss's gradient is multiplied by it, and the parameters' by its
+            inverse before they are used).
         output_gradients: Output → the input that is its gradient, where there is no loss.
-        gradient_norm: The output that is the gradients' global norm, where they are clipped by it: nothing is updated
-            where it isn't finite.
+        whole_gradients: Parameter → the value that its update reads as its gradient, summed over micro-batches, where
+            parameters are updated.
+        gradient_norm: The output that is the gradients' global norm, where they are clipped by it, or the loss is
+            scaled: nothing is updated where it isn't finite.
         classes: Input of class numbers → how many classes there are. Its elements are below that, or ``ignored``.
         ignored: Input of class numbers → the number that counts for nothing, where one was asked for.
     """
@@ -51,8 +55,10 @@ class Training:
     statistics: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     accumulated: Mapping[str, str] = field(default_factory=dict)
+    averages: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, str] = field(default_factory=dict)
     output_gradients: Mapping[str, str] = field(default_factory=dict)
+    whole_gradients: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
     ignored: Mapping[str, int] = field(default_factory=dict)
@@ -112,6 +118,12 @@ def _check_roles(training: Training, name: str) -> None:
         *(f"'{value}' is updated, and doesn't persist" for value in training.updates if value not in kept),
         *(f"'{role}' is no role of a scalar" for role in training.scalars if role not in SCALARS),
         *(f"'{value}' is accumulated, and no parameter" for value in training.accumulated if value not in kept),
+        *(
+            f"'{value}' averages, and is no state"
+            for value in training.averages.values()
+            if value not in training.state
+        ),
+        *(f"'{value}' is averaged, and no parameter" for value in training.averages if value not in kept),
         *(
             f"'{value}' ignores a label, and has no classes"
             for value in training.ignored

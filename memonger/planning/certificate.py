@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from memonger.autodiff.optimizers import SGD, Adam, AdamW
+from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda
 from memonger.errors import LoadError, PlanError, PlanFileError, VerificationError
@@ -37,7 +37,7 @@ _LONGEST = 1 << 20
 
 _PART = 1 << 20
 
-_OPTIMIZERS: Mapping[str, Any] = {"SGD": SGD, "Adam": Adam, "AdamW": AdamW}
+_OPTIMIZERS: Mapping[str, Any] = {"SGD": SGD, "Adam": Adam, "AdamW": AdamW, "Lion": Lion}
 
 Size = Annotated[int, AtLeast(0)]
 
@@ -62,6 +62,7 @@ class Recipe:
     dims: Mapping[str, Annotated[int, AtLeast(0, MOST_BATCH)]] = field(default_factory=dict)
     loss: str | None = None
     optimizer: OptimizerRecord | None = None
+    precision: Annotated[str, OneOf(("float16", "bfloat16"))] | None = None
     level: Annotated[str, OneOf(("disable", "basic", "extended", "all"))] | None = None
     threads: Annotated[int, AtLeast(0, MOST_THREADS)] = 0
     inplace: bool = True
@@ -174,6 +175,7 @@ def recipe(options: Options, train_mode: bool) -> Recipe:
         dims=options.sizes,
         loss=options.loss,
         optimizer=None if options.optimizer is None else _optimizer_record(options.optimizer),
+        precision=options.precision,
         level=options.level,
         threads=options.threads,
         inplace=options.sharing.inplace,
@@ -289,6 +291,7 @@ def _options(recipe: Recipe) -> Options:
         dims=recipe.dims,
         loss=recipe.loss,
         optimizer=None if recipe.optimizer is None else _optimizer_of(recipe.optimizer),
+        precision=recipe.precision,  # type: ignore[arg-type]
         level=recipe.level,  # type: ignore[arg-type]
         threads=recipe.threads,
         sharing=Sharing(recipe.inplace, recipe.views, recipe.reuse),

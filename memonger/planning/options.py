@@ -13,9 +13,11 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from memonger import units
 from memonger.autodiff.losses import Loss
+from memonger.autodiff.mixed_precision import Precision
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device
 from memonger.errors import PlanError, memory_checked
+from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
 from memonger.model.image_rows import ROWS
 from memonger.model.ranges import MOST_RANGES, Range, in_terms_of, own, terms_of
@@ -49,6 +51,7 @@ class Options:
             whose name is such a sum needs none.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
+        precision: ``float16`` or ``bfloat16``: train in mixed precision, see `memonger.to_mixed_precision`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
         budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: search the fastest plan whose total,
             arena with workspace, parameters and inputs, is no more.
@@ -81,6 +84,8 @@ class Options:
             inference. It is written in place where a kernel may, else two buffers swap; see `memonger.Session`. A cache
             grows along a dimension with a range, of which the largest size counts. ``{"past.*": "present.*"}`` names
             all inputs that begin so.
+        buckets: Of training on several ranks, how gradients are put together for the all-reduce (`memonger.Buckets`).
+            The plan is the same for any number of ranks; see `memonger.DistributedTrainingSession`. Without chunks.
         inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
             dimensions that are still open.
         cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.
@@ -95,6 +100,7 @@ class Options:
     dims: Mapping[str, Dim] | None = None
     loss: str | Loss | None = None
     optimizer: Optimizer | None = None
+    precision: Precision | None = None
     device: str | Device | None = None
     budget: float | str | None = None
     strategy: Strategy | None = None
@@ -111,12 +117,13 @@ class Options:
     level: Level | None = None
     threads: int = 0
     state: Mapping[str, str] | None = None
+    buckets: Buckets | None = None
     inputs: Mapping[str, Any] | None = None
     cuda: Cuda = field(default_factory=Cuda)
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        for key, names in (("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level)):
+        for key, names in _NAMED:
             _check_name(key, getattr(self, key), get_args(names))
         for key, kind, words in _KINDS:
             if not isinstance(getattr(self, key), kind):
@@ -141,6 +148,8 @@ class Options:
         if self.progress is not None and not callable(self.progress):
             raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
         self._check_state()
+        if self.buckets is not None and not (self.sharing.inplace and self.sharing.reuse):
+            raise PlanError(f"{option('buckets')} needs sums that lie where gradients lay: leave sharing out.")
         if self.mode == "inference" and self.trains:
             say = option("mode", "training")
             raise PlanError(f"a loss or an optimizer is for training: leave {option('mode')} out, or say {say}.")
@@ -276,6 +285,7 @@ class FrontierOfModel(FrontierOfGraph, total=False):
     dims: Mapping[str, Dim] | None
     loss: str | Loss | None
     optimizer: Optimizer | None
+    precision: Precision | None
     device: str | Device | None
     keep: Sequence[str]
     level: Level | None
@@ -292,6 +302,7 @@ class Keywords(ForGraph, FrontierOfModel, total=False):
     chunks: str | int
     max_overhead: float
     allow_rounding: bool
+    buckets: Buckets | None
 
 
 def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
@@ -401,12 +412,18 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("optimizer", Optimizer | None, "an optimizer of memonger's (memonger.SGD())"),
     ("device", str | Device | None, "a text such as 'cpu' or 'cuda:0'"),
     ("state", Mapping | None, "names of inputs and outputs, as {'h': 'h_next'}"),
+    ("buckets", Buckets | None, "a memonger.Buckets"),
     ("inputs", Mapping | None, "arrays by name"),
     ("sharing", Sharing, "a memonger.Sharing"),
     ("cuda", Cuda, "a memonger.Cuda"),
     ("allow_rounding", bool, "True or False"),
 )
 """What the values of options are, in words."""
+
+_NAMED: tuple[tuple[str, Any], ...] = (
+    ("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level), ("precision", Precision),
+)  # fmt: skip
+"""Options that are names."""
 
 _BOUNDS = (
     ("batch", 1, MOST_BATCH), ("trials", 0, MOST_TRIALS), ("effort", 0, MOST_BUDGET), ("threads", 0, MOST_THREADS),

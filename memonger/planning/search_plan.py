@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import onnx_ir as ir
 
 from memonger.autodiff.differentiate import differentiate
+from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
+from memonger.graph.collectives import with_collectives
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT
 from memonger.lowering.lowered import Lowered, portable
@@ -295,6 +297,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
         )
     asked, (options, said) = options, settle(own, options)
+    _check_precision(own, options)
     mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
     if mode == "training" and not model.is_differentiated:
@@ -346,6 +349,9 @@ def _asked(
     """What is asked of a lowered model, with what its marks say of it."""
     model, tell = lowered.model, options.progress or _silent
     graph = _graph_of(lowered, roles, device, ranges)
+    if options.buckets is not None:
+        with_collectives(model, graph, roles, options.buckets, str(model.graph.name))
+        graph = _graph_of(lowered, roles, device, ranges)
     base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph)
     return dataclasses.replace(
         _request(options, graph, base),
@@ -382,7 +388,12 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
 
 def in_chunks(job: Job) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
-    if job.ranges or job.options.state or not chunking.are_wanted(job.lowered, job.options, job.device):
+    if (
+        job.ranges
+        or job.options.state
+        or job.options.buckets
+        or not chunking.are_wanted(job.lowered, job.options, job.device)
+    ):
         return job
 
     options, trains = job.options, job.mode == "training"
@@ -577,8 +588,17 @@ def device_of(device: str | Device | None) -> Device:
     return parse_device("cpu" if onnxruntime.is_available() else "none")
 
 
+def _check_precision(own: Model, options: Options) -> None:
+    if options.precision is not None and (options.chosen_mode != "training" or own.is_differentiated):
+        what = "is differentiated already" if own.is_differentiated else "is planned for inference"
+        given = option("precision", options.precision)
+        raise PlanError(f"{own.name} {what}: {given} is for training a forward model.")
+
+
 def _differentiate(model: Model, options: Options) -> Model:
     try:
+        if options.precision is not None:
+            model = to_mixed_precision(model, options.precision)
         return differentiate(model, loss=options.loss, optimizer=options.optimizer)
     except PlanError as error:
         if options.mode is None and not options.trains:

@@ -78,6 +78,7 @@ class Binding:
         self._planned = {tensor.name: tensor for tensor in program.planned}
         self._replaced = {new: old for old, new in updates.items() if new in program.replacing}
         self._written = written
+        self._returned = {name for name in program.outputs if name not in self._replaced and name not in written}
         apart = {*self._planned, *self._replaced, *written}
         self._unplanned = [name for name in program.outputs if name not in apart]
         bound = dict.fromkeys([*self._unplanned, *self._planned, *self._replaced, *written])
@@ -118,9 +119,17 @@ class Binding:
             store = self.fixed[old]
             tensor = store.tensors[old]
             ort.bind_output(self.binding, new, tensor.dtype, tensor.shape, store.address(old), self.device)
-        for name, (store, key) in self._written.items():
-            tensor = store.tensors[key]
-            ort.bind_output(self.binding, name, tensor.dtype, tensor.shape, store.address(key), self.device)
+        parts = ((name, store.tensors[key], store.address(key)) for name, (store, key) in self._written.items())
+        written = ((name, tensor.dtype, tensor.shape, address) for name, tensor, address in parts)
+        ort.bind_outputs(self.binding, written, 0, self.device)
+
+    def _bind_fixed(self) -> None:
+        """Bind inputs that persist to where they lie."""
+        parts = (
+            (store.tensors[name], store.address(name)) for name, store in self.fixed.items() if name in self._takes
+        )
+        fixed = ((tensor.name, tensor.dtype, tensor.shape, address) for tensor, address in parts)
+        ort.bind_inputs(self.binding, fixed, self.device)
 
     def let_go(self) -> None:
         """Hold nothing of the last run: neither its inputs nor outputs that onnxruntime allocated."""
@@ -147,15 +156,19 @@ class Binding:
 
         What persists is the same as before, at other shapes as well.
         """
-        pairs = zip(self.program.planned, program.planned, strict=True)
-        moved = [new for old, new in pairs if new != old or new.name in self._redirected]
-        self.program, self.fixed, self._written = program, fixed, written
-        self.inputs = tuple(one for one in program.inputs if one.name not in fixed) if fixed else program.inputs
-        self._planned = dict(zip(self._planned, program.planned, strict=True))  # the same values in the same order
-        self._fed, self._is_plain, self._redirected = None, False, set()
-        self.__dict__.pop("_plain", None)
+        pairs = zip(self.program.planned, program.planned, strict=True)  # the same values in the same order
+        moved = [new for old, new in pairs if (new is not old and new != old) or new.name in self._redirected]
+        inputs = tuple(one for one in program.inputs if one.name not in fixed) if fixed else program.inputs
+        stays_plain = self._is_plain and inputs == self.inputs and self._returned.isdisjoint(one.name for one in moved)
+        self.program, self.inputs, self.fixed, self._written = program, inputs, fixed, written
+        self._planned.update((tensor.name, tensor) for tensor in moved)
         ort.bind_outputs(self.binding, moved, self.arena.address, self.device)
         self._bind_persisting()
+        if stays_plain:
+            self._bind_fixed()
+            return
+        self._fed, self._is_plain, self._redirected = None, False, set()
+        self.__dict__.pop("_plain", None)
 
     def checked(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """Inputs as `run` takes them.
@@ -216,8 +229,7 @@ class Binding:
     @cached_property
     def _plain(self) -> PlainRuns | None:
         """What is prepared for plain runs; None where the model takes or gives what isn't of that kind."""
-        persisting = self._replaced.keys() | self._written.keys()
-        returned = [name for name in self.program.outputs if name not in persisting]
+        returned = [name for name in self.program.outputs if name in self._returned]
         return PlainRuns.of(self.inputs, returned, self._planned, self.arena)
 
     def _begin_plain(self, plain: PlainRuns) -> None:
@@ -245,9 +257,7 @@ class Binding:
                 self._bind_input(name, self._own_store)
             else:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
-        for name, store in self.fixed.items():
-            if name in self._takes:
-                self._bind_input(name, store)
+        self._bind_fixed()
         for tensor in self.received:
             self._bind_received(tensor)
         self._foreign = set(self._input_store.tensors)
@@ -367,7 +377,7 @@ class Binding:
         bound = () if as_arrays and not self._unplanned else self.binding.get_outputs_as_ortvaluevector()
         results = {}
         for name in self.program.outputs:
-            if name in self._replaced or name in self._written:
+            if name not in self._returned:
                 continue
             if name in targets:
                 results[name] = targets[name]

@@ -43,6 +43,7 @@ class KeptState:
     Attributes:
         state: The same.
         sizes: Of its dimensions with a range, by name, as far as what is kept decides them.
+        grows: Whether a run leaves it longer than it was.
         nbytes: Bytes of all buffers.
 
     Raises:
@@ -63,17 +64,20 @@ class KeptState:
         self._buffers = Store(swapped, device), Store(swapped, device)
         self.nbytes = self._own.nbytes + 2 * self._buffers[0].nbytes
         self._turn, self._is_torn, self._lock = 0, False, threading.RLock()
-        self._least = self._beginning(program)
+        self._least, self.grows = self._beginning(program)
         self.sizes: Mapping[str, int] = self._least
 
-    def _beginning(self, program: Program) -> dict[str, int]:
-        """The sizes of an empty state: the smallest of those that grow, and of those that no other input has."""
+    def _beginning(self, program: Program) -> tuple[dict[str, int], bool]:
+        """The sizes of an empty state: the smallest of those that grow, and of those that no other input has.
+
+        And whether any grows.
+        """
         given = {value.name for value in program.inputs} - self.state.keys()
         names = {name for of_input in self._axes.values() for name in of_input.values()}
         free = {name for name in names if any(place.rpartition("[")[0] in given for place in self._ranges[name].places)}
-        after = self._after(program) if names else {}
+        after = self._after(program, {value.name: value.shape for value in program.inputs}) if names else {}
         grown = {name for name in names if after[name] != self._ranges[name].most}
-        return {name: self._ranges[name].least for name in sorted(grown | (names - free))}
+        return {name: self._ranges[name].least for name in sorted(grown | (names - free))}, bool(grown)
 
     def bind(self, program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> "StatefulBinding":
         """The program bound in an arena, with its state where it lies."""
@@ -119,9 +123,8 @@ class KeptState:
             self._is_torn = False
             return found
 
-    def _after(self, program: Program) -> dict[str, int]:
-        """The sizes after a run of a program."""
-        inputs = {value.name: value.shape for value in program.inputs}
+    def _after(self, program: Program, inputs: Mapping[str, Shape | None]) -> dict[str, int]:
+        """The sizes after a run of a program with inputs of these shapes."""
         try:
             return next_sizes(inputs, program.output_shapes, self.state, self._axes)
         except ValueError as error:
@@ -129,7 +132,8 @@ class KeptState:
 
     def _checked(self, program: Program) -> dict[str, int]:
         """The sizes after a run of a program, once it was checked that they may be kept."""
-        sizes, inputs = self._after(program), {value.name: value.shape for value in program.inputs}
+        inputs = {value.name: value.shape for value in program.inputs}
+        sizes = self._after(program, inputs)
         for name, size in sizes.items():
             if size not in self._ranges[name]:
                 raise SessionError(
@@ -232,7 +236,7 @@ class _Turn:
     """A state at one turn of its buffers: see `memonger.runtime.ranged.Persisting`."""
 
     def __init__(self, kept: KeptState, turn: int) -> None:
-        self._kept, self._turn = kept, turn
+        self._kept, self._turn, self.grows = kept, turn, kept.grows
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -236,6 +236,13 @@ def bind_outputs(
         bind(name, where, dtype, shape, base + offset)
 
 
+def bind_inputs(binding: Any, tensors: Iterable[tuple[str, ir.DataType, Sequence[int], int]], device: Device) -> None:
+    """`bind_input` of many, likewise: name, type, shape, address."""
+    where, bind = _where(device), binding._iobinding.bind_input
+    for name, dtype, shape, address in tensors:
+        bind(name, where, dtype, shape, address)
+
+
 def bind_input(
     binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
 ) -> None:

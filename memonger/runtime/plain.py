@@ -1,5 +1,6 @@
 """Runs of the plain kind, nearly all: what can be prepared for them once, so that small models aren't slowed down."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -27,8 +28,11 @@ class PlainRuns:
 
     def __init__(self, inputs: Sequence[feeding.Input], outputs: Iterable[ArenaTensor], arena: Arena) -> None:
         self._wanted = tuple((value.name, value.shape, value.numpy) for value in inputs)
-        empty = {value.name: np.empty(value.shape or (), value.numpy) for value in inputs}
-        self.copied = {name: array for name, array in empty.items() if array.nbytes <= SMALL}
+        self.copied = {
+            name: np.empty(shape or (), dtype)
+            for name, shape, dtype in self._wanted
+            if dtype is not None and math.prod(shape or ()) * dtype.itemsize <= SMALL
+        }
         self.bound = [value.name for value in inputs if value.name not in self.copied]
         self._copied, self._count = tuple(self.copied.items()), len(inputs)
         self._begin, self._end = arena.address, arena.address + arena.size

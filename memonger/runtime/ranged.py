@@ -8,8 +8,8 @@ their own in the same arena: the same nodes in the same order, at other offsets.
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -24,7 +24,8 @@ from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.layout import allocate
 from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
-from memonger.model.ranges import completed, described, in_words, own, place_of, shapes_at
+from memonger.model.ranges import completed, described, in_words, own, place_of
+from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
 from memonger.model.traced_sizes import TracedSizes
 from memonger.plan import Plan
@@ -54,6 +55,40 @@ class _Values:
     numbers: tuple[int, ...]
     bits: tuple[int, ...]
 
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The program that was made last: of the next one only what differs is made.
+
+    Attributes:
+        of_value: As `ShapesAt` has it, and by it which others are of the same structure.
+        having: Of each distinct shape the planned values that have it.
+        distinct: Shapes; of nothing yet ``(-1,)``, which is none.
+        own: Bytes of each planned value, by its number.
+        held: Whether the layout holds at these sizes.
+        offsets: By number.
+        planned: The values.
+    """
+
+    of_value: Sequence[int]
+    having: Sequence[Sequence[int]]
+    distinct: Sequence[Shape | None]
+    own: Mapping[int, int]
+    held: bool
+    offsets: Mapping[int, int]
+    planned: Sequence[ArenaTensor]
+
+    @staticmethod
+    def of_nothing(of_value: Sequence[int], planned: int) -> "_Last":
+        """Before any was made of this structure."""
+        having: list[list[int]] = [[] for _ in range(max(of_value, default=-1) + 1)]
+        for value, place in enumerate(of_value[:planned]):
+            having[place].append(value)
+        nothing = ArenaTensor("", ir.DataType.UNDEFINED, ())
+        return _Last(of_value, having, [(-1,)] * len(having), {}, False, {}, [nothing] * planned)
+
+
+_AT_SIZES = {"inputs", "planned", "output_shapes"}  # of a program: what differs from size to size
 
 _tensor = partial(tuple.__new__, ArenaTensor)  # thousands a second are made
 
@@ -95,10 +130,14 @@ class RangedProgram:
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._of_value, self._shrunk = _shrunk(plan)
-        first = {storage: value for value, storage in self._of_value.items()}
-        self._in_storage = [first[storage] for storage in range(len(first))]
+        one_of = {storage: value for value, storage in self._of_value.items()}
+        self._storage = {value: storage for storage, value in one_of.items()}  # of one value of each
         self.kept = max(KEPT, KEPT_VALUES // max(1, len(names)))
         self._known: OrderedDict[Key, Program] = OrderedDict()
+        self._last = _Last.of_nothing((), 0)
+        self._rounded, self._moved = [-1] * len(one_of), self._offsets
+        same = {field.name: getattr(program, field.name) for field in fields(program)}
+        self._program = partial(Program, **{name: same[name] for name in same.keys() - _AT_SIZES})
         self._lock = threading.Lock()
 
     def group(self, plan: Plan) -> Group:
@@ -177,33 +216,62 @@ class RangedProgram:
             distinct, of_value = self._sizes.at(key)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        shapes = [distinct[place] for place in of_value[: len(planned.names)]]
-        if None in distinct and None in shapes:
-            raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[shapes.index(None)]}' isn't known.")
-        elements = [0 if shape is None else math.prod(shape) for shape in distinct]
-        nbytes = [-(-bits * elements[place] // 8) for bits, place in zip(planned.bits, of_value, strict=False)]
-        own = dict(zip(planned.numbers, nbytes, strict=True))
-        holds = stays_within(self._graph, self._sharing, own)
-        offsets = self.moved_down(own) if holds else self._laid_out(sizes, own)
-        at = map(offsets.__getitem__, planned.numbers)
-        tensors = map(_tensor, zip(planned.names, planned.dtypes, shapes, at, strict=True))
-        given = shapes_at(self._shapes, self.ranges, sizes)
-        inputs = tuple(
-            feeding.Input(one.name, one.kind, given[one.name], one.required, one.numpy) if one.name in given else one
+        last = self._last if self._last.of_value is of_value else _Last.of_nothing(of_value, len(planned.names))
+        own, changed = dict(last.own), list[int]()
+        for old, shape, values in zip(last.distinct, distinct, last.having, strict=True):
+            if shape == old or not values:
+                continue
+            if shape is None:
+                raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[values[0]]}' isn't known.")
+            elements = math.prod(shape)
+            own.update([(planned.numbers[value], -(-planned.bits[value] * elements // 8)) for value in values])
+            changed += values
+        numbers = [planned.numbers[value] for value in changed] if last.held else None
+        held = stays_within(self._graph, self._sharing, own, numbers)
+        offsets = self.moved_down(own, numbers) if held else self._laid_out(sizes, own)
+        tensors = list(last.planned)
+        for value in changed if offsets is last.offsets else range(len(tensors)):
+            at = offsets[planned.numbers[value]]
+            tensors[value] = _tensor((planned.names[value], planned.dtypes[value], distinct[of_value[value]], at))
+        self._last = _Last(of_value, last.having, distinct, own, held, offsets, tensors)
+        results = dict(zip(self._outputs, map(distinct.__getitem__, of_value[len(tensors) :]), strict=True))
+        return self._program(inputs=self._inputs_at(sizes), planned=tuple(tensors), output_shapes=results)
+
+    def _inputs_at(self, sizes: Mapping[str, int]) -> tuple[feeding.Input, ...]:
+        """The inputs at these sizes; those without a range are the same objects each time."""
+        shapes = {name: list(self._shapes[name]) for name in self._open}
+        for name, where, axis in self._places:
+            shapes[where][axis] = sizes[name]
+        return tuple(
+            feeding.Input(one.name, one.kind, tuple(shapes[one.name]), one.required, one.numpy)
+            if one.name in shapes
+            else one
             for one in self._inputs
         )
-        results = dict(zip(self._outputs, map(distinct.__getitem__, of_value[len(planned.names) :]), strict=True))
-        return replace(self.base, inputs=inputs, planned=tuple(tensors), output_shapes=results)
 
-    def moved_down(self, own: Mapping[int, int]) -> Mapping[int, int]:
-        """The plan's offsets, each as low as those that it lies on allow at these sizes."""
+    def moved_down(self, own: Mapping[int, int], changed: Iterable[int] | None = None) -> Mapping[int, int]:
+        """The plan's offsets, each as low as those that it lies on allow at these sizes, rounded up.
+
+        Args:
+            own: Bytes of each planned value.
+            changed: Values that have other sizes than in the last call; None: all may.
+
+        Returns: What the last call returned where no rounded size differs.
+        """
         if self._shrunk is None:
             return self._offsets
-        offsets = self._shrunk.offsets([own[value] for value in self._in_storage])
-        if offsets is None:
-            return self._offsets
-        moved = zip(self._of_value, map(offsets.__getitem__, self._of_value.values()), strict=True)
-        return self._offsets | dict(moved)
+        differ = False
+        for value in self._storage if changed is None else changed:
+            storage = self._storage.get(value)
+            if storage is not None:
+                size = self._shrunk.rounded(storage, own[value])
+                differ |= size != self._rounded[storage]
+                self._rounded[storage] = size
+        if differ:
+            offsets = self._shrunk.offsets(self._rounded)
+            moved = {} if offsets is None else {value: offsets[storage] for value, storage in self._of_value.items()}
+            self._moved = self._offsets | moved
+        return self._moved
 
     def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
         """The plan's own offsets where the checker passes them at these sizes, else new ones in its arena."""
@@ -240,7 +308,12 @@ def _shrunk(plan: Plan) -> tuple[dict[int, int], Shrunk | None]:
 
 
 class Persisting(Protocol):
-    """What persists between the runs of a binding, and where it lies."""
+    """What persists between the runs of a binding, and where it lies.
+
+    ``grows``: whether each run finds it at other sizes than the last.
+    """
+
+    grows: bool
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -264,7 +337,8 @@ class RangedBinding:
 
     def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena, kept: Persisting | None = None) -> None:
         self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
-        self._kept = kept
+        self._kept, self._grows = kept, kept is not None and kept.grows
+        self._most = 1 if self._grows else ranged.kept
         self._names = tuple(value.name for value in ranged.base.inputs)
         self._bound: OrderedDict[Shapes, Binding] = OrderedDict()
         self._last: Binding | None = None
@@ -289,10 +363,15 @@ class RangedBinding:
         shapes = self._shapes(inputs) if type(inputs) is dict else ()
         binding = self._bound.get(shapes)
         if binding is None:
-            return None
+            return self.at(inputs) if self._is_plain(inputs) else None
         self._bound.move_to_end(shapes)
         self._use(binding)
         return binding
+
+    def _is_plain(self, inputs: feeding.Feeds) -> bool:
+        """Whether an array is given for each input that isn't kept."""
+        own = () if self._last is None else self._last.inputs
+        return len(own) == len(inputs) and all(type(inputs.get(one.name)) is np.ndarray for one in own)
 
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] | None = None) -> None:
         """Run once at the shape of the inputs; see `memonger.runtime.binding.Binding.run`.
@@ -320,7 +399,7 @@ class RangedBinding:
     def _bind(self, program: Program) -> Binding:
         """A program bound: in place of the one that ran least recently once there are enough."""
         own = {} if self._kept is None else self._kept.bound(program)
-        if len(self._bound) < self.ranged.kept:
+        if len(self._bound) < self._most:
             return Binding(program, self.engine, self.arena, **own)
         _, binding = self._bound.popitem(last=False)
         binding.take(program, **own)

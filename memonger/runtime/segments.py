@@ -3,19 +3,25 @@
 A training step has two. The first ends before anything that persists is written over: by then the loss is known, and
 the norm that gradients are clipped by. Whoever runs the step looks at them, and where they aren't finite the second
 segment, with all updates in it, doesn't run: nothing in the model has to ask.
+
+A step with collectives is cut where one begins and where one is waited for as well: between two segments the gradients
+of a bucket lie where the engine of the ranks adds them up.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Cuda
 from memonger.errors import SessionError
-from memonger.graph.graph import read_values
+from memonger.graph.collectives import collectives_of, expanded
+from memonger.graph.graph import needed_by, read_values
+from memonger.model.operators import RANKS
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
@@ -128,6 +134,33 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that lie side by side in the arena, and that ranks add up together.
+
+    Attributes:
+        members: Their places, in that order.
+        begin: Number of the segment before which the collective begins: the gradients are whole then.
+        wait: Number of the segment that reads the sums.
+    """
+
+    members: tuple[ArenaTensor, ...]
+    begin: int
+    wait: int
+
+
+class Exchange(Protocol):
+    """What ranks do between segments."""
+
+    def before(self, segment: int) -> None:
+        """Called before each segment, and once behind the last one."""
+        ...
+
+    def give_up(self) -> None:
+        """Called where the step ends before its updates: whatever has begun is to be waited for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """A plan cut into segments, without its model.
 
@@ -137,6 +170,8 @@ class Cut:
         kept: Parts of what persists: see `Kept`.
         models: Of each segment, to be loaded.
         settings: How the CUDA provider is set up.
+        gate: Number of the segments that run before anything is updated.
+        buckets: What ranks add up, in the order in which that begins.
     """
 
     program: Program
@@ -144,14 +179,17 @@ class Cut:
     kept: tuple[Kept, ...]
     models: tuple[Message, ...]
     settings: Cuda | None
+    gate: int
+    buckets: tuple[Bucket, ...]
 
 
-def cut(plan: Plan, own: Collection[str]) -> Cut:
-    """Cut a training plan, verified by the caller, before its first update.
+def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut:
+    """Cut a training plan, verified by the caller, before its first update and at its collectives.
 
     Args:
         plan: The plan.
         own: Inputs that the session binds itself: the model's own defaults are left out.
+        left_out: Outputs that another rank computes: what only they need doesn't run here.
 
     Raises:
         SessionError: the model can't be written for onnxruntime.
@@ -160,11 +198,60 @@ def cut(plan: Plan, own: Collection[str]) -> Cut:
     whole = exposed(without_defaults(plan.model, set(own)), program.planned, (), False)
     if kept:
         program = _without_parts(whole, program, kept)
-    parts = segments_of(whole, program, [program.first_update])
+    if left_out:
+        program = _without_outputs(whole, program, left_out)
+    program, step_of = _expanded(whole, program)
+    found = [(each, step_of[plan.graph.nodes[each.begin]], step_of[plan.graph.nodes[each.wait]])
+             for each in collectives_of(plan.graph)]  # fmt: skip
+    cuts = sorted({program.first_update, *(step for _, *steps in found for step in steps)})
+    parts = segments_of(whole, program, cuts)
     models = tuple(message(part.model) for part in parts)
     records = tuple((part.program, part.received, part.handed) for part in parts)
     settings = plan.stamp.cuda if plan.stamp is not None else None
-    return Cut(program, records, kept, models, settings)
+    ends = list(accumulate(len(part.program.order) for part in parts))
+    place = {tensor.name: tensor for tensor in program.planned}
+    buckets = tuple(
+        Bucket(tuple(place[plan.graph.values[v]] for v in each.members), bisect_right(ends, begin),
+               bisect_right(ends, wait))
+        for each, begin, wait in found
+    )  # fmt: skip
+    return Cut(program, records, kept, models, settings, max(1, bisect_right(ends, program.first_update)), buckets)
+
+
+def _without_outputs(model: ir.Model, program: Program, left_out: Collection[str]) -> Program:
+    """Take out the nodes that only these outputs need; the nodes of collectives stay. The model is changed."""
+    graph = model.graph
+    wanted = needed_by(v for v in graph.outputs if v.name in program.outputs and v.name not in left_out)
+    wanted |= needed_by(v for node in graph if node.domain == RANKS for v in node.outputs)
+    gone = [node for node in graph if node not in wanted]
+    names, written = {str(node.name) for node in gone}, {str(value.name) for node in gone for value in node.outputs}
+    graph.outputs[:] = [value for value in graph.outputs if value.name not in written]
+    _remove(graph, gone)
+    _drop_unread(graph)
+    return replace(
+        program,
+        inputs=feeding.inputs_of(graph),
+        outputs=tuple(name for name in program.outputs if name not in written),
+        planned=tuple(tensor for tensor in program.planned if tensor.name not in written),
+        order=tuple(name for name in program.order if name not in names),
+        first_update=program.first_update - sum(name in names for name in program.order[: program.first_update]),
+        replacing=program.replacing - written,
+    )
+
+
+def _expanded(model: ir.Model, program: Program) -> tuple[Program, dict[str, int]]:
+    """The program without the nodes of collectives, and the step before which each of them stood."""
+    instead, gone = expanded(model)
+    order, step_of = list[str](), dict[str, int]()
+    first_update = 0
+    for step, name in enumerate(program.order):
+        first_update = len(order) if step == program.first_update else first_update
+        step_of[name] = len(order)
+        order += instead.get(name, (name,))
+    if program.first_update == len(program.order):
+        first_update = len(order)
+    planned = tuple(tensor for tensor in program.planned if tensor.name not in gone)
+    return replace(program, order=tuple(order), first_update=first_update, planned=planned), step_of
 
 
 def _kept(plan: Plan) -> tuple[Kept, ...]:
@@ -236,6 +323,7 @@ class Segments:
 
     Attributes:
         inputs: What the caller feeds.
+        buckets: What ranks add up.
     """
 
     def __init__(
@@ -257,7 +345,8 @@ class Segments:
         self._late = {old: tensor for old, new in updates.items() for tensor in program.planned if tensor.name == new}
         handed = {name for *_, names in parts for name in names}
         self._held = [handed.intersection(part.outputs) for part, *_ in parts]
-        self._done = 0
+        self._done, self._gate, self._runs = 0, plan.gate, False
+        self.buckets = plan.buckets
         memory, pool = input_memory([replace(program, inputs=self.inputs)], arena.device), None
         for model, (part, received, _) in zip(plan.models, parts, strict=True):
             group = Group(model, (0,), (part,))
@@ -275,6 +364,10 @@ class Segments:
         """What runs the segments, in order."""
         return tuple(binding.engine for binding in self._bindings)
 
+    def segment_of(self, name: str) -> int:
+        """The number of the segment that gives an output; 0 where none does."""
+        return next((n for n, binding in enumerate(self._bindings) if name in binding.program.outputs), 0)
+
     def checked(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """Inputs as `run` takes them.
 
@@ -287,31 +380,42 @@ class Segments:
             engine.check_usable()
         return inputs
 
-    def run(self, inputs: feeding.Feeds, goes_on: Callable[[], bool]) -> None:
+    def run(self, inputs: feeding.Feeds, goes_on: Callable[[], bool], exchange: Exchange | None = None) -> None:
         """Run one segment after the other.
 
         Args:
             inputs: What `checked` returned.
-            goes_on: Asked after the first segment, before anything is updated: where it says no, no more is run.
+            goes_on: Asked before anything is updated: where it says no, no more is run.
+            exchange: What ranks do between segments; None where there is one rank alone.
 
         Raises:
             SessionError: the runtime failed, or didn't follow the planned order; see `changes_anything`.
         """
-        self._done = 0
+        self._done, self._runs = 0, False
         handed: dict[str, Any] = {}
         for binding, held in zip(self._bindings, self._held, strict=True):
+            if exchange is not None:
+                exchange.before(self._done)
+            self._runs = True
             binding.run({i.name: inputs[i.name] for i in binding.inputs if i.name in inputs}, handed=handed)
+            self._runs = False
             handed |= binding.held(held)
             self._done += 1
-            if self._done == 1 and not goes_on():
+            if self._done == self._gate and not goes_on():
+                if exchange is not None:
+                    exchange.give_up()
                 return
+        if exchange is not None:
+            exchange.before(self._done)
         for old, tensor in self._late.items():
             self.fixed[old].copy_in(old, self.arena.address + tensor.offset)
 
     @property
     def changes_anything(self) -> bool:
         """Whether the last run, which failed, may have written over what persists."""
-        return self._done > 0 and self._bindings[self._done].changes_anything
+        if not self._runs:  # between two segments
+            return self._done > self._gate
+        return self._done >= self._gate and self._bindings[self._done].changes_anything
 
     def result(self, name: str) -> np.ndarray:
         """An output of the last run, where it lies if that is the host: valid until the next run.

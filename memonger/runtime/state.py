@@ -1,9 +1,9 @@
 """Training state on disk: every persistent tensor, and where the training stood.
 
 A safetensors file, whose metadata has one entry, ``memonger``: a JSON header with the step, the random key, the
-learning rate, and by tensor its type, shape and SHA-256 digest. Tensors of types that safetensors' numpy interface
-doesn't have are stored as bytes. States of format 1 (a zip of ``.npy`` members with the same header) are still read.
-Both are untrusted input.
+learning rate, the loss scale if there is one, and by tensor its type, shape and SHA-256 digest. Tensors of types that
+safetensors' numpy interface doesn't have are stored as bytes. States of format 1 (a zip of ``.npy`` members with the
+same header) are still read. Both are untrusted input.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from memonger.errors import SessionError
 from memonger.files import check_name, write_whole
+from memonger.runtime.loss_scale import LossScale
 
 FORMAT = 2
 METADATA = "memonger"
@@ -47,12 +48,14 @@ class State:
         step: Steps taken.
         random_key: What random numbers derive from.
         learning_rate: The session's own learning rate; None where the optimizer has none.
+        loss_scale: What the loss is multiplied by; None where it isn't scaled.
     """
 
     tensors: Mapping[str, np.ndarray]
     step: int
     random_key: int
     learning_rate: float | None
+    loss_scale: LossScale | None = None
 
 
 def save(state: State, path: Path) -> None:
@@ -68,6 +71,8 @@ def save(state: State, path: Path) -> None:
         "learning_rate": state.learning_rate,
         "tensors": {name: _described(array) for name, array in state.tensors.items()},
     }
+    if state.loss_scale is not None:
+        header["loss_scale"] = [state.loss_scale.factor, state.loss_scale.good_steps]
     header["sha256"] = _header_digest(header)
     try:
         write_whole(path, lambda target: _write(target, state.tensors, json.dumps(header)))
@@ -195,7 +200,14 @@ def _state(header: Any, version: int, read: ReadTensor, path: Path, wanted: Mapp
         raise SessionError(f"{path}: its header was changed: its step or random key is out of range.")
     if rate is not None and not (isinstance(rate, float) and 0 <= rate < math.inf):
         raise SessionError(f"{path}: its header was changed: its learning rate is no finite number, 0 or more.")
-    return State(tensors, step, key, rate)
+    return State(tensors, step, key, rate, _loss_scale(header.get("loss_scale"), path))
+
+
+def _loss_scale(found: Any, path: Path) -> LossScale | None:
+    try:
+        return None if found is None else LossScale(*found)
+    except (TypeError, ValueError):
+        raise SessionError(f"{path}: its header was changed: its loss scale is out of range.") from None
 
 
 def _check_names(tensors: Mapping[str, Any], path: Path, wanted: Mapping[str, np.ndarray]) -> None:

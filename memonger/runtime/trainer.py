@@ -1,7 +1,8 @@
 """Trains planned models on onnxruntime: a step's updates are written over what they update."""
 
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +27,20 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.segments import Cut, Segments, cut
+from memonger.runtime.loss_scale import LossScale
+from memonger.runtime.segments import Bucket, Cut, Exchange, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
+from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
 from memonger.units import format_size, shown
 
 logger = logging.getLogger(__name__)
 
 Inputs = feeding.Feeds
-TYPES = {"learning_rate": np.float32, "accumulation_scale": np.float32, "step": np.int64, "random_key": np.uint32}
+TYPES = {
+    "learning_rate": np.float32, "accumulation_scale": np.float32, "loss_scale": np.float32, "step": np.int64,
+    "random_key": np.uint32,
+}  # fmt: skip
 
 
 class Trainer:
@@ -42,6 +48,8 @@ class Trainer:
 
     Arguments, attributes and errors are those of `memonger.TrainingSession`.
     """
+
+    _share: tuple[int, int] | None = None  # this rank and their number, where each updates a part of the parameters
 
     def __init__(
         self,
@@ -56,16 +64,22 @@ class Trainer:
     ) -> None:
         check_graphs(cuda_graph)
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
+        self.schedule: Callable[[int], float] | None = None
         self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
+        self._evaluations: dict[object, Any] = {}  # what a subclass knows of those
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
-        packed, starts = _read(plan, accumulation, device)
+        self._exchange: Exchange | None = None  # what ranks do between the segments of a step
+        packed, starts = _read(plan, accumulation, device, self._share)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: _Read = compact.unpacked(packed)
         self.device, self._cuda, self._name, self._packed_forward = read.device, read.cuda, read.name, read.forward
-        self.learning_rate, self._roles = read.rate, read.roles
+        self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
+        self._first_scale = self._scale = None if read.loss_scale is None else LossScale(read.loss_scale)
+        self._shares, self._whole = read.shares, read.whole
+        self._owners = self._owners_among(self._share[1]) if self._share is not None else {}
         self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
         self._scalars = {
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
@@ -102,20 +116,31 @@ class Trainer:
             SessionError: wrong inputs; the state is released; the runtime failed.
         """
         batches = self._checked(inputs)
-        rate = self.learning_rate if learning_rate is None else _checked_rate(learning_rate)
+        rate = self._rate() if learning_rate is None else _checked_rate(learning_rate)
         with interrupts_later() as interrupts:
             self._set("learning_rate", rate)
             self._set("accumulation_scale", 1.0 / len(batches))
             self._set("step", self.steps)
-            self._set("random_key", _checked_key(self.random_key))
+            self._set("random_key", self._key())
+            self._set("loss_scale", self.loss_scale)
             loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
             if self._was_finite:
                 self.steps += 1
             else:
                 self.skipped_steps += 1
-                what = "the gradients' norm" if np.isfinite(loss) else "the loss"
-                logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+                self._tell_of_skipped(loss)
+            self._scale = None if self._scale is None else self._scale.after(self._was_finite)
         return loss
+
+    def _tell_of_skipped(self, loss: float) -> None:
+        what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+        if self._scale is None:
+            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+        else:
+            logger.info(
+                "%s: %s of step %d isn't finite with the loss scaled by %g: nothing was updated, half of it is next.",
+                self._name, what, self.steps, self._scale.factor,
+            )  # fmt: skip
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
         """The batches of a step, each checked before the first one runs.
@@ -152,7 +177,7 @@ class Trainer:
                 if interrupts and not last:
                     raise KeyboardInterrupt
                 if not last and "random_key" in self._scalars:  # other masks for each micro-batch
-                    self._set("random_key", (self.random_key + (number + 1) * 0x9E3779B9) % 2**32)
+                    self._set("random_key", (self._key() + (number + 1) * 0x9E3779B9) % 2**32)
             is_whole = self._was_finite
         finally:
             if not is_whole:
@@ -172,17 +197,29 @@ class Trainer:
 
         def goes_on() -> bool:
             numbers.extend(float(bound.result(name).reshape(())) for name in roles.verdicts)
-            self._was_finite = bool(np.isfinite(numbers).all())
-            return self._was_finite
+            return self._goes_on(index, numbers)
 
         self._has_outputs = False
         try:
-            bound.run(batch, goes_on)
+            bound.run(batch, goes_on, self._exchange if index == 0 else None)
         except BaseException:
             self._torn = index == 0 and bound.changes_anything
             raise
         self._has_outputs = index == 0
         return numbers[0]
+
+    def _goes_on(self, index: int, numbers: list[float]) -> bool:
+        """Whether a micro-batch may update anything: its loss, the first of the numbers, and all others are finite."""
+        self._was_finite = bool(np.isfinite(numbers).all())
+        return self._was_finite
+
+    def _key(self) -> int:
+        """What this step's random numbers derive from."""
+        return _checked_key(self.random_key)
+
+    def _rate(self) -> float | None:
+        """The learning rate of the next step."""
+        return self.learning_rate if self.schedule is None else _checked_rate(self.schedule(self.steps))
 
     @property
     def learning_rate(self) -> float | None:
@@ -192,6 +229,11 @@ class Trainer:
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
         self._learning_rate = None if rate is None else _checked_rate(rate)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the next step multiplies its loss by, and divides its gradients by; None where nothing is scaled."""
+        return None if self._scale is None else self._scale.factor
 
     @property
     def inputs(self) -> tuple[feeding.Input, ...]:
@@ -255,7 +297,8 @@ class Trainer:
         """
         self._check_not_released()
         tensors = {name: self._array(name) for name in self._saved()}
-        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), Path(path))
+        state = states.State(tensors, self.steps, self.random_key, self.learning_rate, self._scale)
+        states.save(state, Path(path))
 
     def load(self, path: str | Path) -> None:
         """Take over a state that `save` wrote. Nothing is changed if it is wrong.
@@ -270,6 +313,8 @@ class Trainer:
         with interrupts_later():
             self._take_over(state.tensors)
             self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+            if self._scale is not None:
+                self._scale = state.loss_scale or self._first_scale
 
     @contextmanager
     def release_training_state(self) -> Iterator["Trainer"]:
@@ -310,6 +355,15 @@ class Trainer:
             if other.program.arena_bytes <= self._arena.size:
                 other.move(self._arena)
 
+    def _owners_among(self, size: int) -> dict[str, int]:
+        """The rank that updates each tensor, of so many."""
+        return self._shares.owners(size)
+
+    def _member_owners(self, bucket: Bucket) -> list[int]:
+        """The rank that updates what each gradient of a bucket is for."""
+        assert self._share is not None
+        return self._shares.of_members(bucket, self._share[1])
+
     def _check_not_released(self, *, whole: bool = True) -> None:
         if self._released is not None:
             raise SessionError("the training state is released: leave release_training_state() first.")
@@ -348,14 +402,18 @@ class Trainer:
     def _allocate(self, tensors: Mapping[str, ArenaTensor], starts: Mapping[str, np.ndarray]) -> None:
         """Take memory for what persists, and fill it; all but the weights can be given back between steps."""
         self._names = tuple(tensors)
-        weights = (*self._roles[0].parameters, *self._roles[0].statistics)
+        own = sorted(
+            self._roles[0].parameters, key=lambda name: self._owners.get(name, 0)
+        )  # each rank's in one stretch
+        weights = (*own, *self._roles[0].statistics)
         self._weights = Store((tensors[name] for name in weights), self.device)
         self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
         for name, array in starts.items():
             self._write(name, array)
 
     def _bind(self, plan: Cut, roles: Training, check_order: bool) -> Segments:
-        fixed = {name: self._weights if name in self._weights else self._state for name in roles.persistent}
+        kept = [name for name in roles.persistent if name in self._names]
+        fixed = {name: self._weights if name in self._weights else self._state for name in kept}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
         return Segments(
             plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
@@ -441,8 +499,12 @@ class _Read:
         cuda: How that provider is set up.
         name: The first plan's.
         rate: The default learning rate.
+        loss_scale: That of the first step; None where the loss isn't scaled.
         threads: The first plan's.
         arena_bytes: Of the largest arena.
+        digest: Of plans with collectives: equal for equal plans.
+        whole: Every tensor of the whole state, by name, whoever keeps it.
+        shares: Who keeps what, where ranks share the optimizer's state.
     """
 
     roles: list[Training]
@@ -453,12 +515,19 @@ class _Read:
     cuda: Cuda
     name: str
     rate: float | None
+    loss_scale: float | None
     threads: int
     arena_bytes: int
+    digest: str
+    whole: dict[str, ArenaTensor]
+    shares: Shares
 
 
 def _read(
-    plan: Plan | str | Path, accumulation: Plan | str | Path | None, device: str | Device | None
+    plan: Plan | str | Path,
+    accumulation: Plan | str | Path | None,
+    device: str | Device | None,
+    share: tuple[int, int] | None,
 ) -> tuple[compact.Packed, dict[str, np.ndarray]]:
     """A packed `_Read`, and what persistent inputs are before the first step.
 
@@ -474,11 +543,34 @@ def _read(
     check_room(plans, where)
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
     forward = forward_model.packed(forward_model.extract(first.model, first.name))
-    cuts = [cut(one, {*own.persistent, *own.scalars.values()}) for one, own in zip(plans, roles, strict=True)]
-    arena_bytes, rate = max(one.arena_bytes for one in plans), _default_rate(first.model, roles[0])
+    shares = Shares.of(first, roles[0])
+    others = shares.of_others(*share) if share is not None else frozenset()
+    cuts = [
+        cut(one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others})
+        for one, own in zip(plans, roles, strict=True)
+    ]
+    arena_bytes, rate = max(one.arena_bytes for one in plans), _default(first.model, roles[0], "learning_rate")
+    scale = _default(first.model, roles[0], "loss_scale")
     tensors = _persistent(plans, roles)
-    read = _Read(roles, tensors, cuts, forward, where, cuda, first.name, rate, first.threads, arena_bytes)
-    return compact.packed(read), _starts(first.model, roles[0])
+    accumulated = {name for own in roles for name in own.accumulated.values()}
+    whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}
+    states_of_others = others - set(roles[0].parameters)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
+    digest = " ".join(map(plan_digest, plans)) if first.graph.collectives else ""
+    read = _Read(
+        roles, tensors, cuts, forward, where, cuda, first.name, rate, scale, first.threads, arena_bytes, digest, whole,
+        shares,
+    )  # fmt: skip
+    starts = _starts(first.model, roles[0])
+    return compact.packed(read), {name: array for name, array in starts.items() if name in tensors}
+
+
+def plan_digest(plan: Plan) -> str:
+    """A digest of what a plan runs and where everything lies, 64 hexadecimal digits."""
+    record = plan.record()
+    return hashlib.sha256(
+        repr((record.graph_digest, record.arena_bytes, sorted(record.offsets.items()))).encode()
+    ).hexdigest()
 
 
 def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
@@ -512,6 +604,7 @@ def _tensor(name: str, value: ir.Value) -> ArenaTensor:
     return ArenaTensor(name, value.dtype, shape)
 
 
-def _default_rate(model: ir.Model, roles: Training) -> float | None:
-    value = model.graph.initializers.get(roles.scalars.get("learning_rate", ""))
+def _default(model: ir.Model, roles: Training, role: str) -> float | None:
+    """What a scalar is where a session isn't told."""
+    value = model.graph.initializers.get(roles.scalars.get(role, ""))
     return None if value is None or value.const_value is None else float(value.const_value.numpy())

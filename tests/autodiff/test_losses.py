@@ -14,7 +14,7 @@ import memonger
 from memonger.errors import PlanError
 from tests.support.gradient_checks import run
 
-Loss = memonger.SoftmaxCrossEntropy | memonger.BinaryCrossEntropy | memonger.MeanSquaredError
+Loss = memonger.SoftmaxCrossEntropy | memonger.BinaryCrossEntropy | memonger.MeanSquaredError | memonger.HuberLoss
 
 
 def _model(dims: tuple[int, ...], body: str = "y = Identity(x)", kind: str = "float") -> onnx.ModelProto:
@@ -75,6 +75,112 @@ def test_softmax_cross_entropy_is_pytorchs(
         ),
         1e-5,
     )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ignore", [None, 2])
+def test_class_weights_are_pytorchs(ignore: int | None, smoothing: float, reduction: str) -> None:
+    x, labels, weights = _scores((3, 5, 4)), _labels((3, 4), 5), [0.5, 2.0, 0.0, 1.0, 3.0]
+    loss = memonger.SoftmaxCrossEntropy(
+        reduction=reduction, ignore_index=ignore, label_smoothing=smoothing, class_weights=weights
+    )
+    results, _ = _run(_model((3, 5, 4)), loss, x=x, labels=labels)
+    options = {"reduction": reduction, "label_smoothing": smoothing, "weight": torch.tensor(weights)}
+    if ignore is not None:
+        options["ignore_index"] = ignore
+    _check(results, x, lambda t: F.cross_entropy(t, torch.from_numpy(labels), **options), 1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("loss", "function"),
+    [
+        (memonger.SoftmaxCrossEntropy, F.cross_entropy),
+        (memonger.BinaryCrossEntropy, F.binary_cross_entropy_with_logits),
+        (memonger.MeanSquaredError, F.mse_loss),
+        (memonger.MeanAbsoluteError, F.l1_loss),
+        (memonger.HuberLoss, F.huber_loss),
+    ],
+)
+def test_weights_of_samples_multiply_their_losses(
+    loss: Callable[..., Loss], function: Callable[..., torch.Tensor], reduction: str
+) -> None:
+    x, weights = _scores((6, 5)), np.array([0, 1, 2, 0.5, 1, 3], np.float32)
+    labels = loss is memonger.SoftmaxCrossEntropy
+    target = _labels((6,), 5) if labels else np.random.default_rng(2).random((6, 5)).astype(np.float32)
+    built = loss(reduction=reduction, sample_weights="weights")
+    results, _ = _run(_model((6, 5)), built, x=x, weights=weights, **{"labels" if labels else "target": target})
+
+    def expected(t: torch.Tensor) -> torch.Tensor:
+        each = function(t, torch.from_numpy(target), reduction="none")
+        weighted = each * torch.from_numpy(weights if labels else weights[:, None])
+        return weighted.mean() if reduction == "mean" else weighted.sum()
+
+    _check(results, x, expected, 1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_of_differences_are_pytorchs(reduction: str) -> None:
+    x, t = _scores((5, 4, 3)), _scores((5, 4, 3))[::-1].copy()
+    x[0] = t[0]
+    for loss, function in (
+        (memonger.MeanAbsoluteError(reduction=reduction), F.l1_loss),
+        (memonger.HuberLoss(delta=0.7, reduction=reduction), lambda *a, **k: F.huber_loss(*a, delta=0.7, **k)),
+        (
+            memonger.HuberLoss(delta=2.5, smooth_l1=True, reduction=reduction),
+            lambda *a, **k: F.smooth_l1_loss(*a, beta=2.5, **k),
+        ),
+    ):
+        results, _ = _run(_model((5, 4, 3)), loss, x=x, target=t)
+        _check(results, x, lambda s, f=function: f(s, torch.from_numpy(t), reduction=reduction), 1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_triplet_loss_is_pytorchs(reduction: str) -> None:
+    body = "a = Mul(x, x) b = Sin(x) c = Neg(x)"
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[7,5] x) => (float[7,5] c, float[7,5] b, float[7,5] a) '
+        f"{{ {body} }}"
+    )
+    x = _scores((7, 5), 1.0)
+    loss = memonger.TripletMarginLoss(anchor="a", positive="b", negative="c", margin=0.8, reduction=reduction)
+    results, _ = _run(model, loss, x=x)
+    _check(results, x, lambda t: F.triplet_margin_loss(t * t, t.sin(), -t, 0.8, reduction=reduction), 1e-5)
+    results, _ = _run(model, "triplet_margin", x=x)
+    _check(results, x, lambda t: F.triplet_margin_loss(-t, t.sin(), t * t), 1e-5)
+    with pytest.raises(PlanError, match="has 1 floating-point outputs: name three"):
+        memonger.differentiate(_model((4, 3)), loss="triplet_margin", wrt=["x"])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_ctc_is_pytorchs(zero_infinity: bool, reduction: str) -> None:
+    """Labels that repeat, sequences shorter than the longest, none at all, and one with no time for its labels."""
+    count, times, classes, most = 5, 6, 4, 3
+    x = _scores((count, times, classes))
+    labels = np.array([[1, 2, 3], [2, 2, 1], [3, 0, 0], [1, 1, 0], [1, 1, 1]])
+    lengths, label_lengths = np.array([6, 5, 4, 3, 2]), np.array([3, 3, 1, 0, 2])
+    kept = slice(0, count if zero_infinity else count - 1)
+    x, labels, lengths, label_lengths = x[kept], labels[kept], lengths[kept], label_lengths[kept]
+    loss = memonger.CTCLoss(most, reduction=reduction, zero_infinity=zero_infinity)
+    feeds = {"labels": labels, "score_lengths": lengths, "label_lengths": label_lengths}
+    results, _ = _run(_model(x.shape), loss, x=x, **feeds)
+
+    def expected(t: torch.Tensor) -> torch.Tensor:
+        arrays = [torch.from_numpy(array) for array in (labels, lengths, label_lengths)]
+        logs = t.log_softmax(2).transpose(0, 1)
+        return F.ctc_loss(logs, *arrays, reduction=reduction, zero_infinity=zero_infinity)
+
+    _check(results, x, expected, 2e-5)
+
+
+def test_labels_without_time_have_an_infinite_loss() -> None:
+    x = _scores((1, 2, 3))
+    feeds = {"labels": np.array([[1, 1]]), "score_lengths": np.array([2]), "label_lengths": np.array([2])}
+    results, _ = _run(_model((1, 2, 3)), memonger.CTCLoss(2), x=x, **feeds)
+    assert np.isposinf(results["loss"])
+    assert not np.isnan(results["x.grad"]).any()
 
 
 @pytest.mark.parametrize("axis", [-1, 2])
@@ -243,6 +349,10 @@ def test_one_of_several_outputs_is_named() -> None:
         (memonger.MeanSquaredError(output="i"), r"'i' is no floating-point output; a loss can be of 'a', 'b'"),
         (memonger.MeanSquaredError(output="a", target="x"), r"can't be called 'x'.*MeanSquaredError\(target="),
         (memonger.SoftmaxCrossEntropy(output="a", labels="b"), r"can't be called 'b'.*SoftmaxCrossEntropy\(labels="),
+        (memonger.SoftmaxCrossEntropy(output="a", class_weights=[1, 2]), r"class_weights are 2, the classes 3"),
+        (memonger.MeanSquaredError(output="a", sample_weights="target"), r"can't be called 'target'"),
+        (memonger.CTCLoss(2, output="a"), r"'a' is float\[4, 3\]: CTCLoss takes scores \[N, T, C\]"),
+        (memonger.TripletMarginLoss(anchor="c"), r"2 floating-point outputs: name three"),
         (memonger.SoftmaxCrossEntropy(output="a", axis=2), r"'a' is float\[4, 3\].*classes on axis 2"),
         ("a", r"'a' can't be the loss: it is float\[4, 3\], not one floating-point number"),
         ("i", r"'i' can't be the loss: it is int64\[4, 1\]"),
@@ -264,3 +374,9 @@ def test_settings_that_cannot_be() -> None:
         memonger.MeanSquaredError(reduction="none")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"label_smoothing must be .*not 1\.5"):
         memonger.SoftmaxCrossEntropy(label_smoothing=1.5)
+    with pytest.raises(PlanError, match=r"class_weights must be finite numbers"):
+        memonger.SoftmaxCrossEntropy(class_weights=[1, -1])
+    with pytest.raises(PlanError, match=r"delta must be a finite number above 0, not 0"):
+        memonger.HuberLoss(delta=0)
+    with pytest.raises(PlanError, match=r"most_labels must be a whole number, 1 or more, not 0"):
+        memonger.CTCLoss(0)

@@ -268,3 +268,68 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
 def test_the_same_model_gives_the_same_bytes() -> None:
     made = [ir.to_proto(differentiated(_FORWARD, optimizer=memonger.AdamW()).ir) for _ in range(2)]
     assert made[0].SerializeToString(deterministic=True) == made[1].SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (
+            memonger.SGD(0.1, momentum=0.9, weight_decay=0.02, maximize=True),
+            lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.02, maximize=True),
+        ),
+        (
+            memonger.Adam(0.02, amsgrad=True, maximize=True, weight_decay=0.1),
+            lambda p: torch.optim.Adam(p, 0.02, amsgrad=True, maximize=True, weight_decay=0.1),
+        ),
+        (memonger.AdamW(0.02, amsgrad=True), lambda p: torch.optim.AdamW(p, 0.02, amsgrad=True)),
+        (memonger.AdamW(0.02, maximize=True), lambda p: torch.optim.AdamW(p, 0.02, maximize=True)),
+    ],
+    ids=["sgd", "adam", "adamw with amsgrad", "adamw"],
+)
+def test_amsgrad_and_maximize_are_torch_optims(ours: Any, theirs: Any) -> None:
+    module, forward = twin()
+    stock = Stock(differentiated(forward, optimizer=ours))
+    batches = [batch(k % 2) for k in range(2 * STEPS)]
+    for k, feeds in enumerate(batches):
+        stock.step(feeds, k)
+    torch_steps(module, theirs(module.parameters()), batches)
+    assert_equal(stock, module, 1e-4)
+
+
+def test_lion_is_as_published() -> None:
+    _, forward = twin()
+    optimizer = memonger.Lion(0.01, betas=(0.8, 0.95), weight_decay=0.1)
+    stock = Stock(differentiated(forward, optimizer=optimizer))
+    plain = Stock(differentiated(forward))  # gives gradients
+    means = {name: np.zeros_like(stock.state[name]) for name in stock.roles.parameters}
+    for number in range(STEPS):
+        plain.state.update({name: stock.state[name] for name in plain.state})
+        before = dict(stock.state)
+        results = plain.step(batch(number), number)
+        stock.step(batch(number), number)
+        for name, mean in means.items():
+            gradient = results[plain.roles.gradients[name]]
+            change = np.sign(0.8 * mean + 0.2 * gradient)
+            means[name] = 0.95 * mean + 0.05 * gradient
+            expected = before[name] - 0.01 * (change + 0.1 * before[name])
+            np.testing.assert_allclose(stock.state[name], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(stock.state[f"{name}.exp_avg"], means[name], rtol=1e-4, atol=1e-7)
+
+
+def test_averages_of_parameters_are_torchs() -> None:
+    module, forward = twin()
+    stock = Stock(differentiated(forward, optimizer=memonger.SGD(0.1), ema=0.9))
+    average = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for k in range(STEPS):
+        stock.step(batch(k), k)
+        torch_steps(module, optimizer, [batch(k)])
+        average.update_parameters(module)
+    for name, tensor in average.module.named_parameters():
+        found = stock.state[stock.roles.averages[name]]
+        np.testing.assert_allclose(found, tensor.detach(), rtol=2e-5, atol=2e-6)
+        assert not np.allclose(found, stock.state[name], atol=1e-4)
+    with pytest.raises(PlanError, match="ema is a share of at least 0 and below 1, and needs an optimizer: not 1"):
+        differentiated(forward, optimizer=memonger.SGD(0.1), ema=1)
+    with pytest.raises(PlanError, match="amsgrad needs bits=32"):
+        memonger.Adam(amsgrad=True, bits=8)

@@ -40,6 +40,21 @@ def test_a_planned_training_model_trains(model: Path) -> None:
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
+def test_precision_is_asked_for_by_name(model: Path) -> None:
+    options = ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--precision", "float16")
+    out = model.with_name("planned.onnx")
+    assert _invoke("plan", model, *options, "-o", out).exit_code == 0
+    session = memonger.TrainingSession(out)
+    assert session.loss_scale == 2.0**16
+    assert np.isfinite(session.step(batch(0)))
+    training = model.with_name("training.onnx")
+    assert _invoke("differentiate", model, *options, "-o", training).exit_code == 0
+    assert memonger.load(training).training == memonger.Plan.load(out).training
+    wrong = _invoke("plan", model, "--precision", "float8")
+    assert wrong.exit_code == 2
+    assert "'float8' is not one of 'float16', 'bfloat16'" in wrong.output
+
+
 def test_the_table_names_the_mode_and_what_to_do_next(model: Path) -> None:
     out = model.with_name("planned.onnx")
     done = _invoke("plan", model, "--loss", "softmax_cross_entropy", "--optimizer", "adam", "--details", "-o", out)
@@ -68,6 +83,28 @@ def test_differentiate_writes_a_model_that_can_be_planned(model: Path) -> None:
     assert again.exit_code == 1
     assert "differentiated before" in again.output
     assert not out.with_name("twice.onnx").exists()
+
+
+def test_adapters_alone_are_trained_where_asked_for(model: Path) -> None:
+    out = model.with_name("planned.onnx")
+    options = ("--loss", "softmax_cross_entropy", "--optimizer", "adam", "--lora", "2:*.weight", "-o", out)
+    assert _invoke("plan", model, *options).exit_code == 0
+    trainer = memonger.TrainingSession(out)
+    assert all(".lora_" in name for name in trainer.state_dict())
+    trainer.step(batch())
+    trainer.export(out, model)
+    assert [tensor.name for tensor in onnx.load(out).graph.initializer] == [*memonger.load(model).graph.initializers]
+    done = _invoke("differentiate", model, "--lora", "two", "-o", out)
+    assert done.exit_code == 2
+    assert "'two' is not RANK or RANK:PATTERN" in " ".join(done.output.split())
+
+
+def test_means_of_8_bits_are_for_adam(model: Path) -> None:
+    out, options = model.with_name("step.onnx"), ("--loss", "softmax_cross_entropy", "--optimizer-bits", "8")
+    assert _invoke("differentiate", model, *options, "--optimizer", "adamw", "-o", out).exit_code == 0
+    done = _invoke("differentiate", model, *options, "--optimizer", "sgd", "-o", out.with_name("other.onnx"))
+    assert done.exit_code == 2
+    assert "--optimizer-bits is for --optimizer adam or adamw" in " ".join(done.output.split())
 
 
 def test_recomputation_is_reported(model: Path) -> None:

@@ -327,3 +327,15 @@ def test_ranges_are_given_on_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     assert memonger.Plan.load(planned).ranges["n"].most == 10
+
+
+@pytest.mark.parametrize("steps", [(0, 7, 3), (9, 0, 1), (5, 6, 8)])
+def test_a_program_made_after_those_of_other_sizes_is_as_made_afresh(steps: tuple[int, ...]) -> None:
+    model = _graph(steps, (True, False, True))
+    dims = {"n": (1, 5), "side": (4, 16, 4)}
+    plan = memonger.search_plan(model, mode="inference", dims=dims, device="none", chunks="off")
+    used = ranged.RangedProgram(plan)
+    for key in ((5, 16), (1, 4), (1, 8), (2, 8), (2, 16), (1, 4), (5, 16), (3, 12)):
+        after, afresh = used.at(key), ranged.RangedProgram(plan).at(key)
+        assert (after.planned, after.inputs) == (afresh.planned, afresh.inputs)
+        assert after.output_shapes == afresh.output_shapes

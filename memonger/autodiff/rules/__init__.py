@@ -1,9 +1,12 @@
 """Gradients: a registry of rules, one file a family of operators, and the driver that applies them."""
 
 from memonger.autodiff.rules import activation as activation
+from memonger.autodiff.rules import attention as attention
+from memonger.autodiff.rules import control as control
 from memonger.autodiff.rules import convolution as convolution
 from memonger.autodiff.rules import crossentropy as crossentropy
 from memonger.autodiff.rules import elementwise as elementwise
+from memonger.autodiff.rules import fused as fused
 from memonger.autodiff.rules import indexing as indexing
 from memonger.autodiff.rules import lstm as lstm
 from memonger.autodiff.rules import matrix as matrix
@@ -14,4 +17,6 @@ from memonger.autodiff.rules import random as random
 from memonger.autodiff.rules import recurrent as recurrent
 from memonger.autodiff.rules import reduce as reduce
 from memonger.autodiff.rules import resize as resize
+from memonger.autodiff.rules import sampling as sampling
+from memonger.autodiff.rules import signal as signal
 from memonger.autodiff.rules import softmax as softmax

@@ -6,7 +6,7 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from memonger.autodiff.registry import Gradient, gradient
+from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.model.emitter import Emitter
 
@@ -225,6 +225,21 @@ def _cum_sum(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     return op.CumSum(dy, node.inputs[1], reverse=1 - reverse, exclusive=exclusive)
 
 
+@expansion("CumProd")
+def _cum_prod(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
+    """A product for each element of the axis, over those before it: zeros need no case of their own."""
+    x, axis = op.given(node, 0), op.content(op.given(node, 1))
+    if axis is None:
+        return None
+    dims, at = op.dims(x), int(axis.reshape(())) % len(op.dims(x))
+    shape = [dims[at] if a in (at, at + 1) else 1 for a in range(len(dims) + 1)]
+    counted = np.tri(dims[at], k=-1 if op.attribute(node, "exclusive", 0) else 0, dtype=bool)
+    counted = counted.T if op.attribute(node, "reverse", 0) else counted
+    rows = op.reshape(x, (*dims[:at], 1, *dims[at:]))
+    factors = op.Where(op.constant(counted.reshape(shape)), rows, op.constant(1.0, x.dtype))
+    return (op.ReduceProd(factors, op.ints(at + 1), keepdims=0),)
+
+
 @gradient("Clip")
 def _clip(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     """Nothing flows where y is a bound, as with torch's hardtanh and relu6: so ``x`` isn't needed."""
@@ -250,3 +265,27 @@ def _has(node: ir.Node, index: int) -> bool:
 @gradient("Trilu")
 def _trilu(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     return op.Trilu(dy, *node.inputs[1:], upper=op.attribute(node, "upper", 1))
+
+
+@expansion("DequantizeLinear")
+def _dequantize(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
+    """Numbers less the zero point, times the scale: one for all, for each place on an axis, or for blocks there."""
+    x, scale, zero = op.given(node, 0), op.given(node, 1), node.inputs[2] if _has(node, 2) else None
+    kind = node.outputs[0].dtype or scale.dtype
+    wide = op.cast(op.cast(x, ir.DataType.FLOAT), kind)
+    if zero is not None:
+        wide = op.Sub(wide, op.cast(op.cast(_spread(op, node, zero), ir.DataType.FLOAT), kind))
+    return (op.Mul(wide, _spread(op, node, op.cast(scale, kind))),)
+
+
+def _spread(op: Emitter, node: ir.Node, setting: ir.Value) -> ir.Value:
+    dims, given, block = op.dims(node.inputs[0]), op.dims(setting), op.attribute(node, "block_size", 0)
+    if op.size(setting) == 1 and len(given) < 2:
+        return op.reshape(setting, ())
+    axis = op.attribute(node, "axis", 1) % len(dims)
+    if len(given) == 1:
+        return op.reshape(setting, (-1, *[1] * (len(dims) - axis - 1)))
+    blocks = op.reshape(setting, (*given[: axis + 1], 1, *given[axis + 1 :]))
+    wide = op.expand(blocks, (*given[: axis + 1], block, *given[axis + 1 :]))
+    whole = op.reshape(wide, (*given[:axis], given[axis] * block, *given[axis + 1 :]))
+    return whole if op.dims(whole) == dims else op.slice(whole, axis, 0, dims[axis])

@@ -1,8 +1,10 @@
 """Products of matrices and of tensors."""
 
 import math
+import string
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
@@ -93,12 +95,11 @@ def _gemm(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
 
 @gradient("Einsum")
 def _einsum(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
-    terms, result = _equation(node)
-    sizes = {
-        label: size
-        for term, value in zip(terms, node.inputs, strict=True)
-        for label, size in zip(term, op.dims(value), strict=True)
-    }
+    terms, result = _equation(op, node)
+    sizes: dict[str, int] = {}
+    for term, value in zip(terms, node.inputs, strict=True):
+        for label, size in zip(term, op.dims(value), strict=True):
+            sizes[label] = max(size, sizes.get(label, 1))
     return tuple(
         _einsum_operand(op, node, dy, terms, result, sizes, i) if op.wants(i) else None for i in range(len(terms))
     )
@@ -107,29 +108,51 @@ def _einsum(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
 def _einsum_operand(
     op: Emitter, node: ir.Node, dy: ir.Value, terms: list[str], result: str, sizes: dict[str, int], index: int
 ) -> ir.Value:
-    """The gradient of one operand: the same sum, with dy in the operand's place."""
+    """The gradient of one operand: the same sum, with dy in its place. The driver sums over axes of size 1."""
     term = terms[index]
     others = [(t, v) for i, (t, v) in enumerate(zip(terms, node.inputs, strict=True)) if i != index]
     labels = result + "".join(t for t, _ in others)
-    kept = "".join(label for label in term if label in labels)
+    kept = "".join(label for label in dict.fromkeys(term) if label in labels)
     equation = ",".join([result, *(t for t, _ in others)]) + f"->{kept}"
     dx = op.Einsum(dy, *(v for _, v in others), equation=equation)
-    alone = [i for i, label in enumerate(term) if label not in labels]  # summed away in this operand itself
-    if alone:
-        dx = op.reshape(dx, [1 if i in alone else sizes[label] for i, label in enumerate(term)])
-    return op.expand(dx, [sizes[label] for label in term])
+    sizes_here = dict(zip(kept, op.dims(dx), strict=True))  # what is summed away in this operand itself has 1
+    for i, label in enumerate(term):
+        if label in term[:i]:  # a diagonal: nothing flows beside it
+            dims = [sizes[label] if a in (i, term.index(label)) else 1 for a in range(len(term))]
+            mask = op.constant(np.eye(sizes[label]).reshape(dims).tolist(), dy.dtype)
+            shape = [sizes_here.get(each, 1) if a == term.index(each) else 1 for a, each in enumerate(term)]
+            dx = op.Mul(dx if len(op.dims(dx)) == len(term) else op.reshape(dx, shape), mask)
+    if len(op.dims(dx)) != len(term):
+        dx = op.reshape(dx, [sizes_here.get(label, 1) for label in term])
+    return op.expand(dx, [max(n, sizes[label]) for n, label in zip(op.dims(dx), term, strict=True)])
 
 
-def _equation(node: ir.Node) -> tuple[list[str], str]:
-    """The labels of each operand and of the result."""
+def _equation(op: Emitter, node: ir.Node) -> tuple[list[str], str]:
+    """The labels of each operand and of the result; an ellipsis' axes get labels of their own."""
     equation = node.attributes["equation"].as_string().replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
+    spare = [label for label in string.ascii_letters if label not in equation]
+    ranks = [len(op.dims(v)) - len(t) + 3 if "..." in t else 0 for t, v in zip(terms, node.inputs, strict=True)]
+    dots = "".join(spare[: max(ranks)])
     if not arrow:
-        result = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
-    if "." in equation or any(len(set(term)) < len(term) for term in terms):
-        raise PlanError(
-            f"node '{node.name}' (Einsum): equation '{equation}' has no gradient rule: an ellipsis, or a label twice "
-            "in one operand. Write the ellipsis' axes as labels, and take the diagonal by another operator."
-        )
-    return terms, result
+        alone = sorted(label for label in set(left) - {",", "."} if left.count(label) == 1)
+        result = "..." * bool(dots) + "".join(alone)
+    terms = [t.replace("...", dots[len(dots) - rank :]) for t, rank in zip(terms, ranks, strict=True)]
+    return terms, result.replace("...", dots)
+
+
+@gradient("Det")
+def _det(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
+    """The cofactors, as determinants of minors: they are there where there is no inverse, too."""
+    x = op.given(node, 0)
+    *batch, n, _ = op.dims(x)
+    column = op.reshape(dy, (*batch, 1, 1))
+    if n == 1:
+        return column
+    others = np.array([[j for j in range(n) if j != i] for i in range(n)])  # [n, n - 1]
+    minors = (others[:, None, :, None] * n + others[None, :, None, :]).reshape(-1)
+    flat = op.Gather(op.reshape(x, (*batch, n * n)), op.ints(*minors.tolist()), axis=len(batch))
+    cofactors = op.reshape(op.Det(op.reshape(flat, (*batch, n * n, n - 1, n - 1))), (*batch, n, n))
+    signs = op.constant(((-1.0) ** np.add.outer(np.arange(n), np.arange(n))).tolist(), x.dtype)
+    return op.Mul(op.Mul(cofactors, signs), column)

@@ -1,5 +1,6 @@
 """Operators that move, repeat, join and cut: their adjoints move back, and add up what was repeated."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -212,10 +213,31 @@ def _depth_to_space(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 
 @gradient("SpaceToDepth")
 def _space_to_depth(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.DepthToSpace(dy, blocksize=op.attribute(node, "blocksize", 1), mode="DCR")
+    mode = op.attribute(node, "mode", "DCR")
+    return op.DepthToSpace(dy, blocksize=op.attribute(node, "blocksize", 1), mode=mode)
 
 
 @gradient("ReverseSequence")
 def _reverse_sequence(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     batch, time = op.attribute(node, "batch_axis", 1), op.attribute(node, "time_axis", 0)
     return op.ReverseSequence(dy, node.inputs[1], batch_axis=batch, time_axis=time), None
+
+
+@gradient("Col2Im")
+def _col2im(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
+    """Each window's elements read back, zeros from the padding."""
+    image, kernel = constants(op, node, 1, "image_shape") or (), constants(op, node, 2, "block_shape") or ()
+    rank = len(image)
+    strides, dilations = (op.attribute(node, name, []) or [1] * rank for name in ("strides", "dilations"))
+    pads = op.attribute(node, "pads", []) or [0] * (2 * rank)
+    before, after = [0, 0, *pads[:rank]], [0, 0, *pads[rank:]]
+    padded = pad(op, dy, before, after)
+    sizes = op.dims(padded)[2:]
+    places = np.zeros((1, 1), np.int64)  # [elements of a window, windows]
+    for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
+        along = np.add.outer(np.arange(k) * d, np.arange((size - (k - 1) * d - 1) // s + 1) * s)
+        outer = places[:, None, :, None] * size + along[None, :, None, :]
+        places = outer.reshape(places.shape[0] * along.shape[0], -1)
+    batch, channels = op.dims(dy)[:2]
+    flat = op.reshape(padded, (batch, channels, math.prod(sizes)))
+    return op.reshape(op.Gather(flat, op.constant(places), axis=2), op.dims(node.inputs[0]))

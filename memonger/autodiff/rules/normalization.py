@@ -179,10 +179,30 @@ def _dot(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 @gradient("LayerNormalization")
-def _layer_normalization(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> tuple[Gradient, ...]:
+def _layer_normalization(
+    op: Emitter, node: ir.Node, dy: Gradient, dmean: Gradient = None, dinverse: Gradient = None
+) -> tuple[Gradient, ...]:
+    dx, *rest = _of_rows(op, node, dy) if dy is not None else (None,)
+    if op.wants(0) and not (dmean is None and dinverse is None):
+        of_statistics = op.cast(_of_statistics(op, node, dmean, dinverse), op.given(node, 0).dtype)
+        dx = of_statistics if dx is None else op.Add(dx, of_statistics)
+    return dx, *rest
+
+
+def _of_statistics(op: Emitter, node: ir.Node, dmean: Gradient, dinverse: Gradient) -> ir.Value:
+    """What comes to x from the mean of each row, 1 / size each, and from 1 / deviation, -(x - mean) / deviation³."""
+    mean, inverse = op.add_output(node, 1, "mean"), op.add_output(node, 2, "inverse")
+    share = 1.0 / _matrix_dims(op, node)[1]
+    x = op.cast(op.given(node, 0), mean.dtype)
+    parts = [] if dmean is None else [op.expand(op.Mul(dmean, share), op.dims(x))]
+    if dinverse is not None:
+        cubed = op.Mul(inverse, op.Mul(inverse, inverse))
+        parts.append(op.Mul(op.Sub(x, mean), op.Mul(op.Mul(dinverse, cubed), -share)))
+    return op.Sum(*parts)
+
+
+def _of_rows(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     """As for a batch, each row a channel. Sums are products with vectors: those are the fastest."""
-    if dy is None:
-        return ()
     x, scale = op.given(node, 0), op.given(node, 1)
     rows, size = _matrix_dims(op, node)
     mean, inverse = (
@@ -245,6 +265,14 @@ def _lp_normalization(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, op.ints(axis), keepdims=1)
     along = op.sum(op.Mul(dy, y), [axis], keepdims=True)
     return op.Div(op.Sub(dy, op.Mul(op.Sign(x) if p == 1 else y, along)), norm)
+
+
+@expansion("MeanVarianceNormalization")
+def _mean_variance(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
+    x, axes = op.given(node, 0), op.ints(*op.attribute(node, "axes", [0, 2, 3]))
+    centered = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
+    variance = op.ReduceMean(op.Mul(centered, centered), axes, keepdims=1)
+    return (op.Div(centered, op.Add(op.Sqrt(variance), 1e-9)),)
 
 
 # Over neighbouring channels.

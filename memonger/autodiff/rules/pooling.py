@@ -6,8 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
-from memonger.autodiff.rules.movement import zeros
-from memonger.errors import PlanError
+from memonger.autodiff.rules.movement import pad, zeros
 from memonger.model.emitter import Emitter
 from memonger.model.windows import Windows, windows_of
 
@@ -26,15 +25,14 @@ def _max_pool(op: Emitter, node: ir.Node, dy: Gradient, *_: object) -> Gradient:
     if dy is None:
         return None
     x = op.given(node, 0)
-    if op.attribute(node, "storage_order", 0) != 0:
-        raise PlanError(
-            f"node '{node.name}' (MaxPool): indices in column-major order (storage_order=1) have no gradient rule. "
-            "Set storage_order=0."
-        )
-    indices = op.add_output(node, 1, "indices")
-    if op.size(x) < 2**31:  # what is kept for the backward pass takes half the memory then
+    settings = {name: attribute.value for name, attribute in node.attributes.items() if name != "storage_order"}
+    own = op.attribute(node, "storage_order", 0) == 0  # else the node's indices are in column-major order
+    indices = op.add_output(node, 1, "indices") if own else None
+    small = ir.DataType.INT32 if op.size(x) < 2**31 else None  # what is kept takes half the memory then
+    if small is not None or indices is None:
         with op.behind(node):
-            indices = op.cast(indices, ir.DataType.INT32)
+            indices = op.several("MaxPool", 2, x, **settings)[1] if indices is None else indices
+            indices = op.cast(indices, small)
     return op.reshape(add_at(op, dy, indices, op.size(x)), op.dims(x))
 
 
@@ -56,6 +54,28 @@ def _map(op: Emitter, content: np.ndarray, like: ir.Value) -> ir.Value:
 def _global_average_pool(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     dims = op.dims(node.inputs[0])
     return op.Mul(dy, _map(op, np.full(dims[2:], 1.0 / math.prod(dims[2:])), dy))
+
+
+@expansion("GlobalLpPool")
+def _global_lp_pool(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
+    x = op.given(node, 0)
+    return (op.LpPool(x, kernel_shape=op.dims(x)[2:], p=op.attribute(node, "p", 2)),)
+
+
+@gradient("MaxUnpool")
+def _max_unpool(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
+    """Its indices are those of a flat tensor, of the size that the pool's attributes give where none is said."""
+    x, indices = op.given(node, 0), op.given(node, 1)
+    strides = op.attribute(node, "strides", []) or [1] * (len(op.dims(x)) - 2)
+    kernel: list[int] = op.attribute(node, "kernel_shape", [])
+    pads = op.attribute(node, "pads", []) or [0] * 2 * len(strides)
+    around = [pads[a] + pads[a + len(strides)] for a in range(len(strides))]
+    given = [(n - 1) * s + k - p for n, s, k, p in zip(op.dims(x)[2:], strides, kernel, around, strict=True)]
+    spare = [n - g for n, g in zip(op.dims(dy)[2:], given, strict=True)]
+    if any(spare):
+        dy = pad(op, dy, [0] * len(op.dims(dy)), [0, 0, *(-n for n in spare)])
+    flat = op.Gather(op.reshape(dy, (op.size(dy),)), op.reshape(indices, (op.size(x),)))
+    return op.reshape(flat, op.dims(x)), None
 
 
 @gradient("AveragePool")

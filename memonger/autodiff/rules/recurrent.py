@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
+from memonger.autodiff.rules import recurrent_steps
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 
 GATES = {"GRU": 3, "RNN": 1}
 FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+DEFAULTS = (("clip", 0.0), ("layout", 0), ("input_forget", 0))
 KNOWN_FUNCTIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 
 
@@ -28,31 +30,44 @@ def refuse(op: Emitter, node: ir.Node) -> None:
     """
     obstacle = _obstacle(op, node)
     if obstacle is not None:
-        raise PlanError(f"node '{node.name}' ({node.op_type}): {obstacle} has no gradient rule.")
+        raise PlanError(f"node '{node.name}' ({node.op_type}): {obstacle}.")
 
 
 def _obstacle(op: Emitter, node: ir.Node) -> str | None:
     """What keeps the node from being unrolled."""
-    for name, default in (("clip", 0.0), ("layout", 0), ("input_forget", 0)):
-        if op.attribute(node, name, default) != default:
-            return f"{name}={op.attribute(node, name, default)} (only {default} has one)"
     activations: list[str] = op.attribute(node, "activations", [])
-    unknown = [f for f in activations if f.lower() not in KNOWN_FUNCTIONS]
+    unknown = [name for name in activations if name.lower() not in recurrent_steps.KNOWN]
     if unknown:
-        return f"activation {unknown[0]} (only {', '.join(KNOWN_FUNCTIONS.values())} have one)"
-    if _input(node, 7) is not None:
-        return "a peephole (input P; leave it out)"
+        return f"activation {unknown[0]} has no gradient rule: {', '.join(sorted(recurrent_steps.KNOWN))} have"
+    if node.op_type != "LSTM" and op.attribute(node, "clip", 0.0):
+        return "clip has no gradient rule: onnxruntime's kernel clips otherwise than the standard says; leave it out"
+    return None
+
+
+def _is_plain(op: Emitter, node: ir.Node) -> bool:
+    """Whether the layer has no option that `recurrent_steps` is for."""
+    if any(op.attribute(node, name, default) != default for name, default in DEFAULTS) or _input(node, 7) is not None:
+        return False
+    activations: list[str] = op.attribute(node, "activations", [])
+    if any(name.lower() not in KNOWN_FUNCTIONS for name in activations):
+        return False
     lengths, steps = _input(node, 4), op.dims(node.inputs[0])[0]
     content = op.content(lengths)
-    if lengths is not None and (content is None or (content != steps).any()):
-        return f"sequence_lens that isn't {steps} for every sequence (leave it out)"
-    return None
+    return lengths is None or (content is not None and bool((content == steps).all()))
+
+
+@expansion("LSTM")
+def _lstm(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
+    """Where it is plain, it is unrolled when it is differentiated: see `lstm`."""
+    return None if _obstacle(op, node) or _is_plain(op, node) else recurrent_steps.written(op, node)
 
 
 @expansion("GRU", "RNN")
 def _unroll(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
     if _obstacle(op, node) is not None:
         return None
+    if not _is_plain(op, node):
+        return recurrent_steps.written(op, node)
     runs = directions(op, node)
     inputs = [[by_direction(op, node, k, d) for k in range(6)] for d in range(len(runs))]
     layers = [_layer(op, node, inputs[d], d) for d in range(len(runs))]

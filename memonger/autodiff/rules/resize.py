@@ -7,37 +7,42 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
+from memonger.autodiff.rules.movement import constants
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 
-MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+CROP = "tf_crop_and_resize"
+MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", CROP)
+Part = tuple[float, float] | None  # of an axis, what is read of it: from 0 for its first element to 1 for its last
 
 
 @gradient("Resize")
 def _resize(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    _check(op, node)
+    coordinates = op.attribute(node, "coordinate_transformation_mode", "half_pixel")
+    if coordinates not in MODES:
+        raise PlanError(
+            f"node '{node.name}' (Resize): coordinate_transformation_mode={coordinates} has no gradient rule. "
+            f"It can be {', '.join(MODES)}."
+        )
     image = op.dims(node.inputs[0])
     scales = _scales(op, node, image, op.dims(dy))
+    parts = _parts(op, node, len(image)) if coordinates == CROP else [None] * len(image)
     for axis in reversed(range(len(image))):
-        if scales[axis] != 1.0 or op.dims(dy)[axis] != image[axis]:
-            dy = _shrink(op, node, dy, axis, image[axis], scales[axis])
+        if scales[axis] != 1.0 or op.dims(dy)[axis] != image[axis] or parts[axis] not in (None, (0.0, 1.0)):
+            dy = _shrink(op, node, dy, axis, image[axis], scales[axis], parts[axis])
     return dy
-
-
-def _check(op: Emitter, node: ir.Node) -> None:
-    coordinates = op.attribute(node, "coordinate_transformation_mode", "half_pixel")
-    policy = op.attribute(node, "keep_aspect_ratio_policy", "stretch")
-    if coordinates not in MODES or policy != "stretch" or op.attribute(node, "antialias", 0):
-        raise PlanError(
-            f"node '{node.name}' (Resize): coordinate_transformation_mode={coordinates}, "
-            f"keep_aspect_ratio_policy={policy}, antialias={op.attribute(node, 'antialias', 0)} has no gradient rule. "
-            f"It can be {', '.join(MODES)}, stretch, and no antialias."
-        )
 
 
 def _scales(op: Emitter, node: ir.Node, image: tuple[int, ...], result: tuple[int, ...]) -> list[float]:
     """The factor of each axis: what is said, else what the sizes come to."""
     given = op.content(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    policy = op.attribute(node, "keep_aspect_ratio_policy", "stretch")
+    sizes = constants(op, node, 3, "sizes")
+    if policy != "stretch" and sizes:
+        over: Sequence[int] = op.attribute(node, "axes", []) or range(len(image))
+        each = [np.float32(m) / np.float32(image[axis]) for axis, m in zip(over, sizes, strict=True)]
+        factor = float(min(each) if policy == "not_larger" else max(each))
+        return [factor if axis in [a % len(image) for a in over] else 1.0 for axis in range(len(image))]
     if given is None or given.size == 0:
         return [float(np.float32(m) / np.float32(n)) for n, m in zip(image, result, strict=True)]
     axes: Sequence[int] = op.attribute(node, "axes", []) or range(len(image))
@@ -45,12 +50,26 @@ def _scales(op: Emitter, node: ir.Node, image: tuple[int, ...], result: tuple[in
     return [float(scales.get(axis, 1.0)) for axis in range(len(image))]
 
 
-def _shrink(op: Emitter, node: ir.Node, dy: ir.Value, axis: int, size: int, scale: float) -> ir.Value:
+def _parts(op: Emitter, node: ir.Node, rank: int) -> list[Part]:
+    """The part of each axis that is read: input ``roi``."""
+    roi = op.content(op.given(node, 1))
+    if roi is None:
+        raise PlanError(
+            f"node '{node.name}' (Resize): roi isn't constant, and has no gradient rule. Make it an initializer alone."
+        )
+    axes: Sequence[int] = op.attribute(node, "axes", []) or range(rank)
+    found: list[Part] = [(0.0, 1.0)] * rank
+    for k, axis in enumerate(axes):
+        found[axis % rank] = float(roi[k]), float(roi[k + len(axes)])
+    return found
+
+
+def _shrink(op: Emitter, node: ir.Node, dy: ir.Value, axis: int, size: int, scale: float, part: Part) -> ir.Value:
     """The transposed interpolation along one axis."""
     dims = op.dims(dy)
     before, after = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
     kind = np.dtype(np.float64 if dy.dtype == ir.DataType.DOUBLE else np.float32)
-    matrix = _matrix(op, node, dims[axis], size, scale, kind)
+    matrix = _matrix(op, node, dims[axis], size, scale, kind, part)
     repeats = dims[axis] // size
     if dims[axis] == repeats * size and np.array_equal(matrix, np.repeat(np.eye(size), repeats, axis=0)):
         blocks = op.sum(op.reshape(dy, (before, size, repeats, after)), [2])
@@ -63,10 +82,49 @@ def _shrink(op: Emitter, node: ir.Node, dy: ir.Value, axis: int, size: int, scal
     return op.reshape(product, (*dims[:axis], size, *dims[axis + 1 :]))
 
 
-def _matrix(op: Emitter, node: ir.Node, count: int, size: int, scale: float, kind: np.dtype) -> np.ndarray:
-    """The interpolation along one axis: ``[count, size]``."""
-    places = _places(op.attribute(node, "coordinate_transformation_mode", "half_pixel"), count, size, scale, kind)
+def _matrix(op: Emitter, node: ir.Node, count: int, size: int, scale: float, kind: np.dtype, part: Part) -> np.ndarray:
+    """The interpolation along one axis: ``[count, size]``. What a part reads beyond the image is constant."""
     mode = op.attribute(node, "mode", "nearest")
+    if part is not None:
+        places = _places_of_part(part, count, size, kind)
+        inside = (places >= 0) & (places <= size - 1)
+        return np.asarray(_weights(op, node, places, size) * inside[:, None])
+    places = _places(op.attribute(node, "coordinate_transformation_mode", "half_pixel"), count, size, scale, kind)
+    if op.attribute(node, "antialias", 0) and scale < 1 and mode != "nearest":
+        return _smoothed(op, node, places, size, scale)
+    return _weights(op, node, places, size)
+
+
+def _smoothed(op: Emitter, node: ir.Node, places: np.ndarray, size: int, scale: float) -> np.ndarray:
+    """With windows as much wider as the image gets smaller; what they read outside is the edge's."""
+    cubic = op.attribute(node, "mode", "nearest") == "cubic"
+    a, radius = op.attribute(node, "cubic_coeff_a", -0.75), (2 if cubic else 1) / scale
+    matrix = np.zeros((len(places), size))
+    for row, place in enumerate(places.astype(np.float64).tolist()):
+        at = np.arange(math.floor(place - radius) + 1, math.ceil(place + radius))
+        far = np.abs(at - place) * scale
+        weights = np.maximum(1 - far, 0)
+        if cubic:
+            near, rest = ((a + 2) * far - (a + 3)) * far * far + 1, ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
+            weights = np.where(far <= 1, near, np.where(far < 2, rest, 0))
+        if op.attribute(node, "exclude_outside", 0):
+            weights = np.where((at < 0) | (at >= size), 0.0, weights)
+        np.add.at(matrix[row], np.clip(at, 0, size - 1), weights / weights.sum())
+    return matrix
+
+
+def _places_of_part(part: tuple[float, float], count: int, size: int, kind: np.dtype) -> np.ndarray:
+    start, stop = (kind.type(n) for n in part)
+    last = kind.type(size - 1)
+    if count == 1:
+        return np.array([(start + stop) / 2 * last], kind)
+    step = (stop - start) * last / kind.type(count - 1)
+    return np.asarray(start * last + np.arange(count, dtype=kind) * step, kind)
+
+
+def _weights(op: Emitter, node: ir.Node, places: np.ndarray, size: int) -> np.ndarray:
+    """The elements that each place reads, ``[places, size]``."""
+    mode, count = op.attribute(node, "mode", "nearest"), len(places)
     rows = np.arange(count)
     matrix = np.zeros((count, size))
     if mode == "nearest":

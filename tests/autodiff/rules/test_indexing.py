@@ -136,15 +136,34 @@ def test_scatter_nd(reduction: str, wrt: list[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("op_type", ["ScatterElements", "ScatterND"])
-def test_other_reductions_are_refused(op_type: str) -> None:
-    shape = "2" if op_type == "ScatterElements" else "2,1"
-    text = (
-        f"g (float[4] x, int64[{shape}] i, float[2] u) => (float[4] y)"
-        f'{{ named = {op_type} <reduction="max"> (x, i, u) y = Neg(named) }}'
+@pytest.mark.parametrize("wrt", [["x", "u"], ["u"]])
+@pytest.mark.parametrize(("reduction", "name"), [("mul", "prod"), ("max", "amax"), ("min", "amin")])
+def test_scattered_products_and_extrema(reduction: str, name: str, wrt: list[str]) -> None:
+    check(
+        "g (FLOAT[3,4] x, int64[3,2] i, FLOAT[3,2] u) => (FLOAT[3,4] y)"
+        f'{{ y = ScatterElements <axis=1, reduction="{reduction}"> (x, i, u) }}',
+        lambda x, i, u: x.scatter_reduce(1, i, u, name),
+        given={"i": np.array([[2, 2], [3, 0], [1, 1]])},
+        wrt=wrt,
     )
-    with pytest.raises(memonger.PlanError, match=rf"{op_type} \(node '\w+'\).*reduction='max'.*'none' and 'add'"):
-        memonger.differentiate(parse(text, "float", 20), wrt=["x"])
+    check(
+        "g (FLOAT[4,2] x, int64[3,1] i, FLOAT[3,2] u) => (FLOAT[4,2] y)"
+        f'{{ y = ScatterND <reduction="{reduction}"> (x, i, u) }}',
+        lambda x, i, u: x.scatter_reduce(0, i.expand(3, 2), u, name),
+        given={"i": np.array([[2], [0], [2]])},
+        wrt=wrt,
+    )
+
+
+def test_scattered_products_with_zeros() -> None:
+    """Of one zero among the factors the gradient is the product of the others; of two there is none."""
+    found = gradients(
+        'g (FLOAT[3] x, int64[4] i, FLOAT[4] u) => (FLOAT[3] y) { y = ScatterElements <reduction="mul"> (x, i, u) }',
+        {"x": np.array([2.0, 0.0, 3.0]), "i": np.array([0, 1, 1, 2]), "u": np.array([0.0, 5.0, 7.0, 0.0])},
+        wrt=["x", "u"],
+    )
+    assert found["x"].tolist() == [0, 35, 0]
+    assert found["u"].tolist() == [2, 0, 0, 3]
 
 
 @pytest.mark.parametrize(("attributes", "axis"), [("", 1), ("<axis=0>", 0), ("<largest=0, sorted=0>", 1)])

@@ -2,11 +2,9 @@
 
 import math
 
-import onnx
 import pytest
 import torch
 
-import memonger
 from tests.support.gradient_checks import check
 from tests.support.gradient_half import check_half
 
@@ -110,12 +108,27 @@ def test_einsum(equation: str, shapes: tuple[str, ...], y: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("equation", "a", "y"), [("ii->i", "3,3", "3"), ("...i->...", "2,3", "2")])
-def test_einsum_refuses_diagonals_and_ellipses(equation: str, a: str, y: str) -> None:
-    text = f'g (float[{a}] a) => (float[{y}] y) {{ y = Einsum <equation="{equation}"> (a) }}'
-    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]>\n' + text)
-    with pytest.raises(memonger.MemongerError, match="Einsum"):
-        memonger.differentiate(model, wrt=["a"])
+@pytest.mark.parametrize(
+    ("equation", "a", "y"),
+    [("ii->i", "3,3", "3"), ("...i->...", "2,3", "2"), ("...ii->...i", "2,3,3", "2,3"), ("ii", "3,3", ""),
+     ("iji->j", "3,2,3", "2"), ("...", "2,3", "2,3")],
+)  # fmt: skip
+def test_einsum_with_diagonals_and_ellipses(equation: str, a: str, y: str) -> None:
+    of_y = f"FLOAT[{y}]" if y else "FLOAT"
+    check(
+        f'g (FLOAT[{a}] a) => ({of_y} y) {{ y = Einsum <equation="{equation}"> (a) }}',
+        lambda a: torch.einsum(equation if "->" in equation or equation != "..." else "...->...", a),
+        reference=True,
+    )
+
+
+def test_einsum_with_an_ellipsis_that_broadcasts() -> None:
+    check(
+        "g (FLOAT[2,1,3,4] a, FLOAT[1,5,4,2] b) => (FLOAT[2,5,3,2] y)"
+        '{ y = Einsum <equation="...ij,...jk->...ik"> (a, b) }',
+        lambda a, b: a @ b,
+        reference=True,
+    )
 
 
 def test_matmul_in_float16() -> None:

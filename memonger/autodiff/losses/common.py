@@ -1,0 +1,88 @@
+"""What losses share: what each gives back, reductions, weights of samples."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.model.emitter import Emitter
+
+logger = logging.getLogger(__name__)
+
+Reduction = Literal["mean", "sum"]
+
+FLOAT = ir.DataType.FLOAT
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A loss that was written.
+
+    Attributes:
+        loss: The scalar.
+        gradients: The values the backward pass begins at, each with the loss's gradient by it.
+    """
+
+    loss: ir.Value
+    gradients: Mapping[ir.Value, ir.Value]
+
+
+def of_elements(op: Emitter, loss: Any, start: ir.Value, each: ir.Value, slope: ir.Value) -> Built:
+    """The mean, or the sum, of each element's loss, with its gradient."""
+    if loss.sample_weights is not None:
+        factors = sample_factors(op, loss.sample_weights, each)
+        each, slope = op.Mul(each, factors), op.Mul(slope, factors)
+    if loss.reduction == "sum":
+        return Built(op.ReduceSum(each, keepdims=0), {start: op.cast(slope, start.dtype)})
+    slope = op.Mul(slope, 1.0 / max(op.size(each), 1))
+    return Built(op.ReduceMean(each, keepdims=0), {start: op.cast(slope, start.dtype)})
+
+
+def sample_factors(op: Emitter, name: str, x: ir.Value) -> ir.Value:
+    """A new input of a factor for each sample of ``x``, to multiply it by."""
+    count, *others = op.dims(x) or (1,)
+    factors = op.cast(op.input(name, FLOAT, (count,)), x.dtype)
+    return op.reshape(factors, (count, *(1 for _ in others)))
+
+
+def input_of(output: ir.Value, name: str) -> ir.Value:
+    """What the node that computes an output reads: scores before a Softmax or Sigmoid."""
+    node = output.producer()
+    assert node is not None
+    source = node.inputs[0]
+    assert source is not None
+    logger.info(
+        "%s: the loss is of '%s', which %s makes '%s' of: it is exact where probabilities are 0 or 1.",
+        name, source.name, node.op_type, output.name,
+    )  # fmt: skip
+    return source
+
+
+def check_reduction(reduction: str) -> None:
+    """Refuse what is no reduction.
+
+    Raises:
+        PlanError: it is neither ``mean`` nor ``sum``.
+    """
+    if reduction not in ("mean", "sum"):
+        raise PlanError(f"reduction must be 'mean' or 'sum', not {reduction!r}.")
+
+
+def computed_in(value: ir.Value) -> ir.DataType:
+    """What is computed in."""
+    return FLOAT if value.dtype is None or value.dtype in _NARROW else value.dtype
+
+
+def described(value: ir.Value) -> str:
+    """Type and shape, as ``float[2, 3]``."""
+    dims = "?" if value.shape is None else ", ".join(map(str, value.shape))
+    return f"{value.dtype.name.lower() if value.dtype else 'no tensor'}[{dims}]"
+
+
+def listed(values: dict[str, ir.Value]) -> str:
+    """Names in quotes."""
+    return ", ".join(f"'{name}'" for name in values) or "none"

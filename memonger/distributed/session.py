@@ -1,0 +1,439 @@
+"""Training sessions on several ranks: every rank runs the same plan on its own batch, gradients are averaged."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from memonger.devices import Device
+from memonger.distributed.engines import Engine, EngineError, Handle, engine_of
+from memonger.distributed.trace import Trace
+from memonger.errors import SessionError
+from memonger.files import write_whole
+from memonger.plan import Plan
+from memonger.runtime import state as states
+from memonger.runtime.interrupts import interrupts_later
+from memonger.runtime.segments import Bucket, Segments
+from memonger.runtime.trainer import Inputs
+from memonger.training_session import TrainingSession
+
+LATEST = "latest.json"
+"""The file that says which parts of a state by ranks count."""
+
+
+class DistributedTrainingSession(TrainingSession):
+    """A training session that is one of several ranks, started by ``torchrun``.
+
+    Each rank takes its own batch of the size planned for. The gradients of a bucket are averaged over the ranks where
+    they lie in the arena, while the segments behind run. All ranks then update alike: N ranks with batches of B train
+    as one with a batch of N·B, up to rounding. Batch statistics are each rank's own; those of rank 0 are saved.
+
+    Args:
+        plan: As `memonger.TrainingSession` takes it, planned with ``buckets=memonger.Buckets()``: the same on all
+            ranks. Plan once and give all ranks the file, since a plan depends on times that were measured. One rank
+            alone takes any plan.
+        group: A process group of torch.distributed, or a communicator of mpi4py. None: the ranks that ``torchrun``
+            started; without it one rank alone, and no engine is needed.
+        shard_optimizer: Let each rank keep a part of the optimizer's state, update those parameters, and give them to
+            all (ZeRO, stage 1). Parts are whole tensors, so one that is larger than all others together is one rank's.
+        timeout: Seconds after which a collective that isn't done counts as failed, where ``group`` is None.
+        accumulation, device, random_key, intra_op_threads, check_order, cuda_graph: See `memonger.TrainingSession`.
+            Gradients of micro-batches are averaged over the ranks with the last one. Random numbers differ by rank.
+
+    Attributes:
+        rank: This rank's number.
+        size: How many ranks there are.
+        trace: Set to a `memonger.distributed.trace.Trace`, it notes when segments and collectives ran.
+
+    Raises:
+        SessionError: the ranks' plans or weights differ, which names the ranks; the plan has no buckets; a rank has
+            ended or hangs; see also `memonger.TrainingSession`.
+        RuntimeUnavailableError: no engine is installed; the ranks don't find one another.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | str | Path,
+        *,
+        group: Any = None,
+        shard_optimizer: bool = False,
+        timeout: float = 300,
+        accumulation: Plan | str | Path | None = None,
+        device: str | Device | None = None,
+        random_key: int = 0,
+        intra_op_threads: int = 0,
+        check_order: bool = True,
+        cuda_graph: str = "auto",
+    ) -> None:
+        self.trace: Trace | None = None
+        self._ended = ""
+        self._losses: list[float] = []  # of micro-batches of this rank
+        self._engine: Engine = engine_of(group, timeout)
+        self.rank, self.size = self._engine.rank, self._engine.size
+        self._share = (self.rank, self.size) if shard_optimizer else None
+        super().__init__(
+            plan, accumulation=accumulation, device=device, random_key=random_key, intra_op_threads=intra_op_threads,
+            check_order=check_order, cuda_graph=cuda_graph,
+        )  # fmt: skip
+        if not self.device.is_host:
+            raise SessionError(
+                f"ranks add up gradients in the memory of CPUs so far, and this plan is for {self.device}."
+            )
+        self._between = _Between(self, self._bound[0])
+        self._exchange = self._between
+        if self.size > 1 and not self._bound[0].buckets:
+            how = "buckets=memonger.Buckets()"
+            raise SessionError(f"{self._name} is planned for one rank alone: for {self.size} plan it with {how}.")
+        with self._guarded():
+            self._compare("another plan", self._digest, "Plan once, save it, and give all ranks that file")
+            self._compare_weights()
+
+    def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
+        """Train on one batch of each rank, or on several micro-batches of each: see `memonger.TrainingSession.step`.
+
+        Returns: the mean of the ranks' losses. Where it isn't finite on any rank, none updates anything.
+
+        Raises:
+            SessionError: as there; a rank has ended or hangs, or takes no step: it is named, and the session has ended.
+        """
+        self._losses = []
+        with self._guarded():
+            return super().step(inputs, learning_rate=learning_rate)
+
+    def save(self, path: str | Path, *, by_rank: bool = False) -> None:
+        """Write the training state, whole or not at all; all ranks have to, and wait for it.
+
+        Any number of ranks continues from a file or a folder, a `memonger.TrainingSession` from a file.
+
+        Args:
+            path: A file, which rank 0 writes; or a folder.
+            by_rank: Write a folder in which each rank puts what it keeps: no rank needs room for the whole state. The
+                file `LATEST` in it is written last, and says which parts count.
+
+        Raises:
+            SessionError: it can't be written, on every rank.
+        """
+        with self._guarded():
+            if by_rank:
+                self._together(lambda: self._save_part(Path(path), self.steps))
+                self._together(lambda: self._finish_parts(Path(path)))
+            else:
+                tensors = self._gathered()
+                self._together(lambda: self._save_whole(Path(path), tensors))
+
+    def _together(self, write: Callable[[], None]) -> None:
+        """Do something on every rank.
+
+        Raises:
+            SessionError: it failed on one.
+        """
+        said = ""
+        try:
+            write()
+        except (SessionError, OSError) as error:
+            said = str(error)
+        failed = [each for each in self._engine.all_gather(said) if each]
+        if failed:
+            raise SessionError(failed[0])
+
+    def _gathered(self) -> dict[str, np.ndarray]:
+        """The whole state on rank 0."""
+        self._check_not_released()
+        found = {}
+        for name, tensor in self._whole.items():
+            owner = self._owners.get(name, self.rank)
+            if self._share is None or name in self._weights:
+                found[name] = self._array(name)
+                continue
+            array = self._array(name).copy() if owner == self.rank else np.empty(tensor.shape, tensor.dtype.numpy())
+            self._engine.broadcast(array.reshape(-1).view(np.uint8), owner).wait()
+            if self.rank == 0:
+                found[name] = array
+        return found
+
+    def _save_whole(self, path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+        if self.rank == 0:
+            states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), path)
+
+    def _save_part(self, folder: Path, steps: int) -> None:
+        self._check_not_released()
+        folder.mkdir(parents=True, exist_ok=True)
+        names = _part_names(self._whole, self._owners_among(self.size), self.rank)
+        tensors = {name: self._array(name) for name in names}
+        part = folder / _part(steps, self.rank, self.size)
+        states.save(states.State(tensors, self.steps, self.random_key, self.learning_rate), part)
+
+    def _finish_parts(self, folder: Path) -> None:
+        """Say which parts count, and remove those of before."""
+        if self.rank:
+            return
+        text = json.dumps({"steps": self.steps, "ranks": self.size}).encode()
+        write_whole(folder / LATEST, lambda target: target.write(text))
+        kept = {_part(self.steps, rank, self.size) for rank in range(self.size)}
+        for file in folder.glob("*-of-*.state"):
+            if file.name not in kept:
+                file.unlink()
+
+    def load(self, path: str | Path) -> None:
+        """Take over a state that any number of ranks saved; all ranks have to. Nothing changes if it is wrong.
+
+        Raises:
+            SessionError: see `memonger.TrainingSession.load`; the ranks read different states.
+        """
+        self._check_not_released(whole=False)
+        state = (
+            self._read_parts(Path(path)) if Path(path).is_dir() else states.load(Path(path), self._like(self._whole))
+        )
+        with interrupts_later():
+            self._take_over({name: array for name, array in state.tensors.items() if name in self._names})
+            self.steps, self.random_key, self.learning_rate = state.step, state.random_key, state.learning_rate
+        with self._guarded():
+            self._compare_weights()
+
+    def _read_parts(self, folder: Path) -> states.State:
+        """What this rank keeps of a state by ranks."""
+        try:
+            latest = json.loads((folder / LATEST).read_text())
+            steps, size = int(latest["steps"]), int(latest["ranks"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SessionError(f"{folder} holds no whole state by ranks: {LATEST} can't be read ({error}).") from error
+        owners, tensors, state = self._owners_among(size), dict[str, np.ndarray](), None
+        for rank in range(size):
+            wanted = self._like(_part_names(self._whole, owners, rank))
+            state = states.load(folder / _part(steps, rank, size), wanted)
+            tensors |= {name: array for name, array in state.tensors.items() if name in self._names}
+        if state is None:
+            raise SessionError(f"{folder} holds no whole state by ranks: {LATEST} says it has no parts.")
+        return replace(state, tensors=tensors)
+
+    def _like(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Arrays of the types and shapes of tensors, without memory of their own."""
+        tensors = ((name, self._whole[name]) for name in names)
+        return {name: np.broadcast_to(np.zeros((), one.dtype.numpy()), one.shape) for name, one in tensors}
+
+    def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take over tensors; all ranks have to, and equal ones. See `memonger.TrainingSession.load_state_dict`."""
+        super().load_state_dict(tensors)
+        with self._guarded():
+            self._compare_weights()
+
+    def close(self) -> None:
+        """Leave the ranks. Those that take another step are told that this one doesn't."""
+        if not self._ended:
+            self._ended = "the session is closed."
+            self._engine.close(f"closed its session after {self.steps} steps")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _compare(self, what: str, own: str, advice: str) -> None:
+        """Check that all ranks have the same.
+
+        Raises:
+            SessionError: it names the ranks that differ from rank 0.
+        """
+        found = self._engine.all_gather(own)
+        others = [rank for rank, each in enumerate(found) if each != found[0]]
+        if others:
+            raise SessionError(
+                f"{_ranks(others)} {'has' if len(others) == 1 else 'have'} {what} than rank 0. {advice}."
+            )
+
+    def _compare_weights(self) -> None:
+        digest = hashlib.sha256(repr((self.steps, self.random_key, self.learning_rate)).encode())
+        for name in self._roles[0].parameters:
+            digest.update(np.ascontiguousarray(self._array(name)).view(np.uint8).data)
+        advice = "Load the same state, with the same random key and learning rate, on all ranks"
+        self._compare("other weights", digest.hexdigest(), advice)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Name the rank that a failed collective waited for.
+
+        Raises:
+            SessionError: the session has ended, or ends here.
+        """
+        if self._ended:
+            raise SessionError(f"{self._ended} Make a new session and load the last state that was saved.")
+        try:
+            yield
+        except EngineError as error:
+            self._between.forget()
+            said = self._engine.silent(f"stopped at step {self.steps}")
+            self._ended = (
+                f"step {self.steps} failed on rank {self.rank}: {_blame(said, self.size, self.steps)} ({error})."
+            )
+            again = "Start all ranks again and load the last state that was saved."
+            raise SessionError(f"{self._ended} {again}") from error
+
+    def _goes_on(self, index: int, numbers: list[float]) -> bool:
+        """Of the last micro-batch whether the mean of all ranks' losses is finite; the others say nothing yet."""
+        if index:
+            self._losses.append(numbers[0])
+            self._was_finite = True
+            return True
+        numbers[0] = self._between.mean_loss()
+        return super()._goes_on(index, numbers)
+
+    def _run(self, index: int, batch: Inputs) -> float:
+        """See `Trainer._run`; where each rank has updated a part, all get it."""
+        loss = super()._run(index, batch)
+        if self._share is not None and index == 0 and self._was_finite:
+            self._torn = True  # until all parts are of this step
+            self._between.give_parts()
+            self._torn = False
+        return loss
+
+    def _accumulated(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> float:
+        super()._accumulated(batches, interrupts)
+        return self._between.mean_loss()
+
+    def _key(self) -> int:
+        return (super()._key() + self.rank * 0x85EBCA6B) % 2**32
+
+    def own_loss(self) -> float:
+        """The loss of this rank's batch in the step that runs, the mean over its micro-batches."""
+        loss = self._roles[0].loss
+        assert loss is not None
+        return float(np.mean([*self._losses, float(self._bound[0].result(loss).reshape(()))]))
+
+
+class _Between:
+    """What a rank does between segments: begin collectives, wait for them, and have the mean loss known in time.
+
+    Args:
+        session: Whose.
+        bound: Its segments.
+    """
+
+    def __init__(self, session: DistributedTrainingSession, bound: Segments) -> None:
+        self._session, self._engine = session, session._engine
+        self._buckets = [(bucket, _bytes_of(bucket, bound)) for bucket in bound.buckets]
+        self._after_loss = 1 + bound.segment_of(session._roles[0].loss or "")
+        self._under_way: dict[int, Handle] = {}
+        share = session._share is not None and session._roles[0].gradient_norm is None
+        self._ends = [self._ends_of(bucket) for bucket in bound.buckets] if share else []
+        self._loss = np.zeros(1)
+        self._loss_handle: Handle | None = None
+        self._over: Any = None  # of the trace: the segment that runs
+
+    def before(self, segment: int) -> None:
+        """See `memonger.runtime.segments.Exchange`."""
+        trace = self._session.trace
+        if self._over is not None:
+            self._over()
+            self._over = None
+        if segment == 0:
+            self._loss_handle = None
+        if segment == self._after_loss:
+            self._send_loss()
+        for number, (bucket, content) in enumerate(self._buckets):
+            if bucket.begin == segment:
+                over = trace.begin("collectives", f"bucket {number}, {content.nbytes} bytes") if trace else None
+                self._under_way[number] = (
+                    self._engine.reduce_scatter(content, self._ends[number])
+                    if self._ends
+                    else self._engine.all_reduce(content)
+                )
+                if over is not None:
+                    self._under_way[number].when_done(over)
+        for number, (bucket, _) in enumerate(self._buckets):
+            if bucket.wait == segment:
+                self._under_way.pop(number).wait()
+        if trace and segment < len(self._session.engines):
+            self._over = trace.begin("segments", f"segment {segment}")
+
+    def _ends_of(self, bucket: Bucket) -> list[int]:
+        """The element at which each rank's part of a bucket ends."""
+        ends, first = [0] * self._engine.size, bucket.members[0]
+        for tensor, owner in zip(bucket.members, self._session._member_owners(bucket), strict=True):
+            ends[owner] = (tensor.offset + tensor.nbytes - first.offset) // first.dtype.numpy().itemsize
+        return list(accumulate(ends, max))
+
+    def give_parts(self) -> None:
+        """Give all ranks the parameters that each has updated."""
+        store = self._session._weights
+        handles = []
+        for owner in range(self._engine.size):
+            own = [
+                store.tensors[n] for n in self._session._roles[0].parameters if self._session._owners.get(n) == owner
+            ]
+            if own:
+                begin, end = min(one.offset for one in own), max(one.offset + one.nbytes for one in own)
+                content = store.arena.read(begin, np.dtype(np.uint8), (end - begin,), copy=False)
+                handles.append(self._engine.broadcast(content, owner))
+        for handle in handles:
+            handle.wait()
+
+    def give_up(self) -> None:
+        """See `memonger.runtime.segments.Exchange`."""
+        self._over = None
+        for number in sorted(self._under_way):
+            self._under_way.pop(number).wait()
+
+    def forget(self) -> None:
+        """Nothing is waited for any more."""
+        self._under_way.clear()
+        self._over, self._loss_handle = None, None
+
+    def _send_loss(self) -> None:
+        self._loss[0] = self._session.own_loss()
+        self._loss_handle = self._engine.all_reduce(self._loss)
+
+    def mean_loss(self) -> float:
+        """The mean of the ranks' losses in this step."""
+        if self._loss_handle is None:
+            self._send_loss()
+        assert self._loss_handle is not None
+        self._loss_handle.wait()
+        return float(self._loss[0])
+
+
+def _bytes_of(bucket: Bucket, bound: Segments) -> np.ndarray:
+    """A bucket's gradients as one array over the arena, with what lies between two of them."""
+    first, last = bucket.members[0], bucket.members[-1]
+    dtype = first.dtype.numpy()
+    return bound.arena.read(
+        first.offset, dtype, ((last.offset + last.nbytes - first.offset) // dtype.itemsize,), copy=False
+    )
+
+
+def _part(steps: int, rank: int, size: int) -> str:
+    """Name of the file with a rank's part of a state."""
+    return f"{steps}.{rank}-of-{size}.state"
+
+
+def _part_names(names: Iterable[str], owners: Mapping[str, int], rank: int) -> list[str]:
+    """What a rank writes of a state by ranks: what it owns, and rank 0 all that nobody owns."""
+    return [name for name in names if owners.get(name, 0) == rank]
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """Ranks in words."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _blame(said: Mapping[int, str], size: int, steps: int) -> str:
+    """Which rank a collective failed for."""
+    missing = [rank for rank in range(size) if rank not in said]
+    if missing:
+        verb = "has ended or hangs" if len(missing) == 1 else "have ended or hang"
+        return f"{_ranks(missing)} {verb}: no answer came"
+    others = [f"rank {rank} {each}" for rank, each in sorted(said.items()) if each != f"stopped at step {steps}"]
+    if others:
+        return f"{', '.join(others)}; ranks have to take equally many steps"
+    return "all ranks are there, and didn't call the same functions in the same order"
+
+
+__all__ = ["DistributedTrainingSession"]

@@ -1,0 +1,255 @@
+"""Training on two ranks: two processes, started once, and what they wrote."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file
+
+import memonger
+from memonger.graph.collectives import collectives_of
+from tests.support import ranks, training_models
+
+pytest.importorskip("torch", reason="ranks need PyTorch")
+
+BUCKETS = memonger.Buckets(first=1000, rest=1000)
+
+
+def _model(rows: int, dtype: str) -> onnx.ModelProto:
+    """The classifier for so many rows, its numbers of this type."""
+    model = training_models.classifier()
+    kind = {"float32": onnx.TensorProto.FLOAT, "float64": onnx.TensorProto.DOUBLE}[dtype]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = kind
+        value.type.tensor_type.shape.dim[0].dim_value = rows
+    arrays = [(one.name, onnx.numpy_helper.to_array(one)) for one in model.graph.initializer]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(dtype), name) for name, array in arrays)
+    return model
+
+
+def _plan(
+    rows: int, dtype: str = "float64", *, buckets: object = None, differ: Any = None, **options: Any
+) -> memonger.Plan:
+    made = {"optimizer": memonger.Adam(lr=0.02)} | (differ or {})
+    training = memonger.differentiate(_model(rows, dtype), loss="softmax_cross_entropy", **made)
+    return memonger.search_plan(training, buckets=buckets, chunks="off", **({"strategy": "none"} | options))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder in which two ranks ran, and what each found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    rows = training_models.BATCH
+    clipped, apply, add = {"clip_norm": 0.05}, {"accumulate": "apply"}, {"accumulate": "add", "optimizer": None}
+    plans = {
+        "plain": _plan(rows, buckets=BUCKETS),
+        "clipped": _plan(rows, buckets=BUCKETS, differ=clipped),
+        "remat": _plan(rows, buckets=memonger.Buckets(first=1000, rest=1000, wait="last"), strategy="cheap"),
+        "single": _plan(rows, "float32", buckets=BUCKETS),
+        "apply": _plan(rows, buckets=BUCKETS, differ=apply),
+        "add": _plan(rows, differ=add),
+        "alone": _plan(rows),
+    }
+    assert plans["remat"].recomputed
+    for name, plan in plans.items():
+        plan.save(folder / f"{name}.onnx")
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0], "PORTS": " ".join(ports)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ranks", str(folder)],
+            env={**os.environ, **shared, "OMP_NUM_THREADS": "1", "RANK": str(rank)},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=120)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 9], said
+    return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def _alone(differ: Mapping[str, Any] | None, dtype: str, parts: int = 1) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses and state of one rank with the batches of both."""
+    session = memonger.TrainingSession(_plan(2 * parts * training_models.BATCH, dtype, differ=differ))
+    losses = []
+    for step in range(ranks.STEPS):
+        given = [ranks.batch(parts * step + part, rank, dtype) for part in range(parts) for rank in range(2)]
+        losses.append(session.step({name: np.concatenate([one[name] for one in given]) for name in given[0]}))
+    return losses, session.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "differ", "dtype", "parts", "tolerance"),
+    [
+        ("plain", None, "float64", 1, 1e-12),
+        ("clipped", {"clip_norm": 0.05}, "float64", 1, 1e-6),  # the norm is computed in float32
+        ("single", None, "float32", 1, 1e-5),
+        ("apply", None, "float64", 2, 1e-12),
+    ],
+)
+def test_two_ranks_train_as_one_with_both_batches(
+    results: Any, name: str, differ: Any, dtype: str, parts: int, tolerance: float
+) -> None:
+    folder, found = results
+    losses, state = _alone(differ, dtype, parts)
+    np.testing.assert_allclose(found[0][name], losses, rtol=max(tolerance, 1e-6))
+    assert found[0][name] == found[1][name]
+    saved = load_file(folder / f"{name}.state")
+    assert saved.keys() == state.keys()
+    for key, array in state.items():
+        np.testing.assert_allclose(
+            saved[key], array, rtol=0, atol=tolerance * max(1, float(abs(array).max())), err_msg=key
+        )
+
+
+def test_what_is_recomputed_and_when_updates_begin_changes_no_bit(results: Any) -> None:
+    folder, found = results
+    assert found[0]["remat"] == found[0]["plain"]
+    kept, remat = (load_file(folder / f"{name}.state") for name in ("plain", "remat"))
+    assert all(np.array_equal(kept[key], remat[key]) for key in kept)
+
+
+def test_ranks_that_share_the_optimizer_train_alike_and_keep_a_part(
+    results: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found = results
+    assert [each["shares"][0] for each in found] == [found[0]["plain"]] * 2
+    assert [each["shares, clipped"] for each in found] == [found[0]["clipped"]] * 2
+    assert all(each["read again"] for each in found)
+    states = [{name for name in each["shares"][1] if ".exp_avg" in name} for each in found]
+    expected = load_file(folder / "plain.state")
+    assert all(states)
+    assert not states[0] & states[1]
+    assert states[0] | states[1] == {name for name in expected if ".exp_avg" in name}
+    whole = load_file(folder / "shares.state")
+    assert whole.keys() == expected.keys()
+    assert all(np.array_equal(whole[name], expected[name]) for name in expected)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    alone = memonger.DistributedTrainingSession(folder / "plain.onnx")
+    alone.load(folder / "shares")  # which two ranks wrote
+    assert all(np.array_equal(array, expected[name]) for name, array in alone.state_dict().items())
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_left_out_on_both(results: Any) -> None:
+    assert [each["skipped"] for each in results[1]] == [[1, 0, True], [1, 0, True]]
+
+
+def test_ranks_that_differ_are_named_before_anything_runs(results: Any) -> None:
+    for found in results[1]:
+        assert found["plans"].startswith("rank 1 has another plan than rank 0. Plan once, save it")
+        assert found["weights"].startswith("rank 1 has other weights than rank 0. Load the same state")
+        assert "is planned for one rank alone: for 2 plan it with buckets=memonger.Buckets()" in found["one rank"]
+
+
+def test_a_rank_that_ends_is_named_by_the_others(results: Any) -> None:
+    _, (found, _) = results
+    assert "rank 1 closed its session after 1 steps; ranks have to take equally many steps" in found["closed"]
+    assert "rank 1 has ended or hangs: no answer came" in found["gone"]
+    assert "Make a new session" in found["after gone"]
+
+
+def test_a_trace_shows_every_collective_beside_the_segments(results: Any) -> None:
+    folder, _ = results
+    events = json.loads((folder / "0.trace.json").read_text())["traceEvents"]
+    graph = memonger.Plan.load(folder / "plain.onnx").graph
+    names = [one["name"] for one in events if one["ph"] == "X" and one["tid"] == 1]
+    assert len(names) == len(graph.collectives) * ranks.STEPS
+    assert {one["name"] for one in events if one["ph"] == "X" and one["tid"] == 0} >= {"segment 0", "segment 1"}
+
+
+def test_one_rank_alone_takes_any_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    plain, grouped = (_plan(training_models.BATCH, buckets=buckets) for buckets in (None, BUCKETS))
+    sessions = [memonger.TrainingSession(plain), *map(memonger.DistributedTrainingSession, (plain, grouped))]
+    assert len({tuple(one.step(ranks.batch(step, 0, "float64")) for step in range(2)) for one in sessions}) == 1
+
+
+def test_nobody_else_touches_a_bucket_between_begin_and_wait() -> None:
+    plan = _plan(training_models.BATCH, buckets=BUCKETS)
+    graph = plan.graph
+    assert len(graph.collectives) == 3
+    for each in collectives_of(graph):
+        begin = plan.offsets[each.members[0]]
+        end = plan.offsets[each.members[-1]] + graph.sizes[each.members[-1]]
+        for step in range(each.begin + 1, each.wait):
+            if not graph.ops[step].startswith("memonger.ranks::"):
+                for value in (v for v in (*graph.reads[step], *graph.writes[step]) if graph.planned[v]):
+                    assert plan.offsets[value] >= end or plan.offsets[value] + graph.sizes[value] <= begin
+
+
+def test_a_plan_whose_nodes_use_the_bytes_of_a_collective_is_refused() -> None:
+    plan = _plan(training_models.BATCH, buckets=BUCKETS)
+    graph, first = plan.graph, collectives_of(plan.graph)[0]
+    between = next(s for s in range(first.begin + 1, first.wait) if "memonger" not in graph.ops[s])
+    reads = tuple((*r, first.members[0]) if s == between else r for s, r in enumerate(graph.reads))
+    with pytest.raises(memonger.VerificationError, match=r"uses '.*', which has bytes of the collective that node"):
+        replace(plan, graph=replace(graph, reads=reads)).verify()
+    renamed = tuple("Begin9" if s == first.begin else op for s, op in enumerate(graph.ops))
+    with pytest.raises(memonger.VerificationError, match="waits for a collective that no node began"):
+        replace(plan, graph=replace(graph, ops=renamed)).verify()
+
+
+def test_a_gradient_that_the_backward_pass_reads_as_well_is_sent_as_a_copy() -> None:
+    model = _model(training_models.BATCH, "float64")
+    (relu,) = (node for node in model.graph.node if list(node.output) == ["r"])
+    relu.input[0] = "shifted"
+    add = onnx.helper.make_node("Add", ["h", "shift"], ["shifted"])
+    model.graph.node.insert(list(model.graph.node).index(relu), add)
+    shift = np.full((training_models.BATCH, training_models.HIDDEN), 0.1)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(shift, "shift"))
+    training = memonger.differentiate(model, loss="softmax_cross_entropy", optimizer=memonger.SGD(lr=0.1))
+    plain, grouped = (memonger.search_plan(training, buckets=buckets) for buckets in (None, BUCKETS))
+    assert any(name.endswith(".sent") for name in grouped.graph.values)
+    assert not any(name.endswith(".sent") for name in _plan(training_models.BATCH, buckets=BUCKETS).graph.values)
+    sessions = [memonger.TrainingSession(plan) for plan in (plain, grouped)]
+    assert len({tuple(one.step(ranks.batch(step, 0, "float64")) for step in range(2)) for one in sessions}) == 1
+
+
+def test_what_carries_bytes_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(
+            memonger.RuntimeUnavailableError, match=rf"rank 0 can't join .* 127\.0\.0\.1:{port} .*--master-port"
+        ):
+            memonger.DistributedTrainingSession("plan.onnx", timeout=1)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(memonger.RuntimeUnavailableError, match=r"pip install 'memonger\[distributed\]'"):
+        memonger.DistributedTrainingSession("plan.onnx")
+    with pytest.raises(memonger.SessionError, match="group must be a process group"):
+        memonger.DistributedTrainingSession("plan.onnx", group=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"first": "none"}, "the first bucket"),
+        ({"wait": "soon"}, "wait must be 'next' or 'last', not 'soon'"),
+    ],
+)
+def test_buckets_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(memonger.PlanError, match=words):
+        memonger.Buckets(**options)
+
+
+def test_a_model_that_updates_nothing_has_nothing_to_add_up() -> None:
+    with pytest.raises(memonger.PlanError, match="give a loss and an optimizer"):
+        _plan(training_models.BATCH, buckets=BUCKETS, differ={"optimizer": None})

@@ -1,0 +1,24 @@
+"""The device form: what onnxruntime's optimizer makes of a model, in one order."""
+
+import numpy as np
+import onnx
+import pytest
+
+from memonger.devices import CPU
+from memonger.lowering import cpu_convolutions
+from memonger.lowering.device_form import Settings, device_form
+from memonger.model.load import load
+
+
+@pytest.mark.skipif(cpu_convolutions.block_size() == 1, reason="this machine has no blocked layout")
+def test_branches_that_leave_a_blocked_layout_have_one_order() -> None:
+    """Four outputs, each behind a node that onnxruntime inserts in the order of addresses."""
+    outputs = [f"y{number}" for number in range(4)]
+    text = f"""<ir_version: 10, opset_import: ["": 20]>
+        g (float[1,32,4,4] x) => ({", ".join(f"float[1,32,4,4] {name}" for name in outputs)}) {{
+            x1 = Conv <kernel_shape=[1,1]> (x, w) {"".join(f"{name} = Conv (x1, w) " for name in outputs)} }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((32, 32, 1, 1), np.float32), "w"))
+    lowered = [device_form(load(proto), CPU, Settings(threads=1)).model for _ in range(4)]
+    assert sum(node.op_type == "ReorderOutput" for node in lowered[0].graph) == len(outputs)
+    assert len({tuple(str(node.name) for node in model.graph) for model in lowered}) == 1

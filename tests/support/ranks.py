@@ -1,0 +1,137 @@
+"""What a rank does in tests of distributed training: a program, started once for each of two ranks.
+
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.support.ranks FOLDER
+
+It reads plans from the folder and writes there what `tests/distributed/test_ranks.py` looks at.
+"""
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import memonger
+from memonger.distributed.trace import Trace
+from tests.support import training_models
+
+STEPS = 3
+
+
+def batch(step: int, rank: int, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The batch of a rank."""
+    made = training_models.batch(100 * step + rank)
+    return made | {"x": made["x"].astype(dtype)}
+
+
+def main(folder: Path) -> None:
+    """Run all checks, one after the other, on both ranks."""
+    import torch.distributed
+
+    gc.collect()
+    gc.freeze()  # each session collects what its plan left, and torch alone is a million objects
+    found: dict[str, Any] = {}
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    open_session = _opening(folder)
+    _averages(folder, rank, open_session, found)
+    _skips(rank, open_session, found)
+    _shards(folder, rank, open_session, found)
+    _refuses(rank, open_session, found)
+    torch.distributed.destroy_process_group()
+    _ends(rank, folder, found)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def _opening(folder: Path) -> Callable[..., memonger.DistributedTrainingSession]:
+    def made(name: str, **options: Any) -> memonger.DistributedTrainingSession:
+        accumulation = folder / "add.onnx" if name == "apply" else None
+        return memonger.DistributedTrainingSession(folder / f"{name}.onnx", accumulation=accumulation, **options)
+
+    return made
+
+
+def _averages(folder: Path, rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
+    """Train in several ways, and save each state."""
+    for name, dtype in (("plain", "float64"), ("clipped", "float64"), ("remat", "float64"), ("single", "float32")):
+        session = made(name)
+        session.trace = Trace(rank) if name == "plain" else None
+        found[name] = [session.step(batch(step, rank, dtype)) for step in range(STEPS)]
+        session.save(folder / f"{name}.state")
+        if session.trace is not None:
+            session.trace.save(folder / f"{rank}.trace.json")
+    session = made("apply")
+    found["apply"] = [
+        session.step([batch(2 * step + part, rank, "float64") for part in (0, 1)]) for step in range(STEPS)
+    ]
+    session.save(folder / "apply.state")
+
+
+def _skips(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
+    """A loss that isn't finite on one rank leaves the step out on both."""
+    session = made("plain")
+    before = session.state_dict()
+    bad = batch(0, rank, "float64")
+    if rank == 1:
+        bad["x"][0, 0] = np.nan
+    session.step(bad)
+    same = all(np.array_equal(array, before[name]) for name, array in session.state_dict().items())
+    found["skipped"] = [session.skipped_steps, session.steps, same]
+
+
+def _shards(folder: Path, rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
+    """Each rank keeps a part of the optimizer's state, and writes it as a whole or by itself."""
+    session = made("plain", shard_optimizer=True)
+    losses = [session.step(batch(step, rank, "float64")) for step in range(STEPS)]
+    found["shares"] = [losses, sorted(session.state_dict())]
+    session.save(folder / "shares.state")
+    session.save(folder / "shares", by_rank=True)
+    again = made("plain", shard_optimizer=True)
+    again.load(folder / "shares")
+    mine, theirs = session.state_dict(), again.state_dict()
+    found["read again"] = again.steps == STEPS and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+    clipped = made("clipped", shard_optimizer=True)
+    found["shares, clipped"] = [clipped.step(batch(step, rank, "float64")) for step in range(STEPS)]
+
+
+def _refuses(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
+    """Another plan on one rank, and other weights."""
+    found["plans"] = _said(lambda: made("plain" if rank else "clipped"))
+    session = made("plain")
+    state = session.state_dict()
+    state["last.weight"] += rank
+    found["weights"] = _said(lambda: session.load_state_dict(state))
+    found["one rank"] = _said(lambda: made("alone"))
+
+
+def _ends(rank: int, folder: Path, found: dict[str, Any]) -> None:
+    """A rank takes no more steps, and then one ends; each time the other is told which."""
+    for name, port in (("closed", 1), ("gone", 2)):
+        os.environ["MASTER_PORT"] = os.environ["PORTS"].split()[port]
+        session = memonger.DistributedTrainingSession(folder / "plain.onnx", timeout=8)
+        session.step(batch(0, rank, "float64"))
+        if rank == 1 and name == "closed":
+            session.close()
+            continue
+        if rank == 1:
+            (folder / "1.json").write_text(json.dumps(found))
+            os._exit(9)
+        found[name] = _said(lambda session=session: session.step(batch(1, rank, "float64")))
+        found[f"after {name}"] = _said(lambda session=session: session.step(batch(1, rank, "float64")))
+
+
+def _said(call: Callable[[], object]) -> str:
+    """The message of the error that a call raises."""
+    try:
+        call()
+    except memonger.MemongerError as error:
+        return str(error)
+    return "no error"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
