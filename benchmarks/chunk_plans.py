@@ -22,6 +22,7 @@ import memonger
 from benchmarks.chunk_networks import NETWORKS, random_inputs, write
 from benchmarks.machine import MIB, Table, stamp
 from benchmarks.planning import residual_chain, timed
+from benchmarks.record import Record, progress
 from memonger.cli.compare import symbolic_sizes
 from memonger.cli.worker import Worker, WorkerError, reason, serve
 from memonger.devices import CPU
@@ -213,22 +214,31 @@ TIMES = Table(
 )  # fmt: skip
 
 
-def planning_lines(names: Sequence[str], threads: int) -> Iterator[str]:
-    """The table of planning times, as it grows."""
+def measure_planning(names: Sequence[str], record: Record, threads: int) -> None:
+    """Plan what isn't there or failed, and print a line for each."""
+    batches: dict[str, tuple[str, int | None]] = {name: (name, None) for name in names}
+    batches |= {f"chain {batch}": ("chain", batch) for batch in CHAIN_BATCHES}
+    for row_name in progress(list(batches), record, lambda one: not record.rows.get(one, {"failed": True})["failed"]):
+        with tempfile.TemporaryDirectory() as scratch:
+            record.add(row_name, _times(*batches[row_name], Path(scratch), threads))
+        print(record.rows[row_name]["line"], flush=True)
+
+
+def planning_lines(record: Record, threads: int) -> Iterator[str]:
+    """The table of planning times that were measured."""
     yield "Planning for the CPU with chunks beside planning without: time, nodes, and arena with workspace"
     yield from stamp("chunks --planning", ("onnxruntime", "onnx", "numpy"))
     yield f"seconds: medians of {REPEATS}, of the chain 1; batch 16, of networks of 1,024 tokens 1; {threads} threads;"
     yield "the chain has 10,000 convolutions and sums, at batch 4 too small for chunks, at batch 128 of 4 MiB"
     yield from ("aims: at most twice as long; the chain of 10,000 nodes in 20 s", "", TIMES.heading)
-    refused = list[str]()
-    for name, batch in (*((name, None) for name in names), *(("chain", batch) for batch in CHAIN_BATCHES)):
-        with tempfile.TemporaryDirectory() as scratch:
-            yield _times(name, batch, Path(scratch), threads, refused)
+    yield from (row["line"] for row in record.rows.values())
+    refused = [text for row in record.rows.values() for text in row["refused"]]
     if refused:
         yield from ("", "Nodes that can't be cut: the first of each operator", *refused)
 
 
-def _times(name: str, chain: int | None, folder: Path, threads: int, refused: list[str]) -> str:
+def _times(name: str, chain: int | None, folder: Path, threads: int) -> dict[str, Any]:
+    """A row: its line, whether it failed, and which nodes can't be cut."""
     path, is_chain = folder / "model.onnx", chain is not None
     batch = chain or (*NETWORKS[name].batches, 16)[0]
     try:
@@ -243,12 +253,13 @@ def _times(name: str, chain: int | None, folder: Path, threads: int, refused: li
                 for chunks in ("off", "auto")
             )  # fmt: skip
     except Exception as error:  # the next row goes on
-        return f"{name:<17} failed: {reason(error) if not isinstance(error, WorkerError) else error}"
-    refused += [f"{name}: {text}" for text in auto["refusals"]]
-    return TIMES.row(
+        why = reason(error) if not isinstance(error, WorkerError) else error
+        return {"line": f"{name:<17} failed: {why}", "failed": True, "refused": []}
+    line = TIMES.row(
         name, batch, off["nodes"], auto["nodes"], off["peak"] / MIB, auto["peak"] / MIB, auto["peak"] / off["peak"],
         off["seconds"], auto["seconds"], auto["seconds"] / off["seconds"], slices(auto),
     )  # fmt: skip
+    return {"line": line, "failed": False, "refused": [f"{name}: {text}" for text in auto["refusals"]]}
 
 
 def slices(figures: Mapping[str, Any], most: int = 3) -> str:

@@ -11,6 +11,7 @@ import models
 from benchmarks.chunk_budgets import Race
 from benchmarks.chunk_plans import Planner, Wish
 from benchmarks.machine import MIB, Table, stamp
+from benchmarks.record import Record, progress
 from memonger.cli.worker import WorkerError
 
 NETWORKS = ("mobilenet_v2", "resnet50", "densenet121", "googlenet", "unet")
@@ -22,20 +23,28 @@ COLUMNS = Table(
 )  # fmt: skip
 
 
-def strip_lines(threads: int) -> Iterator[str]:
-    """The table, as it grows."""
+def measure_strips(record: Record, threads: int) -> None:
+    """Measure the networks and sizes of images that aren't there, and print the lines of each."""
+    names = [f"{name} {pixels}" for name in NETWORKS for pixels in PIXELS]
+    for row_name in progress(names, record, record.rows.__contains__):
+        name, pixels = row_name.split()
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            onnx.save(models.build(name, batch=None, image=int(pixels)), folder / "model.onnx")
+            record.add(row_name, {"lines": list(_lines(name, int(pixels), threads, folder))})
+        print(*record.rows[row_name]["lines"], sep="\n", flush=True)
+
+
+def strip_lines(record: Record, threads: int) -> Iterator[str]:
+    """The table of what was measured."""
     yield "Inference of a single image in strips of rows that overlap (an experiment: chunks='strips:N')"
     yield from stamp("chunks --strips", ("onnxruntime", "onnx", "numpy"))
     yield "arena, workspace: MiB, planned; ratio: both, over the plan without strips; FLOPs: what is computed more,"
     yield "10 % at most; run: MiB that a run takes over the loaded model; time: over that plan's, both taking turns,"
     yield f"{threads} thread; bits: against that plan; bands: nodes of each."
     yield from ("", COLUMNS.heading)
-    for name in NETWORKS:
-        for pixels in PIXELS:
-            with tempfile.TemporaryDirectory() as scratch:
-                folder = Path(scratch)
-                onnx.save(models.build(name, batch=None, image=pixels), folder / "model.onnx")
-                yield from _lines(name, pixels, threads, folder)
+    for row in record.rows.values():
+        yield from row["lines"]
 
 
 def _lines(name: str, pixels: int, threads: int, folder: Path) -> Iterator[str]:

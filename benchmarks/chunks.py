@@ -7,7 +7,7 @@ kept in chunks.json as they are measured, those at batch 16 first: ``--minutes``
 
 ``--budgets``: GPT-2 in ever smaller budgets, with chunks and by recomputing alone: chunks_budgets.txt. ``--planning``:
 how long planning takes with chunks and without, and which nodes can't be cut: chunks_planning.txt. ``--strips``: single
-images in strips of rows: chunks_strips.txt.
+images in strips of rows: chunks_strips.txt. ``--resume`` and ``--minutes`` hold for each of these.
 """
 
 import itertools
@@ -26,8 +26,8 @@ import numpy as np
 
 from benchmarks.chunk_budgets import budget_lines, measure_budgets
 from benchmarks.chunk_networks import DEFAULT, NETWORKS, write
-from benchmarks.chunk_plans import Planner, Wish, planning_lines, slices
-from benchmarks.chunk_strips import strip_lines
+from benchmarks.chunk_plans import Planner, Wish, measure_planning, planning_lines, slices
+from benchmarks.chunk_strips import measure_strips, strip_lines
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, keep, stamp
 from benchmarks.record import Record, progress
 from memonger.cli.differences import difference
@@ -318,10 +318,15 @@ def main(
         keep(budget_lines(record, threads[0]), HERE / "chunks_budgets.txt")
         return
     if wanted == "strips":
-        keep(strip_lines(1), HERE / "chunks_strips.txt")
+        record = Record(HERE / "chunks_strips.json", resume, minutes)
+        measure_strips(record, 1)
+        keep(strip_lines(record, 1), HERE / "chunks_strips.txt")
         return
     if wanted == "planning":
-        keep(planning_lines(networks, threads[0]), HERE / "chunks_planning.txt" if networks == DEFAULT else None)
+        is_kept = resume or networks == DEFAULT
+        record = Record(HERE / "chunks_planning.json" if is_kept else None, resume, minutes)
+        measure_planning(networks, record, threads[0])
+        keep(planning_lines(record, threads[0]), HERE / "chunks_planning.txt" if is_kept else None)
         return
     if quick:
         networks, batches, threads = QUICK, (16,), (1,)

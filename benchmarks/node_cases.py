@@ -19,6 +19,7 @@ from onnx.backend.test.case import node as node_tests
 from memonger.model.operators import facts_of
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NUMBERS = (*FLOATS, TensorProto.DOUBLE)
 MOVED = 1e-2  # by how much floating inputs are moved, times a normal number
 
@@ -35,6 +36,7 @@ class Case:
         wrt: The floating inputs, which are differentiated by.
         obstacle: What keeps the test from having a gradient; "" where it has one.
         single: The same in float32, as far as it was in any floating type; None for such a case itself.
+        own: The same in the types that the suite has, where those have 16 bits.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Case:
     wrt: tuple[str, ...]
     obstacle: str = ""
     single: "Callable[[], Case] | None" = None
+    own: "Callable[[], Case] | None" = None
 
 
 def modules() -> list[str]:
@@ -60,8 +63,10 @@ def cases(names: Iterable[str] | None = None) -> Iterator[Case]:
             yield case_of(test.name, test.model, test.data_sets[0][0])
 
 
-def case_of(name: str, model: onnx.ModelProto, values: Sequence[object], widest: int = TensorProto.DOUBLE) -> Case:
-    """A test of the suite as a case, its floating types ``widest`` where the operator takes that."""
+def case_of(
+    name: str, model: onnx.ModelProto, values: Sequence[object], widest: int | None = TensorProto.DOUBLE
+) -> Case:
+    """A test of the suite as a case, its floating types ``widest`` where the operator takes that; None: as they are."""
     made = onnx.ModelProto.FromString(model.SerializeToString())
     node = next((n for n in made.graph.node if n.op_type != "Constant"), made.graph.node[0])
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
@@ -70,7 +75,8 @@ def case_of(name: str, model: onnx.ModelProto, values: Sequence[object], widest:
     feeds = {k: np.asarray(v) for k, v in inputs.items() if isinstance(v, np.ndarray | np.generic | float | int)}
     if len(feeds) < len(made.graph.input) or not all(v.type.HasField("tensor_type") for v in made.graph.input):
         return Case(name, operator, made, feeds, (), "its inputs are sequences, optional or strings")
-    _widen(made, node, widest)
+    if widest is not None:
+        _widen(made, node, widest)
     for value in made.graph.input:
         feeds[value.name] = _typed(feeds[value.name], value.type.tensor_type.elem_type)
     _fix(made, node, operator, feeds)
@@ -88,8 +94,10 @@ def case_of(name: str, model: onnx.ModelProto, values: Sequence[object], widest:
             x = feeds[value.name]
             moved = x.astype(np.float64) + MOVED * generator.standard_normal(x.shape)
             feeds[value.name] = _typed(np.where(np.isfinite(moved), moved, 1.0), value.type.tensor_type.elem_type)
-    single = None if widest == TensorProto.FLOAT else partial(case_of, name, model, values, TensorProto.FLOAT)
-    return Case(name, operator, made, feeds, wrt, _obstacle(made, operator, wrt), single)
+    variant = partial(partial, case_of, name, model, values)
+    single, own = (variant(TensorProto.FLOAT), variant(None)) if widest == TensorProto.DOUBLE else (None, None)
+    halves = any(v.type.tensor_type.elem_type in HALVES for v in model.graph.input)
+    return Case(name, operator, made, feeds, wrt, _obstacle(made, operator, wrt), single, own if halves else None)
 
 
 def _obstacle(model: onnx.ModelProto, operator: str, wrt: tuple[str, ...]) -> str:

@@ -9,8 +9,9 @@ import argparse
 import importlib.util
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from memonger.cli.measure import take_turns
 from memonger.cli.measure_steps import Job, MeasuredTrainer
 from memonger.cli.train import random_batch
 
+TABLES = ("memory", "training", "time")
 PRECISIONS = (None, "float16", "bfloat16")
 NETWORKS = {
     "digits": (64, {}),
@@ -185,22 +187,25 @@ def time(threads: int) -> Iterator[str]:
             )  # fmt: skip
 
 
-def lines(threads: int) -> Iterator[str]:
+def lines(names: Sequence[str], threads: int) -> Iterator[str]:
     """The tables as they grow."""
     yield "Mixed precision beside float32"
-    yield from stamp(f"precision --threads {threads}", ("onnxruntime", "onnx", "numpy"))
-    for table in (memory(), training(), time(threads)):
+    command = f"precision --tables {' '.join(names)} --threads {threads}"
+    yield from stamp(command, ("onnxruntime", "onnx", "numpy"))
+    tables = {"memory": memory, "training": training, "time": partial(time, threads)}
+    for name in names:
         yield ""
-        yield from table
+        yield from tables[name]()
 
 
 def main() -> None:
     """Measure all of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-o", "--output", type=Path, default=HERE / "precision.txt")
+    parser.add_argument("-o", "--output", type=Path, default=HERE / "precision.txt", help="written if all are made")
     asked = parser.parse_args()
-    keep(lines(asked.threads), asked.output)
+    keep(lines(asked.tables, asked.threads), asked.output if tuple(asked.tables) == TABLES else None)
 
 
 if __name__ == "__main__":

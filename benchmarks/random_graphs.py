@@ -1,16 +1,23 @@
 """The search under a budget beside the plain greedy algorithm, on random graphs of several densities.
 
-Run from the repository's root: ``python -m benchmarks.random_graphs [--nodes N ...]``. Prints the table, and writes it
-to benchmarks/random_graphs.txt unless numbers of nodes are given. A node reads up to so many in a window before it.
-The plain greedy is the search's own simplest variant, by itself and run to its end.
+Run from the repository's root: ``python -m benchmarks.random_graphs [--nodes N ...] [--resume] [--minutes N]``, some 20
+minutes on two cores. Rows are kept in a JSON file as they are measured, and ``--resume`` goes on where a run ended. The
+table is printed once all rows are there, and written to benchmarks/random_graphs.txt unless numbers of nodes are given.
+A node reads up to so many in a window before it. The plain greedy is the search's own simplest variant, by itself and
+run to its end.
 """
 
 import argparse
 import random
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import HERE, Table, keep, stamp
+from benchmarks.record import Record, progress
 from benchmarks.remat import Case, greedy_overhead
 from memonger.remat.portfolio import search_best
 from memonger.remat.problem import Problem, peak
@@ -30,32 +37,59 @@ def random_graph(nodes: int, window: int, most: int, seed: int) -> Problem:
     return Problem.from_edges(costs, [rng.randint(1, 1000) for _ in range(nodes)], sorted(set(edges)))
 
 
-def line(problem: Problem, percent: int, head: Sequence[int]) -> str | None:
-    """One line of the table; None for budgets that no schedule can hold."""
+def measured(graph: tuple[int, int, int, int], percent: int) -> dict[str, Any]:
+    """One row; without figures for budgets that no schedule can hold."""
+    problem = random_graph(*graph)
     budget = peak(problem, problem.schedule) * percent // 100
     if budget < problem.lower_bound:
-        return None
+        return {}
     begin = time.process_time()
     found = search_best(problem, budget)
     seconds = time.process_time() - begin
-    greedy = greedy_overhead(Case("", problem, budget))
     mine = f"{100 * found.overhead:.3f}" if found.peak <= budget else "none"
+    return {"greedy": greedy_overhead(Case("", problem, budget)), "ours": mine, "seconds": seconds}
+
+
+def line(name: str, row: Mapping[str, Any]) -> str:
+    """One line of the table."""
+    greedy, mine = row["greedy"], row["ours"]
     worse = greedy != "none" and (mine == "none" or float(mine) > float(greedy))
-    return COLUMNS.row(*head, percent, greedy, mine, seconds, "worse" if worse else "")
+    return COLUMNS.row(*name.split("/"), greedy, mine, row["seconds"], "worse" if worse else "")
 
 
-def table(sizes: Sequence[int], seeds: int) -> Iterator[str]:
-    """Lines of the table, as they are measured."""
+def names_of(sizes: Sequence[int], seeds: int) -> list[str]:
+    """Rows by what is measured: ``nodes/window/reads/seed/percent``."""
+    shapes = [(nodes, max(4, int(share * nodes)), most) for nodes in sizes for share, most in SHAPES]
+    return [f"{n}/{w}/{m}/{s}/{p}" for n, w, m in shapes for s in range(1, seeds + 1) for p in PERCENT]
+
+
+def measure(names: list[str], record: Record, jobs: int) -> None:
+    """Measure what is missing, so many rows at a time."""
+    with ProcessPoolExecutor(jobs) as pool:
+        todo, running = progress(names, record, record.rows.__contains__), dict[str, Any]()
+        for name in todo:
+            *graph, percent = map(int, name.split("/"))
+            running[name] = pool.submit(measured, tuple(graph), percent)
+            while len(running) >= jobs:
+                _collect(running, record)
+        while running:
+            _collect(running, record)
+
+
+def _collect(running: dict[str, Any], record: Record) -> None:
+    """Keep the rows that are done, after waiting for one."""
+    wait(running.values(), return_when=FIRST_COMPLETED)
+    for name in [name for name, row in running.items() if row.done()]:
+        record.add(name, row := running.pop(name).result())
+        print(line(name, row) if row else f"{name}: no schedule holds this budget", flush=True)
+
+
+def table(names: Sequence[str], record: Record) -> Iterator[str]:
+    """The lines of the table."""
     yield from stamp("random_graphs", ["numpy"])
     yield "overheads in percent of the cost of one pass; worse: the plain greedy's is smaller"
     yield COLUMNS.heading
-    for nodes in sizes:
-        for share, most in SHAPES:
-            for seed in range(1, seeds + 1):
-                window = max(4, int(share * nodes))
-                problem = random_graph(nodes, window, most, seed)
-                lines = (line(problem, percent, (nodes, window, most, seed)) for percent in PERCENT)
-                yield from (text for text in lines if text is not None)
+    yield from (line(name, record.rows[name]) for name in names if record.rows.get(name))
 
 
 def main() -> None:
@@ -63,9 +97,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", nargs="*", type=int, metavar="N", help="only these; no table is written")
     parser.add_argument("--seeds", type=int, default=2, help="graphs of each shape")
+    parser.add_argument("--jobs", type=int, default=2, help="searches at a time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the last run")
+    parser.add_argument("--rows", type=Path, default=Path(tempfile.gettempdir(), "random_graphs.json"),
+                        help="where rows are kept")  # fmt: skip
     options = parser.parse_args()
-    lines = table(options.nodes or (250, 500, 1000, 2000), options.seeds)
-    keep(lines, None if options.nodes else HERE / "random_graphs.txt")
+    names = names_of(options.nodes or (250, 500, 1000, 2000), options.seeds)
+    record = Record(options.rows, options.resume, options.minutes)
+    measure(names, record, options.jobs)
+    if all(name in record.rows for name in names):
+        keep(table(names, record), None if options.nodes else HERE / "random_graphs.txt")
 
 
 if __name__ == "__main__":

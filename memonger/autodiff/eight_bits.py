@@ -94,10 +94,12 @@ class _Kept:
         op = step.op
         size = op.Abs(moment) if signed else moment
         largest = op.ReduceMax(size, op.ints(1), keepdims=1)
-        scale = op.Div(float(_CELLS) ** 4, op.Max(largest, _LEAST))
-        cell = op.Sqrt(op.Sqrt(op.Mul(size, scale)))
+        scale = op.Div(float(_CELLS) ** 2, op.Sqrt(op.Max(largest, _LEAST)))
+        cell = op.Sqrt(op.Mul(op.Sqrt(size), scale))
         if signed:
             cell = op.Add(op.Mul(cell, op.Sign(moment)), float(_CELLS))
         cell = op.Cast(op.Add(cell, 0.5), to=int(ir.DataType.INT32))
-        step.updates[self.codes] = op.Gather(op.constant(_codes(signed=signed)), cell)
+        codes = _codes(signed=signed)
+        cell = op.Clip(cell, op.constant(0, cell.dtype), op.constant(len(codes) - 1, cell.dtype))  # NaN is any number
+        step.updates[self.codes] = op.Gather(op.constant(codes), cell)
         step.updates[self.largest] = largest

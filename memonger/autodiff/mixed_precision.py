@@ -104,6 +104,10 @@ def to_mixed_precision(
         raise PlanError(f"{model.name} has no product of float32 values that ONNX has in {precision}{none}.")
     _widen_outputs(work)
     copy.ir.metadata_props[parameters.KEY] = json.dumps(list(trained))
+    for name in [name for name, v in copy.graph.initializers.items() if not (v.uses() or v.is_graph_output())]:
+        del copy.graph.initializers[
+            name
+        ]  # not trained: constants of 16 bits stand for them, and the forward model has them
     if forward_model.KEY not in copy.ir.metadata_props:
         forward_model.embed(copy.ir, model.ir, Training(parameters=(*trained, *_statistics(model.ir))))
     copy.ir.metadata_props[KEY] = precision

@@ -80,7 +80,15 @@ def _wide(op: Emitter, node: ir.Node) -> list[ir.Value | None]:
 
 
 def _as_float(op: Emitter, value: ir.Value) -> ir.Value:
+    """A value in float32.
+
+    What is transposed is cast before: products then read it as it lies (`memonger.lowering.cpu`), and onnxruntime's own
+    fusion of a Transpose, a Cast and a MatMul ends the process (1.31.1).
+    """
     if value.dtype not in NARROW:
         return value
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and not node.domain:
+        return op.Transpose(_as_float(op, op.given(node, 0)), perm=node.attributes.get_ints("perm"))
     content = op.content(value)
     return op.cast(value, _FLOAT) if content is None else op.constant(content.astype("float32"))

@@ -8,7 +8,6 @@ take is less exact: ``python -m benchmarks.chunks`` measures it.
 """
 
 import itertools
-import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ import onnx_ir as ir
 
 from memonger.graph import aliasing
 from memonger.graph.costs import flops
+from memonger.graph.session_memory import packed_bytes, shares_sessions
 from memonger.model.extract import is_fed
-from memonger.model.marks import WINDOW, chunk_of
+from memonger.model.marks import WINDOW, before_chunks, chunk_of
 from memonger.model.operators import facts
 from memonger.model.values import nbytes
 from memonger.units import MiB
@@ -26,12 +26,18 @@ from memonger.units import MiB
 LAUNCH_SECONDS = 2.5e-6
 """A node's fixed cost on two threads; 1.2 µs on one."""
 
-RUN_SECONDS = 10e-6
-"""A run of a session: what Python and onnxruntime do around its nodes."""
+RUN_SECONDS, WAKE_SECONDS = 10e-6, 3e-4
+"""A run of one of several sessions: what Python and onnxruntime do around its nodes; and on several threads until its
+own are awake, as those of the session before fall asleep. Measured: 0.1 to 1.3 ms."""
 
 FLOPS, MEMORY_BYTES, CACHE_BYTES, WEIGHT_BYTES = 4.5e11, 2.5e10, 6e10, 2e10
 """What two cores do in a second: operations of products, bytes of values that are read or written in memory and in the
 cache, and of weights that are read."""
+
+AGAIN_BYTES = 1e11
+"""Bytes of weights that slices read again in a second, on however many cores: each slice waits for them. ResNet-50's
+convolutions in eight slices took 4.5 ms longer and read 320 MiB more; that smaller values lie in the cache made up for
+a part."""
 
 CACHE = 16 * MiB
 """Larger values are read from memory."""
@@ -44,11 +50,13 @@ class Work:
     Attributes:
         flops: Operations of its products.
         weights: Bytes of constants that it reads; each slice reads them again.
+        packed: Bytes of those that onnxruntime packs for it.
         values: Bytes of each other value that it reads or writes; none of a view, which moves nothing.
     """
 
     flops: int
     weights: int
+    packed: int
     values: tuple[int, ...]
 
     @property
@@ -56,12 +64,21 @@ class Work:
         """Whether its products are over long before its weights are read."""
         return self.weights / WEIGHT_BYTES - self.flops / FLOPS > LAUNCH_SECONDS
 
-    def seconds(self, cores: int, slices: int = 1) -> float:
-        """About the time that all of it takes on so many cores, in so many slices one after the other."""
-        moved = self.weights * slices / WEIGHT_BYTES
+    def seconds(self, cores: int, slices: int = 1, is_first: bool = True) -> float:
+        """About the time that all of it takes on so many cores, in so many slices one after the other.
+
+        Unless the first of them is the first to read its weights, that is reading them again, too.
+        """
+        moved = self.weights / WEIGHT_BYTES if is_first else 0.0
         for size in self.values:
             moved += size / (CACHE_BYTES if size <= CACHE * slices else MEMORY_BYTES)
-        return slices * LAUNCH_SECONDS + max(self.flops / FLOPS, moved) * 2 / cores
+        again = self.weights * (slices - is_first) / AGAIN_BYTES
+        return slices * LAUNCH_SECONDS + max(self.flops / FLOPS, moved) * 2 / cores + again
+
+
+def run_seconds(shares: bool, cores: int) -> float:
+    """What a run of a stage's chunk takes beside its nodes, where those of one structure share a session, or not."""
+    return (WAKE_SECONDS if cores > 1 else RUN_SECONDS) if shares else 0.0
 
 
 def cores_of(threads: int) -> int:
@@ -72,30 +89,38 @@ def cores_of(threads: int) -> int:
 def work_of(node: ir.Node, cut: Collection[int] = ()) -> Work:
     """What a node of a model does whose shapes are known; of the inputs that are cut a constant is a value, too."""
     if aliasing.view_pairs(node):
-        return Work(0, 0, ())
+        return Work(0, 0, 0, ())
     if facts(node).reads_part or facts(node).shape_only:
-        return Work(0, 0, 2 * tuple(nbytes(value) or 0 for value in node.outputs))
+        return Work(0, 0, 0, 2 * tuple(nbytes(value) or 0 for value in node.outputs))
     read = {value: index for index, value in enumerate(node.inputs) if value is not None}
     weights = [value for value, index in read.items() if not is_fed(value) and index not in cut]
     values = [value for value in (*read, *node.outputs) if value not in weights]
     tensors = (value.const_value for value in weights)
     nbytes_of_weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    return Work(flops(node), nbytes_of_weights, tuple(nbytes(value) or 0 for value in values))
+    packed = packed_bytes(node) if nbytes_of_weights else 0
+    return Work(flops(node), nbytes_of_weights, packed, tuple(nbytes(value) or 0 for value in values))
 
 
 def seconds_of(model: ir.Model, cores: int, trains: bool) -> float:
-    """About the time of a run on so many cores, or of a training step, all of which runs in one session."""
-    nodes = [node for node in model.graph if not _is_left_out(node, trains)]
-    runs = 1 if trains else sum(1 for _ in itertools.groupby(map(chunk_of, nodes)))
-    return math.fsum(work_of(node).seconds(cores) for node in nodes) + runs * RUN_SECONDS
+    """About the time of a run on so many cores, or of a training step, all of which runs in one session.
+
+    A model in chunks has a copy of a node for each, and only the first reads weights for the first time.
+    """
+    shares, seconds, seen = not trains and shares_sessions(model), 0.0, set[str]()
+    nodes = [node for node in model.graph if not _is_left_out(node, trains, shares)]
+    for node in nodes:
+        work = work_of(node)
+        seconds += work.seconds(cores, is_first=before_chunks(node) not in seen)
+        seen.add(before_chunks(node))
+    return seconds + run_seconds(shares, cores) * sum(1 for _ in itertools.groupby(map(chunk_of, nodes)))
 
 
-def _is_left_out(node: ir.Node, trains: bool) -> bool:
+def _is_left_out(node: ir.Node, trains: bool, shares: bool) -> bool:
     """Whether a node that cuts or joins has nothing to do: the parts lie in the whole; of a step, in what persists."""
     if WINDOW not in node.metadata_props:
         return False
     if not trains:
-        return bool(aliasing.windows(node))
+        return shares and bool(aliasing.windows(node))
     return node.outputs[0].is_graph_output() or not (node.op_type == "Concat" or _is_computed(node.inputs[0]))
 
 

@@ -26,6 +26,7 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
+from memonger.graph.session_memory import PACKED, shares_sessions
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import training_roles
@@ -39,7 +40,7 @@ from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_regions import regions_of
 from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
-from memonger.planning.chunk_times import LAUNCH_SECONDS, RUN_SECONDS, Work, cores_of, seconds_of, work_of
+from memonger.planning.chunk_times import LAUNCH_SECONDS, Work, cores_of, run_seconds, seconds_of, work_of
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import EXACT, SliceCheck
@@ -83,6 +84,7 @@ class Chunking:
         solution: Its layout.
         constants: Bytes of slices of constants, and of the numbers that cut.
         extra: Seconds beyond those of the model as it was, by the constants of `memonger.planning.chunk_times`.
+        each_run: Seconds that a run of a chunk takes beside its nodes.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
@@ -94,6 +96,7 @@ class Chunking:
     solution: Solution
     constants: int
     extra: float
+    each_run: float
     axis: "_Axis"
     notes: tuple[str, ...] = ()
     outer: "Chunking | None" = None
@@ -118,7 +121,7 @@ class Chunking:
                     slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
                     bytes_before=int(live[before.nodes][begin:end].max()),
                     bytes_after=int(live[after.nodes][own].max()),
-                    seconds=(len(own) - len(cut)) * LAUNCH_SECONDS + runs * RUN_SECONDS,
+                    seconds=(len(own) - len(cut)) * LAUNCH_SECONDS + runs * self.each_run,
                 )
             )  # fmt: skip
         return (*outer, *records)
@@ -481,15 +484,16 @@ def _alive_whole(axis: _Axis, bands: Sequence[Band]) -> int:
 
 def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
     """About how much longer bands take, but for what cuts and joins."""
-    more = 0.0
+    more, runs, packed = 0.0, 0, 0
     for stage in (stage for band in bands for stage in band.stages):
         slices = len(stage.slices) - 1
-        more += slices * RUN_SECONDS if job.training is None else 0.0
+        runs += slices
         for step in range(stage.begin, stage.end):
             if isinstance(axis.axes.nodes[step], Slicing):
                 work = axis.works[step]
                 more += work.seconds(job.cores, slices) - work.seconds(job.cores)
-    return more
+                packed += work.packed * (slices - 1)
+    return more + runs * run_seconds(job.training is None and packed > PACKED, job.cores)
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
@@ -582,7 +586,8 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     )
     solution, trains = decide(asked, "none", "file"), roles is not None
     extra = seconds_of(made.model, job.cores, trains) - seconds_of(axis.lowered.model, job.cores, trains)
-    return Chunking(bands, made, asked, solution, base - job.request.base, extra, axis)
+    each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
+    return Chunking(bands, made, asked, solution, base - job.request.base, extra, each_run, axis)
 
 
 def _sizes(model: ir.Model) -> dict[int, int]:

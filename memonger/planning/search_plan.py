@@ -304,6 +304,8 @@ def prepare(source: Source | Model, options: Options) -> Job:
         tell("differentiate")
         model = _differentiate(model, asked)
         said += _without_loss(model)
+        if options.precision is not None:
+            said += (f"products are rounded to {options.precision}: losses and weights are not float32's.",)
     tell("lower")
     ranges: Mapping[str, Range] = {}
     if options.ranges:

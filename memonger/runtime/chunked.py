@@ -1,9 +1,11 @@
-"""A plan with chunks, run: copies of one structure share one onnxruntime session.
+"""A plan with chunks whose products pack their weights, run: copies of one structure share one onnxruntime session.
 
-The planned model has a copy of each node for every chunk, with addresses of its own. In one session each copy would
-prepack its weights again. Here the schedule is cut into *stretches*, the nodes of one chunk each. Stretches of one
-structure run in one session, which is bound once for each of them. What cuts values into parts, and joins them, is
-copied by numpy; a part that lies inside its whole isn't copied at all.
+The planned model has a copy of each node for every chunk, with addresses of its own. In one session each copy of a
+product would prepack its weights again. Where that is little (`memonger.graph.session_memory.shares_sessions`), all
+runs in one session nevertheless: each has threads of its own, which have to wake up for each run. Here the schedule is
+cut into *stretches*, the nodes of one chunk each. Stretches of one structure run in one session, which is bound once
+for each of them. What cuts values into parts, and joins them, is copied by numpy; a part that lies inside its whole
+isn't copied at all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.graph.aliasing import windows
+from memonger.graph.session_memory import shares_sessions
 from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, without_slice
 from memonger.model.parts import Part, elements, is_marked, parts_of
@@ -85,9 +88,9 @@ class Chunks:
 
 
 def is_chunked(plan: Plan) -> bool:
-    """Whether a plan has copies that can share a session: its nodes have no subgraphs, its inputs no defaults."""
-    nodes, graph = list(plan.model.graph), plan.model.graph
-    if not any(CHUNK in node.metadata_props for node in nodes) or any(map(subgraphs, nodes)):
+    """Whether a plan has copies that are to share a session, and can: no node has subgraphs, no input a default."""
+    graph = plan.model.graph
+    if not shares_sessions(plan.model) or any(map(subgraphs, graph)):
         return False
     return not any(value.name in graph.initializers for value in graph.inputs)
 

@@ -130,6 +130,21 @@ def test_eight_bits_learn_as_thirty_two_do() -> None:
     assert ends[1] == pytest.approx(ends[0], rel=0.05)
 
 
+def test_blocks_without_a_gradient_stay_and_infinite_ones_end_no_step() -> None:
+    """A block of zeros has nothing to divide by; what isn't a number must not become an index."""
+    optimizer = memonger.Adam(0.01, bits=8)
+    stock = Stock(memonger.differentiate(model(), loss="mean_squared_error", optimizer=optimizer))
+    before, given = stock.state["weight"], feeds(0)
+    given["x"][:, :36] = 0  # more than a block's rows
+    stock.step(given, 0)
+    np.testing.assert_array_equal(stock.state["weight"][:36], before[:36])
+    assert not stock.state["weight.exp_avg.largest"][0].any()
+    assert np.isfinite(stock.state["weight"]).all()
+    given["x"][0] = np.inf
+    stock.step(given, 1)
+    assert not np.isfinite(stock.state["weight"]).all()
+
+
 def test_other_numbers_of_bits_are_refused() -> None:
     with pytest.raises(PlanError, match="bits must be 32 or 8, not 4"):
         memonger.AdamW(bits=4)

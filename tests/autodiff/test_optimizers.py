@@ -58,6 +58,7 @@ def test_five_steps_are_torch_optims(name: str) -> None:
     ours, theirs = PAIRS[name]
     module, forward = twin()
     stock = Stock(differentiated(forward, optimizer=ours))
+    assert (stock.roles.state == ()) == (name in ("plain", "decay"))  # without momentum there is nothing to keep
     batches = [batch(k) for k in range(STEPS)]
     losses = [float(stock.step(feeds, k)["loss"]) for k, feeds in enumerate(batches)]
     expected, _ = torch_steps(module, theirs(module.parameters()), batches)

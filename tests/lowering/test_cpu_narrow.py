@@ -5,6 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
@@ -61,3 +62,15 @@ def test_bfloat16_at_another_level_says_which_runs() -> None:
     x = np.array([0.5, -1], ml_dtypes.bfloat16)
     (y,) = memonger.Session(memonger.search_plan(model, device="cpu", level="rewrite")).run({"x": x}).values()
     np.testing.assert_array_equal(y, ReferenceEvaluator(model).run(None, {"x": x})[0])
+
+
+def test_what_a_product_reads_transposed_is_cast_before() -> None:
+    """Else nothing of memonger's reads it as it lies, and onnxruntime's optimizer ends the process (1.31.1)."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        g (float16[2,3,4] x, float16[2,3,5] z) => (float16[2,4,5] y) {
+            t = Transpose<perm=[0,2,1]>(x)  y = MatMul(t, z)
+        }""")
+    written = write_out(load(model))
+    (transpose,) = [node for node in written.graph if node.op_type == "Transpose"]
+    assert transpose.outputs[0].dtype == ir.DataType.FLOAT
+    assert [reader.op_type for reader, _ in transpose.outputs[0].uses()] == ["MatMul"]

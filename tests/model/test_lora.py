@@ -131,6 +131,20 @@ def test_what_exporters_write_is_adapted_and_comes_back() -> None:
     assert again["twice.weight.lora_A"].std() == pytest.approx(0.5, rel=0.5)
 
 
+def test_adapters_in_mixed_precision_merge_into_float32_weights(tmp_path: Path) -> None:
+    adapted = memonger.add_lora(classifier(), RANK, "hidden*")
+    mixed = memonger.to_mixed_precision(adapted, "bfloat16")
+    made = memonger.differentiate(mixed, loss="softmax_cross_entropy", optimizer=memonger.Adam(0.02))
+    trainer, x = memonger.TrainingSession(memonger.search_plan(made)), batch(99)["x"]
+    for step in range(2):
+        trainer.step(batch(step))
+    scores = trainer.evaluate({"x": x})["y"]
+    for number, model in enumerate((classifier(), None)):
+        trainer.export(tmp_path / f"{number}.onnx", model)
+        np.testing.assert_allclose(run(onnx.load(tmp_path / f"{number}.onnx"), x), scores, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(scores, run(classifier(), x), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -13,6 +13,7 @@ import pytest
 from onnx import helper
 
 import memonger
+from memonger.graph import session_memory
 from memonger.lowering import calibrate
 from memonger.model.axes import axes_of
 from memonger.model.load import load
@@ -130,10 +131,28 @@ def test_levels_of_slices_lie_within_each_other(size: int) -> None:
     assert len(levels[-1]) - 1 <= 64
 
 
+@pytest.fixture
+def _sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that pack any weights again share a session."""
+    monkeypatch.setattr(session_memory, "PACKED", 0)
+
+
+@pytest.mark.usefixtures("_sharing")
 def test_chunks_of_one_structure_share_a_session() -> None:
     made = plan(convolutions(), chunks=BATCH)
     session = memonger.Session(made)
     assert len(session.engines) == len(cut_up(made).groups) < BATCH
+    check_as_stock(made, convolutions())
+
+
+def test_chunks_that_pack_little_again_run_in_one_session() -> None:
+    made, feeds = plan(convolutions(), chunks=BATCH), feeds_of(convolutions())
+    one = memonger.Session(made)
+    assert len(one.engines) == 1
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session_memory, "PACKED", 0)
+        np.testing.assert_array_equal(one.run(feeds)["y"], memonger.Session(made).run(feeds)["y"])
+        assert session_memory.shares_sessions(made.model)
 
 
 def test_a_budget_is_held_by_as_few_chunks_as_it_needs() -> None:
@@ -164,6 +183,7 @@ def test_a_planned_file_with_chunks_runs_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file.run(None, feeds)[0], memonger.Session(read).run(feeds)["y"])
 
 
+@pytest.mark.usefixtures("_sharing")
 def test_sessions_of_chunks_take_and_give_what_others_do() -> None:
     """Tensors of onnxruntime, outputs where they lie and elsewhere, results as inputs, an arena for each thread."""
     model = convolutions()
@@ -191,6 +211,7 @@ def test_sessions_of_chunks_take_and_give_what_others_do() -> None:
         session.run({"x": feeds["x"][:3]})
 
 
+@pytest.mark.usefixtures("_sharing")
 def test_outputs_that_nothing_computes_come_as_well() -> None:
     """Constants, and inputs that are outputs: of plans with chunks as of others."""
     model = convolutions()

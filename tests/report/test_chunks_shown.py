@@ -12,6 +12,7 @@ from onnx import helper
 
 import memonger
 from memonger.cli import commands
+from memonger.graph import session_memory
 from memonger.model.marks import CHUNK
 from memonger.plan_file import ChunkedBand
 from memonger.report.chunks import chunks_words
@@ -89,8 +90,11 @@ def test_copies_belong_to_the_module_of_their_node(chunked: memonger.Plan, whole
             assert step.module == (name,)
 
 
-def test_a_chunk_is_counted_once_where_sessions_are_shared(chunked: memonger.Plan, whole: memonger.Plan) -> None:
+def test_a_chunk_is_counted_once_where_sessions_are_shared(
+    chunked: memonger.Plan, whole: memonger.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many nodes as the sessions that are made have; the rest is for addresses, and small."""
+    monkeypatch.setattr(session_memory, "PACKED", 0)
     nodes = sum(group.model.graph.num_nodes() for group in cut_up(chunked).groups)
     assert nodes == len(whole.graph.nodes)
     assert chunked.session_bytes is not None
