@@ -267,7 +267,7 @@ def collectives_of(graph: Graph) -> tuple[Collective, ...]:
         Collective(
             steps[graph.ops[wait].replace(f"::{WAIT}", f"::{BEGIN}")],
             wait,
-            tuple(sorted(members, key=lambda value: (graph.producer[value], value))),
+            members,
             f"::{WAIT}{MEAN}" in graph.ops[wait],
         )
         for wait, members in graph.collectives

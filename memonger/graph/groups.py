@@ -1,7 +1,7 @@
 """Groups: values that lie side by side in the arena, as one range of bytes that can be sent or added as a whole.
 
 A group is a buffer that no node writes: its members lie inside it at fixed places, in the order in which they are
-written, and it is there from the first member's first byte to the last one's last read.
+given, and it is there from the first member's first byte to the last one's last read.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,13 +11,13 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 
 
-def places(graph: Graph, members: Collection[int], alignment: int) -> dict[int, int]:
-    """The first byte of each member in its group, in the order in which nodes write them.
+def places(graph: Graph, members: Sequence[int], alignment: int) -> dict[int, int]:
+    """The first byte of each member in its group, in their order.
 
     Between two there are only as many bytes as the alignment takes.
     """
     found, end = dict[int, int](), 0
-    for value in sorted(members, key=lambda value: (graph.producer[value], value)):
+    for value in members:
         found[value] = -(-end // alignment) * alignment
         end = found[value] + graph.sizes[value]
     return found
@@ -33,7 +33,7 @@ def in_buckets(graph: Graph, values: Collection[int], first: int, rest: int) -> 
         rest: Bytes of each later one.
     """
     found, size = [list[int]()], 0
-    for value in places(graph, values, 1):
+    for value in sorted(values, key=lambda value: (graph.producer[value], value)):
         if size >= (first if len(found) == 1 else rest):
             found.append([])
             size = 0

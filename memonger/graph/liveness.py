@@ -62,7 +62,7 @@ def assign_storage(
     alignment: int = ALIGNMENT,
     offsets: Mapping[int, int] | None = None,
     windows: Collection[int] = (),
-    groups: Sequence[Collection[int]] | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> Storage:
     """Decide which values share a storage: a view always, in place and inside another where nobody needs the old bytes.
 

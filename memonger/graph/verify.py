@@ -79,7 +79,7 @@ def verify(
     offsets: Mapping[int, int],
     arena_bytes: int,
     alignment: int,
-    groups: Sequence[Collection[int]] = (),
+    groups: Sequence[Sequence[int]] = (),
 ) -> None:
     """Check a layout of a graph whose nodes run in file order.
 
@@ -88,7 +88,7 @@ def verify(
         offsets: The byte offset of every planned value, by number; every planned value and no other has one.
         arena_bytes: Size of the arena.
         alignment: Every offset is a multiple of it.
-        groups: Values that have to be side by side, a group each: in the order in which nodes write them, with no
+        groups: Values that have to be side by side, a group each: in the order in which they are given, with no
             more between two than the alignment takes, so that nothing else can lie there.
 
     Raises:
@@ -138,9 +138,9 @@ def _check_addresses(graph: Graph, offsets: Mapping[int, int], arena_bytes: int,
             raise VerificationError(f"value '{name}' at byte {offset} is not aligned to {alignment} bytes.")
 
 
-def _check_group(graph: Graph, offsets: Mapping[int, int], alignment: int, members: Collection[int]) -> None:
+def _check_group(graph: Graph, offsets: Mapping[int, int], alignment: int, members: Sequence[int]) -> None:
     before, end = -1, -1
-    for value in sorted(members, key=lambda value: (graph.producer[value], value)):
+    for value in members:
         if value not in offsets:
             raise VerificationError(f"value '{graph.values[value]}' is in a group, but isn't kept in the arena.")
         if before >= 0 and offsets[value] != end + -end % alignment:
