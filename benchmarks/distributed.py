@@ -230,13 +230,13 @@ def shards(folder: Path) -> Iterator[str]:
 
 def kills(folder: Path) -> Iterator[str]:
     """A rank killed at random moments."""
-    yield f"kill -9 of one of 2 ranks at {KILLED} random moments of a training of 30 steps that saves after each:"
+    yield f"kill -9 of one of 2 ranks at {KILLED} random moments of a training of 150 steps that saves after each:"
     yield "seconds until the other has ended, whether its message names the rank, the step that the saved state goes on"
     yield "from, and whether the training that goes on from it ends with the weights of one that was not disturbed"
     yield KILLS.heading
     name, chance = "small cnn", random.Random(0)
     plan = plan_of(name, "float32", 4, folder / "kill.onnx", memonger.Buckets(first=20_000, rest=60_000))
-    task = {"plan": plan, "dtype": "float32", "rows": 8, "steps": 30, "save every step": True, "timeout": 20}
+    task = {"plan": plan, "dtype": "float32", "rows": 8, "steps": 150, "save every step": True, "timeout": 20}
     undisturbed = run(folder, "memonger", name, 2, save=folder / "plain.state", **task)[1]
     for number in range(KILLED):
         state = folder / "state.safetensors"
@@ -246,14 +246,14 @@ def kills(folder: Path) -> Iterator[str]:
         processes, victim = start(whole, 2, folder), chance.randrange(2)
         while not state.exists() and all(process.poll() is None for process in processes):
             time.sleep(0.01)
-        time.sleep(chance.uniform(0, 1.0))
+        time.sleep(chance.uniform(0, 2.0))
         processes[victim].send_signal(signal.SIGKILL)
         began = time.monotonic()
         said = processes[1 - victim].communicate(timeout=120)[1]
         seconds = time.monotonic() - began
         processes[victim].communicate()
         step = _step_of(state)
-        weights = run(folder, "memonger", name, 2, save=state, load=state, **task)[1] if step < 30 else None
+        weights = run(folder, "memonger", name, 2, save=state, load=state, **task)[1] if step < 150 else None
         bits = "done" if weights is None else "same" if _same(weights, undisturbed) else "OTHER"
         ended = processes[1 - victim].returncode == 0
         named = "done" if ended else "yes" if f"rank {victim} has ended" in said else "NO"

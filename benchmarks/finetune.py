@@ -280,11 +280,13 @@ def rows(folder: Path, threads: int) -> Iterator[str]:
             apart = np.abs(np.array(result["losses"]) / reference["losses"] - 1)[:20].max() if plan else None
             yield TABLE.row(
                 trained if not plan else "", "PyTorch" if not plan else f"memonger{job.plan.removeprefix(trained)}",
-                result["parameters"], plan.total_bytes / MIB if plan else None, result["grown"] / MIB,
+                result["parameters"], (plan.total_bytes + (plan.session_bytes or 0)) / MIB if plan else None,
+                result["grown"] / MIB,
                 1e3 * median(result["times"]), median(result["times"]) / median(reference["times"]),
                 float(np.mean(result["losses"][-10:])), result["accuracy"], apart,
             )  # fmt: skip
-    yield "Predicted: arena, workspace, parameters, state, inputs. Loss apart: most over the first 20 steps, relative."
+    yield "Predicted: arena, workspace, parameters, state, inputs, and what sessions hold beside them."
+    yield "Loss apart: most over the first 20 steps, relative."
 
 
 def main() -> None:
