@@ -1,12 +1,12 @@
 """The command ``plan-all``: plans of many models."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from memonger.cli.output import Screen, print_json, print_line, print_notes, print_wide, progress_bar
 from memonger.cli.planning import options_of
+from memonger.errors import PlanError
 from memonger.planning import plan_all as planner
 from memonger.planning.names import Engine
 from memonger.planning.plan_all import Row, row_record
@@ -37,7 +37,7 @@ def plan_all(
     else:
         _print(rows, failed, output)
     if failed:
-        sys.exit(1)
+        raise PlanError(f"{len(failed)} of {len(rows)} plans failed: {failed[0].name}: {failed[0].error}")
 
 
 def _print(rows: Sequence[Row], failed: Sequence[Row], output: Path | None) -> None:

@@ -7,7 +7,7 @@ file's offsets become raw addresses.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from memonger.errors import VerificationError

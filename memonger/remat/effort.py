@@ -13,11 +13,6 @@ _NODES_OF_DOUBLE_EFFORT = 2_500
 """In a problem of so many nodes a change takes about twice as long as in a small one, and so counts twice."""
 
 
-def weighted(timeline: Timeline, work: int) -> float:
-    """Changes of a timeline, weighted by the number of its nodes."""
-    return (1 + timeline.n / _NODES_OF_DOUBLE_EFFORT) * work
-
-
 _TICK = 1.0
 """Seconds after which progress is reported again though nothing better was found."""
 
@@ -69,7 +64,8 @@ class Effort:
 
     def spent(self, timeline: Timeline) -> float:
         """Fraction of the effort or time spent, with a timeline in use that was not charged yet."""
-        used = weighted(timeline, self.used + timeline.work) / max(1.0, self.limit)
+        weight = 1 + timeline.n / _NODES_OF_DOUBLE_EFFORT
+        used = weight * (self.used + timeline.work) / max(1.0, self.limit)
         if self.time_limit is None:
             return used
         return max(used, (time.monotonic() - self.begin) / self.time_limit if self.time_limit > 0 else 1.0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memonger.errors import BudgetError, PlanError
 from memonger.remat.annealed_order import reorder
-from memonger.remat.effort import EFFORT, Effort, Progress, weighted
+from memonger.remat.effort import EFFORT, Effort, Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
 from memonger.remat.neighbourhood import Annealing, improve
 from memonger.remat.problem import Problem, Result, cost, memory
@@ -40,7 +40,7 @@ def search(
         problem: What to schedule.
         budget: Bytes for everything, `Problem.base` and workspace included.
         effort: How many changes of a schedule may be tried, some 10 µs each; fewer in large problems, where a change
-            takes longer. The first greedy schedules are finished in any case, unless their pace is too slow.
+            takes longer. The first greedy schedule is finished in any case.
         time_limit: Seconds after which nothing is improved and no smaller budget is looked for, likewise.
         progress: Called whenever a part of the search finds a better schedule.
         seed: Of the random numbers.
@@ -175,36 +175,23 @@ class Search:
 
     def _greedy_from_given(self, budget: int) -> Point:
         """The best schedule that the variants of the greedy algorithm give from the given order."""
-        is_large = self.problem.nodes > self.tuning.large
-        variants = self.tuning.greedy[: 1 if is_large else None]
+        variants = self.tuning.greedy[: 1 if self.problem.nodes > self.tuning.large else None]
         timeline = Timeline(self.problem)
-        first = math.inf if is_large else self.tuning.first_portion
-        best = self._greedy(timeline, budget, variants[0], self._too_slow(timeline, budget, first))
+        best = self._greedy(timeline, budget, variants[0], lambda: False)
         self.effort.tell(timeline, best.excess, best.cost)
         once = cost(self.problem, self.problem.schedule)
         for options in variants[1:]:
             if best[:2] <= (0, once):
                 break
+            until = 1.0 if options.plain else self.tuning.greedy_until
             limit = math.inf if best.excess else once + self.tuning.greedy_patience * (best.cost - once)
             timeline.load(self.problem.schedule)
-            plain = self._too_slow(timeline, budget, self.tuning.plain_portion)
-            expired = plain if options.plain else self._expired(timeline, self.tuning.greedy_until)
-            point = self._greedy(timeline, budget, replace(options, cost_limit=limit), expired)
+            point = self._greedy(timeline, budget, replace(options, cost_limit=limit), self._expired(timeline, until))
             if point[:2] < best[:2]:
                 best = point
                 self.effort.tell(timeline, best.excess, best.cost)
         self.effort.charge(timeline)
         return best
-
-    def _too_slow(self, timeline: Timeline, budget: int, most: float) -> Callable[[], bool]:
-        """Whether the excess falls too slowly, by its pace so far, to be gone after so many weighted changes."""
-        begin, before = timeline.work, excess(timeline, budget)
-
-        def expired() -> bool:
-            left, work = excess(timeline, budget), weighted(timeline, timeline.work - begin)
-            return left > 0 and work > self.tuning.pace_from and work * before > most * (before - left)
-
-        return expired
 
     def _expired(self, timeline: Timeline, until: float) -> Callable[[], bool]:
         return lambda: self.effort.spent(timeline) > until

@@ -18,15 +18,10 @@ class Tuning:
             change several things at once.
         huge: Number of nodes. Larger problems start from the best few of the initial schedules only.
         huge_initial: How many initial schedules a huge problem starts from.
-        greedy: Variants of the greedy algorithm for the given order. The first and the plain one have a portion of
-            their own, whatever the effort is.
+        greedy: Variants of the greedy algorithm for the given order. The first one always runs to its end.
         greedy_reordered: The variant for another order.
-        first_portion: Changes, weighted by the number of nodes, that the first variant may try. It gives up as soon as
-            its pace since the beginning is too slow for that, as it is where nothing but the order is wrong. In a large
-            problem it runs to its end.
-        plain_portion: The same of the plain one, so that no result is worse than the plain greedy algorithm's.
-        pace_from: Changes, weighted, from which on pace is looked at.
-        greedy_until: Fraction of effort after which no other variant runs.
+        greedy_until: Fraction of effort after which no further greedy variant runs, but the plain one: that ends with
+            the effort only, so that no result is worse than the plain greedy algorithm's.
         greedy_patience: A further variant gives up when recomputation costs this many times what it does in the best.
         reordered_share: Fraction of effort that the greedy algorithm may take on another order.
         initial_share: Fraction of effort that the greedy algorithm may take on an initial schedule. It is not charged.
@@ -55,9 +50,6 @@ class Tuning:
     huge_initial: int = 2
     greedy: tuple[GreedyOptions, ...] = (GreedyOptions(bulk=True), GreedyOptions(), GreedyOptions(plain=True))
     greedy_reordered: GreedyOptions = field(default_factory=GreedyOptions)
-    first_portion: float = 1_250_000
-    plain_portion: float = 420_000
-    pace_from: float = 40_000
     greedy_until: float = 0.2
     greedy_patience: float = 2.0
     reordered_share: float = 0.3

@@ -29,8 +29,10 @@ REFUSED = ("adagrad", "adam", "momentum", "optionalgetelement", "unique")
 
 @pytest.fixture(scope="module")
 def tests() -> dict[str, Case]:
-    """Node tests of onnx's suite, by name."""
-    return {case.name: case for case in cases((*SAMPLED, *REFUSED, "quantizelinear"))}
+    """Node tests of onnx's suite, by name: of these modules alone, whatever the process has loaded of the suite."""
+    modules = (*SAMPLED, *REFUSED, "quantizelinear")
+    operators = {name.replace("_", "") for name in modules}
+    return {case.name: case for case in cases(modules) if case.operator.rpartition("::")[2].lower() in operators}
 
 
 def test_the_page_of_operators_is_as_the_registry_says(tests: dict[str, Case]) -> None:

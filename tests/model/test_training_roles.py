@@ -198,7 +198,7 @@ def test_a_second_time_is_an_error() -> None:
     source = _parsed("g (float[3] x) => (float[3] y) <float[3] w = {1.0, 2.0, 3.0}> { y = Mul(x, w) }")
     for options in ({}, {"loss": "mean_squared_error", "optimizer": memonger.SGD()}):
         made = memonger.differentiate(source, **options)  # type: ignore[arg-type]
-        with pytest.raises(PlanError, match="it was differentiated before"):
+        with pytest.raises(PlanError, match="it was differentiated before" if options else "no differentiable way"):
             memonger.differentiate(made)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import random
 import sys
 from pathlib import Path
@@ -17,12 +16,11 @@ from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.remat import timeline as timelines
 from memonger.remat.annealed_order import reorder
 from memonger.remat.cp_sat import ExactOptions, solve
-from memonger.remat.effort import Effort, Progress
+from memonger.remat.effort import Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.remat.portfolio import Search, search, search_best, smallest_budget
+from memonger.remat.portfolio import search, search_best, smallest_budget
 from memonger.remat.problem import Problem, check, cost, memory, peak
 from memonger.remat.timeline import Timeline
-from memonger.remat.tuning import Tuning
 from tests.support.brute_force import cheapest, slow_memory
 
 DATA = Path(__file__).parents[1] / "data" / "remat"
@@ -75,14 +73,6 @@ def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
         sizes.append(sizes[i])
         edges += [(node - 1, node), (i, node)] + ([(i - 1, node)] if i else [])
     return Problem.from_edges(costs, sizes, [(a, b) for a, b in edges if a < b])
-
-
-def random_problem(nodes: int, window: int, most: int) -> Problem:
-    """Every node reads up to ``most`` of the ``window`` before it."""
-    rng = random.Random(1)
-    edges = {(rng.randrange(max(0, i - window), i), i) for i in range(1, nodes) for _ in range(rng.randint(1, most))}
-    sizes = [rng.randint(1, 1000) for _ in range(nodes)]
-    return Problem.from_edges([float(rng.randint(1, 100)) for _ in range(nodes)], sizes, sorted(edges))
 
 
 @settings(max_examples=150, deadline=None)
@@ -203,31 +193,6 @@ def test_search_is_near_the_best_known(name: str, percent: int, most: float) -> 
     found = search(problem, budget, effort=60_000)
     assert found.peak <= budget
     assert found.overhead <= most
-
-
-@pytest.mark.parametrize("skip", [0, 2])
-@pytest.mark.parametrize("percent", [70, 50, 35])
-def test_without_effort_no_result_is_worse_than_the_plain_greedy_algorithm(skip: int, percent: int) -> None:
-    for seed in range(4):
-        problem = training_chain(25, seed, skip)
-        timeline, budget = Timeline(problem), peak(problem, problem.schedule) * percent // 100
-        timeline.first_runs_move = False
-        if fit_budget(timeline, budget, GreedyOptions(plain=True), lambda: False):
-            remove_redundant(timeline, budget, lambda: False)
-            found = search_best(problem, budget, effort=1)
-            assert found.peak <= budget
-            assert found.cost <= timeline.cost
-
-
-def test_a_greedy_variant_whose_pace_is_too_slow_gives_up() -> None:
-    problem = random_problem(120, 12, 4)
-    budget = peak(problem, problem.schedule) * 7 // 10
-    work = list[int]()
-    for most in (5_000.0, math.inf):
-        effort, tuning = Effort(1), Tuning(first_portion=most, plain_portion=most, pace_from=500)
-        assert Search(problem, effort, tuning=tuning)._greedy_from_given(budget).excess
-        work.append(effort.used)
-    assert 2 * work[0] < work[1]
 
 
 @pytest.mark.parametrize("problem", [training_chain(40), training_chain(60, skip=2)], ids=["chain", "u-net"])
