@@ -131,9 +131,8 @@ def measure(name: str) -> Row:
     example = batches(name, (1, 1), 1)[0][0]
     data = batches(name, module(example).shape, STEPS)
     model, loss = forward(build(name), example), memonger.SoftmaxCrossEntropy()
-    _, session = train(
-        memonger.search_plan(memonger.differentiate(model, loss=loss), threads=1, chunks="off"), data[:1]
-    )
+    gradients = memonger.differentiate(model, loss=loss)
+    _, session = train(memonger.search_plan(gradients, strategy="none", **OPTIONS), data[:1])
     found = {key.removesuffix(".grad"): array for key, array in session.outputs().items()}
     truths, truth = peer(name, data, torch.float64)
     singles, single = peer(name, data, torch.float32)
