@@ -120,11 +120,7 @@ VISION: Mapping[str, Network] = {
     "MobileViT": _vision(
         "MobileViT", images(64), image_size=64, hidden_sizes=(24, 32, 40), neck_hidden_sizes=(8, 8, 16, 16, 24, 24, 48)
     ),
-    "LeViT": _vision(
-        "Levit", images(64), image_size=64, hidden_sizes=(32, 48, 64), num_attention_heads=(2, 3, 4), depths=(1, 1, 1),
-        key_dim=(8, 8, 8),
-    ),
-    "CvT": _vision("Cvt", embed_dim=(16, 32, 48), num_heads=(1, 2, 3), depth=(1, 1, 1)),
+    "CvT": _vision("Cvt", embed_dim=(16, 32, 48), num_heads=(1, 2, 3), depth=(1, 2, 3)),
     "PVT": _vision("Pvt", images(64), **_PYRAMID, image_size=64, mlp_ratios=(2, 2, 2, 2)),
     "SegFormer": Network(
         partial(modules.Pixels, "Segformer", **_PYRAMID, decoder_hidden_size=32, num_labels=CLASSES),

@@ -264,6 +264,7 @@ def _tracing_flags(module: "torch.nn.Module") -> Iterator[None]:
 def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
     """Rewrite the traced graph: Dropout in a form the translation keeps, batch normalization by running statistics.
 
+    A view of what PyTorch's attention returns is a reshape: what the translation writes in its place may lie otherwise.
     Each node stays, under its name, with another target: the program's signature refers to nodes by name.
     """
     import torch
@@ -282,6 +283,8 @@ def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
         elif node.target in dropping[2:]:
             with graph.inserting_before(node):
                 _keep_feature_dropout(graph, node, in_place=node.target is aten.feature_dropout_.default)
+        elif node.target is aten.view.default:
+            node.target = aten.reshape.default
         elif node.target is aten.batch_norm.default and node.args[3] is not None and node.args[4] is not None:
             node.args = (*node.args[:5], False, *node.args[6:])
         elif node.target in (aten.rnn_tanh.input, aten.rnn_relu.input) and node.args[5] and node.args[6]:
