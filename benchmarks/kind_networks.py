@@ -74,7 +74,7 @@ _SOUND: Mapping[str, Any] = {
     **_LAYERS, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 2,
 }  # fmt: skip
-_DEBERTA: Mapping[str, Any] = {**_BERT, "relative_attention": True, "pos_att_type": ("c2p", "p2c")}
+_DEBERTA: Mapping[str, Any] = {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 _DEBERTA_V2: Mapping[str, Any] = {
     **_DEBERTA,
     "position_buckets": 8,
@@ -143,7 +143,7 @@ TEXT: Mapping[str, Network] = {
         "XLNet", "TokenClassification", d_model=WIDTH, n_layer=2, n_head=4, d_inner=96, use_mems_eval=False,
         num_labels=CLASSES,
     ),
-    "FNet": _text("FNet", "MaskedLM", hidden_size=WIDTH, num_hidden_layers=2, intermediate_size=96),
+    "FNet": _text("FNet", "MaskedLM", hidden_size=64, num_hidden_layers=2, intermediate_size=96),
     "Nyströmformer": _text(
         "Nystromformer", "MaskedLM", **_BERT, segment_means_seq_len=LENGTH, num_landmarks=4, conv_kernel_size=5
     ),
