@@ -143,7 +143,8 @@ TEXT: Mapping[str, Network] = {
         "XLNet", "TokenClassification", d_model=WIDTH, n_layer=2, n_head=4, d_inner=96, use_mems_eval=False,
         num_labels=CLASSES,
     ),
-    "FNet": _text("FNet", "MaskedLM", hidden_size=64, num_hidden_layers=2, intermediate_size=96),
+    "FNet": _text("FNet", "MaskedLM", hidden_size=WIDTH, num_hidden_layers=2, intermediate_size=96),
+    "FNet, 64 wide": _text("FNet", "MaskedLM", hidden_size=64, num_hidden_layers=2, intermediate_size=96),
     "Nyströmformer": _text(
         "Nystromformer", "MaskedLM", **_BERT, segment_means_seq_len=LENGTH, num_landmarks=4, conv_kernel_size=5
     ),

@@ -154,7 +154,7 @@ def judged(name: str) -> dict[str, Any]:
     try:
         return asdict(measure(name))
     except Exception as error:  # whatever an export may raise: the row says what
-        return {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
 
 
 def line(name: str, row: Mapping[str, Any]) -> str:

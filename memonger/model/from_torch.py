@@ -273,6 +273,7 @@ def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
     dropping = (
         aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.feature_dropout_.default,
     )  # fmt: skip
+    joining = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
     for node in list(graph.nodes):
         if node.target in dropping and node.args[1] == 0:
             node.args = (*node.args[:2], False)
@@ -282,7 +283,7 @@ def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
         elif node.target in dropping[2:]:
             with graph.inserting_before(node):
                 _keep_feature_dropout(graph, node, in_place=node.target is aten.feature_dropout_.default)
-        elif node.target is aten.view.default and _is_turned_attention(node.args[0]):
+        elif node.target in joining and _is_turned_attention(node.args[0]):
             with graph.inserting_before(node):
                 form = {"memory_format": torch.contiguous_format}
                 copy = graph.call_function(aten.clone.default, node.args[:1], form)

@@ -167,7 +167,8 @@ def test_attention_with_a_learned_bias_is_exported() -> None:
 
         def forward(self, x: "torch.Tensor") -> "torch.Tensor":
             y = x.view(2, 5, 2, 4).transpose(1, 2)
-            return nn.functional.scaled_dot_product_attention(y, y, y, self.bias).transpose(1, 2).view(2, 5, 8)
+            y = nn.functional.scaled_dot_product_attention(y, y, y, self.bias).transpose(1, 2)
+            return y.view(2, 5, 8) + y.reshape(2, 5, 8) * y.flatten(2)
 
     module, x = Biased(), torch.randn(2, 5, 8)
     np.testing.assert_allclose(run(from_torch(module, x), x), in_eval(module, x), rtol=1e-4, atol=1e-5)
