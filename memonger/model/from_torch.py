@@ -273,7 +273,6 @@ def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
     dropping = (
         aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.feature_dropout_.default,
     )  # fmt: skip
-    joining = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
     for node in list(graph.nodes):
         if node.target in dropping and node.args[1] == 0:
             node.args = (*node.args[:2], False)
@@ -283,11 +282,6 @@ def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
         elif node.target in dropping[2:]:
             with graph.inserting_before(node):
                 _keep_feature_dropout(graph, node, in_place=node.target is aten.feature_dropout_.default)
-        elif node.target in joining and _is_turned_attention(node.args[0]):
-            with graph.inserting_before(node):
-                form = {"memory_format": torch.contiguous_format}
-                copy = graph.call_function(aten.clone.default, node.args[:1], form)
-            node.args = (copy, *node.args[1:])
         elif node.target is aten.batch_norm.default and node.args[3] is not None and node.args[4] is not None:
             node.args = (*node.args[:5], False, *node.args[6:])
         elif node.target in (aten.rnn_tanh.input, aten.rnn_relu.input) and node.args[5] and node.args[6]:
@@ -296,19 +290,6 @@ def _keep_what_training_needs(program: "torch.export.ExportedProgram") -> None:
                 "none and put nn.Dropout between its layers, or export the module in eval()."
             )
     program.graph_module.recompile()
-
-
-def _is_turned_attention(x: Any) -> bool:
-    """Whether its axes are those of an attention in another order.
-
-    PyTorch's kernel returns what is contiguous after that; the products that the translation writes in its place don't,
-    and a view of them would fail.
-    """
-    import torch
-
-    aten = torch.ops.aten
-    turned = x.target in (aten.transpose.int, aten.permute.default)
-    return turned and x.args[0].target is aten.scaled_dot_product_attention.default
 
 
 def _keep_dropout(graph: "torch.fx.Graph", node: "torch.fx.Node", *, in_place: bool) -> None:

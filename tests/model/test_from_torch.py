@@ -159,21 +159,6 @@ def test_attention_and_recurrent_layers_keep_their_dropout_in_eval() -> None:
     np.testing.assert_allclose(run(model, x), in_eval(module, x), rtol=1e-4, atol=1e-5)
 
 
-def test_attention_with_a_learned_bias_is_exported() -> None:
-    class Biased(nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = nn.Parameter(torch.randn(2, 5, 5))
-
-        def forward(self, x: "torch.Tensor") -> "torch.Tensor":
-            y = x.view(2, 5, 2, 4).transpose(1, 2)
-            y = nn.functional.scaled_dot_product_attention(y, y, y, self.bias).transpose(1, 2)
-            return y.view(2, 5, 8) + y.reshape(2, 5, 8) * y.flatten(2)
-
-    module, x = Biased(), torch.randn(2, 5, 8)
-    np.testing.assert_allclose(run(from_torch(module, x), x), in_eval(module, x), rtol=1e-4, atol=1e-5)
-
-
 def test_parameters_are_told_from_frozen_ones_buffers_and_second_names() -> None:
     model = exported_plain()
     assert listed(model) == ["conv.weight", "bn.weight", "bn.bias", "first.weight", "first.bias", "second.bias"]
