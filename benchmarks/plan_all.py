@@ -1,15 +1,13 @@
 """Plans of a fleet: ``python -m benchmarks.plan_all [--jobs N ...] [--effort N] [--only NAME] [-o FILE]``.
 
 Training steps of ten networks, each for four batches and five budgets, 200 plans without a device and 40 that the
-percentages are of; each run in a process of its own. Every number of jobs begins without kept plans, and then runs
+percentages are of. Every number of jobs begins without kept plans, and then runs
 again with what it kept (``MEMONGER_CACHE``). All runs must give the same rows.
 """
 
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,8 +59,7 @@ def lines(names: Sequence[str], jobs: Sequence[int], effort: int) -> Iterator[st
             onnx.save(models.build(name, batch=None, training=True, **NETWORKS[name]), path)
         for number in jobs:
             for kept in ("no", "yes"):
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                    seconds, rows = pool.submit(timed, files, number, Path(folder, f"kept{number}"), effort).result()
+                seconds, rows = timed(files, number, Path(folder, f"kept{number}"), effort)
                 first = first or (seconds, rows)
                 failed = sum(row[3] is None for row in rows)
                 same = "the same" if rows == first[1] else "others"

@@ -36,7 +36,7 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, exposed, program_of
 from memonger.units import in_full
 
-KEPT, KEPT_VALUES = 16, 1000
+KEPT, KEPT_VALUES = 16, 2000
 """Shapes that stay bound, those that ran last: so many, or more, up to so many values together, each about half a KiB
 of onnxruntime's."""
 
