@@ -14,10 +14,10 @@ import pytest
 
 import memonger
 from tests.support import torch_networks as reference
+from tests.support.torch_steps import relative_errors, steps
 
 FACTOR = 8.0
 FLOOR = 2e-5
-SCALE = 1e-3  # of the largest gradient's norm: a gradient this small beside it (a bias before a normalization) is noise
 
 torch = pytest.importorskip("torch")
 
@@ -38,18 +38,13 @@ def _feeds(name: str, trainer: memonger.TrainingSession, seed: int) -> dict[str,
     return {value.name: tensor.numpy() for value, tensor in zip(trainer.inputs, inputs, strict=True)}
 
 
-def _error(found: np.ndarray, truth: np.ndarray, scale: float) -> float:
-    return float(np.linalg.norm(found.astype(np.float64) - truth) / max(np.linalg.norm(truth), scale))
-
-
 def _close(found: dict[str, np.ndarray], single: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> None:
     """Compare each tensor with the truth, allowing what PyTorch's float32 needs."""
-    largest = max(float(np.linalg.norm(array)) for array in truth.values())
-    worst = max(_error(single[name], truth[name], SCALE * largest) for name in truth)
-    for name, array in truth.items():
-        allowed = max(FLOOR, FACTOR * worst)
-        error = _error(found[name], array, SCALE * largest)
-        assert error <= allowed, f"{name}: relative error {error:.1e}; PyTorch's float32 is within {worst:.1e}"
+    worst = max(relative_errors(single, truth).values())
+    for name, error in relative_errors(found, truth).items():
+        assert error <= max(FLOOR, FACTOR * worst), (
+            f"{name}: off by {error:.1e}; PyTorch's float32 is within {worst:.1e}"
+        )
 
 
 @pytest.mark.parametrize("name", reference.NETWORKS)
@@ -78,6 +73,20 @@ def test_five_optimizer_steps_stay_together(name: str, optimizer: str) -> None:
     _close({key: state[key] for key in truth.parameters}, single.parameters, truth.parameters)
     if truth.statistics:
         _close({key: state[key] for key in truth.statistics}, single.statistics, truth.statistics)
+
+
+def test_the_truth_is_float64_where_a_module_casts_to_float32() -> None:
+    class Casting(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).float() + torch.full((4,), 1 / 3)
+            return y.to(torch.float32).softmax(1, dtype=torch.float32)
+
+    module = Casting(3, 4).double()
+    x = torch.randn(2, 3)
+    ((_, scores),) = steps(module, [(x, torch.tensor([0, 1]))])
+    y = np.exp(x.double().numpy() @ module.weight.detach().numpy().T + module.bias.detach().numpy())
+    np.testing.assert_allclose(scores.detach().numpy(), y / y.sum(1, keepdims=True), rtol=1e-14)
+    assert torch.get_default_dtype() is torch.float32
 
 
 @pytest.mark.parametrize("name", reference.NETWORKS)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import memonger
 from memonger.model.from_torch import from_torch
 from tests.support import torch_modules as modules
+from tests.support.torch_steps import steps as steps_of
 
 DROPOUT = 0.25
 """The ratio of the networks that are exported."""
@@ -155,12 +155,9 @@ def reference_step(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float
         dtype: Of the parameters and all computation; float64 for what float32 rounds away.
     """
     module = build(name).to(dtype)
-    x, labels = data(name, seed)
-    scores = module(x.to(dtype) if x.is_floating_point() else x)
-    loss = functional.cross_entropy(scores, labels)
-    loss.backward()
+    ((loss, scores),) = steps_of(module, [data(name, seed)])
     gradients = {key: _array(value.grad) for key, value in module.named_parameters()}
-    return Step(loss.item(), _array(scores), gradients, _statistics(module))
+    return Step(loss, _array(scores), gradients, _statistics(module))
 
 
 def reference_training(name: str, optimizer: str, steps: int = 5, dtype: torch.dtype = torch.float32) -> Training:
@@ -174,15 +171,8 @@ def reference_training(name: str, optimizer: str, steps: int = 5, dtype: torch.d
     """
     module = build(name).to(dtype)
     kind, settings = OPTIMIZERS[optimizer]
-    stepper = kind(module.parameters(), **settings)
-    losses = []
-    for step in range(steps):
-        x, labels = data(name, seed=step)
-        stepper.zero_grad()
-        loss = functional.cross_entropy(module(x.to(dtype) if x.is_floating_point() else x), labels)
-        loss.backward()
-        stepper.step()
-        losses.append(loss.item())
+    batches = (data(name, seed=step) for step in range(steps))
+    losses = [loss for loss, _ in steps_of(module, batches, kind(module.parameters(), **settings))]
     parameters = {key: _array(value) for key, value in module.named_parameters()}
     return Training(tuple(losses), parameters, _statistics(module))
 
