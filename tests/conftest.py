@@ -25,7 +25,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path / "work", tmp_path / "temporary")
 
 
-_TOGETHER = re.compile(r"tests/(export/test_backend_suite|model/test_torch_export|test_fuzzing)\.py")
+_TOGETHER = re.compile(
+    r"tests/(export/test_backend_suite|model/test_torch_export|test_fuzzing|distributed/test_ranks"
+    r"|autodiff/test_coverage)\.py"
+)
 _NETWORK = re.compile(
     r"tests/(runtime/test_training_networks|model/test_from_torch|planning/test_(networks_planned|recompute_training)"
     r"|models/test_(light_)?models|graph/test_costs)\.py::\w+\[(?P<name>[a-z]\w*)"
