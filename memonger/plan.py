@@ -158,8 +158,7 @@ class BasePlan:
         Raises:
             VerificationError: the plan is wrong.
         """
-        groups = [members for _, members in self.graph.collectives]
-        verify.verify(self.graph, self.offsets, self.arena_bytes, self.alignment, groups)
+        verify.verify(self.graph, self.offsets, self.arena_bytes, self.alignment)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -290,14 +290,11 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
     work.take()
     _log_left_out(work, chosen, gradient_of)
     namer = _Namer(work, set(nodes))
-    norm: ir.Value | None = None
-    if updater.norm is not None:
-        norm = namer.named(updater.norm, "gradient_norm")
-        graph.outputs.append(norm)
+    norm = None if updater.norm is None else namer.named(updater.norm, "gradient_norm")
     results = updater.updates if updater.updating else gradient_of
     ending = "next" if updater.updating else "grad"
     named = {str(v.name): namer.named(result, f"{v.name}.{ending}") for v, result in results.items()}
-    graph.outputs.extend(named.values())
+    graph.outputs.extend(v for v in (norm, *named.values()) if v is not None)
     new = {name: str(v.name) for name, v in named.items()}
     trained = [v for v in gradient_of if updater.updating or v.is_initializer()]
     persistent = [*trained, *work.values(work.roles.statistics), *updater.state, *updater.accumulated.values()]
@@ -312,16 +309,20 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         updates={**updates, **new} if updater.updating else updates,
         statistics=work.roles.statistics,
         state=tuple(str(v.name) for v in updater.state),
-        accumulated={str(p.name): str(v.name) for p, v in updater.accumulated.items()},
-        averages={str(p.name): str(v.name) for p, v in updater.averages.items()},
+        accumulated=_names(updater.accumulated),
+        averages=_names(updater.averages),
         scalars={**work.roles.scalars, **{role: str(v.name) for role, v in op.scalars.items()}},
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
-        whole_gradients={str(p.name): str(v.name) for p, v in updater.whole.items()},
+        whole_gradients=_names(updater.whole),
         means_over_ranks=means_over_ranks(work.model.ir),
         gradient_norm=None if norm is None else str(norm.name),
         classes={name: classes for name, (classes, _) in op.classes.items()},
         ignored={name: number for name, (_, number) in op.classes.items() if number is not None},
     )
+
+
+def _names(values: Mapping[ir.Value, ir.Value]) -> dict[str, str]:
+    return {str(one.name): str(other.name) for one, other in values.items()}
 
 
 def _log_left_out(work: _Work, chosen: Sequence[str], found: Mapping[ir.Value, ir.Value]) -> None:

@@ -9,7 +9,7 @@ a product as rounded (`memonger.autodiff.kept_casts`), so that 16 bits of it are
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from memonger.autodiff.separate import separate_parameters
+from memonger.autodiff.separate import separate_parameters, statistics_of_norms
 from memonger.autodiff.transposes import fold_into_products
 from memonger.errors import PlanError
 from memonger.model import forward_model, parameters
@@ -29,7 +29,7 @@ from memonger.model.names import name_nodes
 from memonger.model.operators import facts
 from memonger.model.opset import raise_opset
 from memonger.model.training_roles import Training
-from memonger.model.values import all_values, subgraphs
+from memonger.model.values import NARROW, all_values, subgraphs
 from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,6 @@ KEY = "memonger.precision"
 """Metadata of a model in mixed precision: the name of its narrow type."""
 
 TYPES: Mapping[str, ir.DataType] = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
-
-NARROW = frozenset(TYPES.values())
 
 _FLOAT = ir.DataType.FLOAT
 
@@ -104,12 +102,12 @@ def to_mixed_precision(
         raise PlanError(f"{model.name} has no product of float32 values that ONNX has in {precision}{none}.")
     _widen_outputs(work)
     copy.ir.metadata_props[parameters.KEY] = json.dumps(list(trained))
-    for name in [name for name, v in copy.graph.initializers.items() if not (v.uses() or v.is_graph_output())]:
-        del copy.graph.initializers[
-            name
-        ]  # not trained: constants of 16 bits stand for them, and the forward model has them
+    for value in list(copy.graph.initializers.values()):
+        if not (value.uses() or value.is_graph_output()):  # constants of 16 bits stand for it
+            del copy.graph.initializers[str(value.name)]
     if forward_model.KEY not in copy.ir.metadata_props:
-        forward_model.embed(copy.ir, model.ir, Training(parameters=(*trained, *_statistics(model.ir))))
+        updated = statistics_of_norms(model.ir)  # by `to_training_mode`, which may follow
+        forward_model.embed(copy.ir, model.ir, Training(parameters=(*trained, *updated)))
     copy.ir.metadata_props[KEY] = precision
     logger.info("%s: %d products in %s.", model.name, work.products, precision)
     return copy
@@ -130,12 +128,6 @@ def _check(model: Model) -> None:
                 f"{model.name}: '{value.name}' is {value.dtype.name.lower()} already: mixed precision is made of a "
                 "float32 model, whose parameters stay float32."
             )
-
-
-def _statistics(model: ir.Model) -> list[str]:
-    """Names of running statistics: `to_training_mode` may have them updated."""
-    norms = (node for node in model.graph if node.op_type == "BatchNormalization" and not node.domain)
-    return [str(v.name) for node in norms for v in node.inputs[3:5] if v is not None and v.is_initializer()]
 
 
 @dataclass(slots=True)
@@ -184,7 +176,7 @@ def _turn(work: _Work, node: ir.Node) -> None:
             node.replace_input_with(index, work.cast(value, work.narrow))
     _insert(work, node)
     formal = _schema(node.op_type, work.op.opset)
-    for value, kind in zip(node.outputs, _outputs(formal, len(node.outputs)), strict=True):
+    for value, kind in zip(node.outputs, _kinds(formal.outputs, len(node.outputs)), strict=True):
         if kind == formal.outputs[0].type_str and value.name:
             value.type = ir.TensorType(work.narrow)
     work.products += node.op_type in _PRODUCTS
@@ -204,7 +196,7 @@ def _tensors_of_one_type(work: _Work, node: ir.Node) -> list[int] | None:
     allowed = {one.type_param_str: one.allowed_type_strs for one in formal.type_constraints}.get(kind, ())
     if f"tensor({work.narrow.name.lower()})" not in allowed or node.outputs[0].dtype != _FLOAT:
         return None
-    found = [index for index, each in enumerate(_inputs(formal, len(node.inputs))) if each == kind]
+    found = [index for index, each in enumerate(_kinds(formal.inputs, len(node.inputs))) if each == kind]
     values = [value for value in (node.inputs[index] for index in found) if value is not None]
     if not all(_fits(work, value) for value in values):
         return None
@@ -273,12 +265,7 @@ def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema:
     return onnx.defs.get_schema(op_type, opset, "")
 
 
-def _inputs(formal: onnx.defs.OpSchema, count: int) -> list[str]:
-    """The type variable of each input; the last formal one may stand for many."""
-    kinds = [each.type_str for each in formal.inputs]
-    return [*kinds, *kinds[-1:] * (count - len(kinds))][:count]
-
-
-def _outputs(formal: onnx.defs.OpSchema, count: int) -> list[str]:
-    kinds = [each.type_str for each in formal.outputs]
+def _kinds(formal: Sequence[onnx.defs.OpSchema.FormalParameter], count: int) -> list[str]:
+    """The type variable of each input, or output; the last formal one may stand for many."""
+    kinds = [each.type_str for each in formal]
     return [*kinds, *kinds[-1:] * (count - len(kinds))][:count]

@@ -100,7 +100,7 @@ def separate_parameters(
     trained = parameters.trainable(model)
     copy = model.clone()
     made = {name: _separate(copy.ir, name, shared[name]) for name in chosen}
-    statistics = set(_statistics(copy.ir))
+    statistics = set(statistics_of_norms(copy.ir))
     listed = [each for name in trained for each in made.get(name, [name]) if each not in statistics]
     copy.ir.metadata_props[parameters.KEY] = json.dumps(listed)
     if made:
@@ -110,7 +110,7 @@ def separate_parameters(
 
 def _shared(model: Model) -> dict[str, list[_Use]]:
     """Initializers that may stand for several parameters, with the uses of each in the graph's order."""
-    trained = {*parameters.trainable(model), *_statistics(model.ir)}
+    trained = {*parameters.trainable(model), *statistics_of_norms(model.ir)}
     place = {node: number for number, node in enumerate(model.graph)}
     shared = {}
     for name, value in model.graph.initializers.items():
@@ -125,7 +125,8 @@ def _shared(model: Model) -> dict[str, list[_Use]]:
     return shared
 
 
-def _statistics(model: ir.Model) -> list[str]:
+def statistics_of_norms(model: ir.Model) -> list[str]:
+    """Names of the running statistics that BatchNormalization nodes read."""
     norms = (node for node in model.graph if node.op_type == _NORM and not node.domain)
     return [str(v.name) for node in norms for v in node.inputs[3:5] if v is not None and v.is_initializer()]
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
@@ -23,6 +22,7 @@ from memonger.model.model import Model
 from memonger.model.names import name_nodes
 from memonger.model.opset import raise_opset
 from memonger.model.training_roles import Training
+from memonger.model.values import input_at
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,8 @@ def _synchronize(work: _Work, node: ir.Node, held: Sequence[ir.Value], kept: flo
     for slot, value in zip(_SLOTS, (mean, variance), strict=True):
         node.replace_input_with(slot, op.cast(value, held[0].dtype))
     _insert(work, node, before=True)
-    total = op.Mul(op.cast(_number_of_ranks(op), ir.DataType.DOUBLE), float(count))
+    ranks = op.scalar("ranks", ir.DataType.FLOAT, 1.0)
+    total = op.Mul(op.cast(ranks, ir.DataType.DOUBLE), float(count))
     unbiased = op.cast(op.Div(total, op.Sub(total, 1.0)), held[0].dtype)
     for statistic, value, scale in zip(held, (mean, variance), (None, unbiased), strict=True):
         fresh = op.cast(value, statistic.dtype)
@@ -199,15 +200,6 @@ def _synchronize(work: _Work, node: ir.Node, held: Sequence[ir.Value], kept: flo
         old = work.current.get(statistic, statistic)
         work.current[statistic] = op.Add(op.Mul(old, kept), moved)
     _insert(work, node, before=False)
-
-
-def _number_of_ranks(op: Emitter) -> ir.Value:
-    """The scalar input that says how many ranks there are; one, where nobody says."""
-    value = op.scalar("ranks", ir.DataType.FLOAT)
-    if value.const_value is None:
-        value.const_value = ir.tensor(np.float32(1), name=value.name)
-        op.graph.register_initializer(value)
-    return value
 
 
 def _unread(op: Emitter, x: ir.Value | None, statistic: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -276,7 +268,7 @@ def _turn_dropouts(work: _Work) -> int:
     """Every Dropout that would drop nothing now drops. Returns how many."""
     op, graph, count = work.op, work.model.graph, 0
     for node in [n for n in graph if n.op_type == "Dropout" and n.domain == ""]:
-        mode = node.inputs[2] if len(node.inputs) > 2 else None
+        mode = input_at(node, 2)
         content = op.content(mode)
         if mode is not None and (content is None or content.all()):
             if content is not None:
@@ -295,7 +287,7 @@ def _turn_dropouts(work: _Work) -> int:
 
 
 def _drops_nothing(op: Emitter, node: ir.Node) -> bool:
-    ratio = op.content(node.inputs[1] if len(node.inputs) > 1 else None)
+    ratio = op.content(input_at(node, 1))
     return ratio is not None and not ratio.any()
 
 

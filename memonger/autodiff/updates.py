@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.model.emitter import Emitter
@@ -148,20 +147,12 @@ def _double(op: Emitter, number: float) -> ir.Value:
 
 def learning_rate(op: Emitter, default: float) -> ir.Value:
     """The float32 scalar input ``learning_rate``, with its default."""
-    return _with_default(op, "learning_rate", default)
+    return op.scalar("learning_rate", _FLOAT, default)
 
 
 def loss_scale(op: Emitter) -> ir.Value:
     """The float32 scalar input ``loss_scale``, with its default."""
-    return _with_default(op, "loss_scale", LOSS_SCALE)
-
-
-def _with_default(op: Emitter, role: str, default: float) -> ir.Value:
-    value = op.scalar(role, _FLOAT)
-    if value.const_value is None:
-        value.const_value = ir.tensor(np.float32(default), name=value.name)
-        op.graph.register_initializer(value)
-    return value
+    return op.scalar("loss_scale", _FLOAT, LOSS_SCALE)
 
 
 @runtime_checkable

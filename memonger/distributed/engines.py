@@ -65,10 +65,6 @@ class Engine(Protocol):
         """A text of every rank."""
         ...
 
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        ...
-
     def silent(self, said: str) -> dict[int, str]:
         """After a failure: what each rank said of itself within seconds (`GRACE`); those missing have ended or hang.
 
@@ -101,9 +97,6 @@ class Alone:
     def all_gather(self, text: str) -> list[str]:
         """Its own."""
         return [text]
-
-    def barrier(self) -> None:
-        """It is here."""
 
     def silent(self, said: str) -> dict[int, str]:
         """Itself."""
@@ -202,10 +195,6 @@ class TorchEngine:
         except RuntimeError as error:
             raise EngineError(_first_line(error)) from error
         return [str(each) for each in found]
-
-    def barrier(self) -> None:
-        """See `Engine`."""
-        self._begun(lambda: self._dist.barrier(group=self._group, async_op=True)).wait()
 
     def _begun(self, begin: Any) -> Handle:
         try:
@@ -316,10 +305,6 @@ class MpiEngine:
     def all_gather(self, text: str) -> list[str]:
         """See `Engine`."""
         return [str(each) for each in self._comm.allgather(text)]
-
-    def barrier(self) -> None:
-        """See `Engine`."""
-        self._comm.Barrier()
 
     def silent(self, said: str) -> dict[int, str]:
         """See `Engine`: MPI doesn't say."""

@@ -120,7 +120,7 @@ class DistributedTrainingSession(TrainingSession):
         """
         with self._guarded():
             if by_rank:
-                self._together(lambda: self._save_part(Path(path), self.steps))
+                self._together(lambda: self._save_part(Path(path)))
                 self._together(lambda: self._finish_parts(Path(path)))
             else:
                 tensors = self._gathered()
@@ -160,13 +160,12 @@ class DistributedTrainingSession(TrainingSession):
         if self.rank == 0:
             states.save(self._as_state(tensors), path)
 
-    def _save_part(self, folder: Path, steps: int) -> None:
+    def _save_part(self, folder: Path) -> None:
         self._check_not_released()
         folder.mkdir(parents=True, exist_ok=True)
-        names = _part_names(self._whole, self._owners_among(self.size), self.rank)
+        names = _part_names(self._whole, self._shares.owners(self.size), self.rank)
         tensors = {name: self._array(name) for name in names}
-        part = folder / _part(steps, self.rank, self.size)
-        states.save(self._as_state(tensors), part)
+        states.save(self._as_state(tensors), folder / _part(self.steps, self.rank, self.size))
 
     def _finish_parts(self, folder: Path) -> None:
         """Say which parts count, and remove those of before."""
@@ -201,7 +200,7 @@ class DistributedTrainingSession(TrainingSession):
             steps, size = int(latest["steps"]), int(latest["ranks"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SessionError(f"{folder} holds no whole state by ranks: {LATEST} can't be read ({error}).") from error
-        owners, tensors, state = self._owners_among(size), dict[str, np.ndarray](), None
+        owners, tensors, state = self._shares.owners(size), dict[str, np.ndarray](), None
         for rank in range(size):
             wanted = self._like(_part_names(self._whole, owners, rank))
             state = states.load(folder / _part(steps, rank, size), wanted)
@@ -353,7 +352,9 @@ class _Between:
     def _ends_of(self, bucket: Bucket) -> list[int]:
         """The element at which each rank's part of a bucket ends."""
         ends, first = [0] * self._engine.size, bucket.members[0]
-        for tensor, owner in zip(bucket.members, self._session._member_owners(bucket), strict=True):
+        for tensor, owner in zip(
+            bucket.members, self._session._shares.of_members(bucket, self._engine.size), strict=True
+        ):
             ends[owner] = (tensor.offset + tensor.nbytes - first.offset) // first.dtype.numpy().itemsize
         return list(accumulate(ends, max))
 

@@ -36,7 +36,7 @@ import onnx_ir as ir
 
 from memonger.model.operators import RANKS, facts
 from memonger.model.parts import parts_of
-from memonger.model.values import static_shape
+from memonger.model.values import input_at, static_shape
 
 CPU = "CPUExecutionProvider"
 
@@ -139,7 +139,7 @@ def _has_two_inputs(node: ir.Node) -> bool:
 
 
 def _drops_nothing(node: ir.Node) -> bool:
-    training = node.inputs[2] if len(node.inputs) > 2 else None
+    training = input_at(node, 2)
     if training is None or training.name == "":
         return True
     constant = None if training.is_graph_input() else training.const_value

@@ -18,6 +18,7 @@ from memonger.graph import aliasing
 from memonger.graph.graph import Graph, needed_by
 from memonger.graph.groups import in_buckets
 from memonger.graph.schedule import sources_of, topological_order
+from memonger.model.names import fresh
 from memonger.model.operators import BEGIN, MEAN, RANKS, WAIT
 from memonger.model.training_roles import Training
 from memonger.units import MiB, in_bytes
@@ -129,16 +130,16 @@ class _Writer:
         begins: list[ir.Node] = []
         for number, members in enumerate(sent):
             before = [begins[-1].outputs[0]] if begins else []
-            begins.append(self._node(BEGIN, number, [*members, *before], [], sent[number]))
+            begins.append(self._node(BEGIN, number, [*members, *before], []))
             self.graph.insert_after(_last(self.graph, begins[-1]), begins[-1])
         previous: list[ir.Value] = []
         for number, (members, old) in enumerate(zip(sent, buckets, strict=True)):
             until = begins[-1 if wait == "last" else min(number + 1, len(begins) - 1)]
-            node = self._node(WAIT, number, [*members, until.outputs[0], *previous], members, members)
+            node = self._node(WAIT, number, [*members, until.outputs[0], *previous], members)
             self.graph.insert_after(_last(self.graph, node), node)
             previous = [node.outputs[-1]]
             for value, own, new in zip(old, members, node.outputs, strict=False):
-                self._hand_on(value, own, new, node)
+                self._hand_on(value, own, new)
         _in_order(self.graph)
 
     def write_means(self, means: Sequence[ir.Value]) -> None:
@@ -147,8 +148,8 @@ class _Writer:
             mark = old.producer()
             assert mark is not None
             own = self._apart(mark.inputs[0])  # type: ignore[arg-type]
-            begin = self._node(f"{BEGIN}{MEAN}", number, [own], [], [own])
-            wait = self._node(f"{WAIT}{MEAN}", number, [own, begin.outputs[0]], [own], [own])
+            begin = self._node(f"{BEGIN}{MEAN}", number, [own], [])
+            wait = self._node(f"{WAIT}{MEAN}", number, [own, begin.outputs[0]], [own])
             self.graph.insert_before(mark, [begin, wait])
             new = wait.outputs[0]
             old.replace_all_uses_with(new)
@@ -160,11 +161,11 @@ class _Writer:
         """The value, or a copy of it where something but the updates reads its bytes."""
         if self._is_alone(value):
             return value
-        one = ir.Value(name=self._fresh(f"{value.name}.one"), type=value.type, shape=ir.Shape(()))
+        one = ir.Value(name=fresh(f"{value.name}.one", self.names), type=value.type, shape=ir.Shape(()))
         assert value.dtype is not None
         one.const_value = ir.tensor(1, dtype=value.dtype, name=one.name)
         self.graph.register_initializer(one)
-        name = self._fresh(f"{value.name}.sent")
+        name = fresh(f"{value.name}.sent", self.names)
         copy = ir.Node("", "Mul", [value, one], name=name, num_outputs=1)
         copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = name, value.type, value.shape
         maker = value.producer()
@@ -188,32 +189,22 @@ class _Writer:
             if value.producer() is None or len(value.uses()) > 1 or value.is_graph_output():
                 return False
 
-    def _node(
-        self, kind: str, number: int, inputs: Sequence[ir.Value], given: Sequence[ir.Value], members: Sequence[ir.Value]
-    ) -> ir.Node:
+    def _node(self, kind: str, number: int, inputs: Sequence[ir.Value], given: Sequence[ir.Value]) -> ir.Node:
         """A node, and the function it calls: its first outputs are its first inputs, the last one tells the order."""
-        name = self._fresh(f"ranks/{kind.lower()}{number}")
+        name = fresh(f"ranks/{kind.lower()}{number}", self.names)
         node = ir.Node(RANKS, f"{kind}{number}", inputs, name=name, num_outputs=len(given) + 1, version=1)
         for value, new in zip(given, node.outputs, strict=False):
-            new.name, new.type, new.shape = self._fresh(f"{value.name}.reduced"), value.type, value.shape
-        node.outputs[-1].name, node.outputs[-1].shape = self._fresh(f"{name}/done"), ir.Shape((0,))
+            new.name, new.type, new.shape = fresh(f"{value.name}.reduced", self.names), value.type, value.shape
+        node.outputs[-1].name, node.outputs[-1].shape = fresh(f"{name}/done", self.names), ir.Shape((0,))
         node.outputs[-1].type = ir.TensorType(ir.DataType.INT64)
         self.model.functions[node.op_identifier()] = _handing_on(node, len(given), self.model)
         return node
 
-    def _hand_on(self, value: ir.Value, own: ir.Value, new: ir.Value, wait: ir.Node) -> None:
+    def _hand_on(self, value: ir.Value, own: ir.Value, new: ir.Value) -> None:
         """Let what updates read the sum."""
         for node, index in value.uses():
             if node not in self.backward and node.domain != RANKS and node is not own.producer():
                 node.replace_input_with(index, new)
-
-    def _fresh(self, name: str) -> str:
-        found, count = name, 1
-        while found in self.names:
-            count += 1
-            found = f"{name}.{count}"
-        self.names.add(found)
-        return found
 
 
 def _last(graph: ir.Graph, node: ir.Node) -> ir.Node:

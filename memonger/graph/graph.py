@@ -135,6 +135,11 @@ class Graph:
         nodes = (node for node, op in enumerate(self.ops) if op.startswith(f"{RANKS}::{WAIT}"))
         return tuple((node, tuple(source for source, _ in self.inplace[node])) for node in nodes)
 
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Values that lie side by side: those that a collective adds up."""
+        return tuple(members for _, members in self.collectives)
+
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
         """The nodes that each node reads from, each once, in the order of its inputs."""

@@ -82,7 +82,7 @@ def assign_storage(
     sharing = sharing or Sharing()
     taken = frozenset(windows)
     if groups is None:
-        groups = [members for _, members in graph.collectives]
+        groups = graph.groups
     check_groups(graph, groups)
     draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)))
     for step, writes in enumerate(graph.writes):

@@ -79,7 +79,7 @@ def verify(
     offsets: Mapping[int, int],
     arena_bytes: int,
     alignment: int,
-    groups: Sequence[Sequence[int]] = (),
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Check a layout of a graph whose nodes run in file order.
 
@@ -89,14 +89,15 @@ def verify(
         arena_bytes: Size of the arena.
         alignment: Every offset is a multiple of it.
         groups: Values that have to be side by side, a group each: in the order in which they are given, with no
-            more between two than the alignment takes, so that nothing else can lie there.
+            more between two than the alignment takes, so that nothing else can lie there. None: those of the graph's
+            collectives.
 
     Raises:
         VerificationError: a value without an address, outside the arena or misaligned; two values that collide; a
             node that would read overwritten bytes; a group with gaps. It names the node, the values and the bytes.
     """
     _check_addresses(graph, offsets, arena_bytes, alignment)
-    for members in groups:
+    for members in graph.groups if groups is None else groups:
         _check_group(graph, offsets, alignment, members)
     _check_collectives(graph, offsets)
     arena = _Arena()

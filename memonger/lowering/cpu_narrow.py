@@ -15,11 +15,10 @@ import onnx_ir as ir
 from memonger.model.emitter import Emitter
 from memonger.model.model import Model
 from memonger.model.replacing import Replacer
+from memonger.model.values import NARROW
 from memonger.words import option
 
 logger = logging.getLogger(__name__)
-
-NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 _FLOAT = ir.DataType.FLOAT
 

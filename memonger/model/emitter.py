@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model.marks import COMPOSITE, spread
-from memonger.model.values import INFERENCE_ERRORS, all_values, static_shape, tensor_shape
+from memonger.model.values import INFERENCE_ERRORS, all_values, input_at, static_shape, tensor_shape
 
 SMALL = 1024  # elements; a larger constant never decides a shape
 
@@ -199,11 +199,15 @@ class Emitter:
         self.graph.inputs.append(value)
         return value
 
-    def scalar(self, role: str, dtype: ir.DataType) -> ir.Value:
-        """The scalar graph input of that role, made when first asked for."""
+    def scalar(self, role: str, dtype: ir.DataType, default: float | None = None) -> ir.Value:
+        """The scalar graph input of that role, made when first asked for; with a default it may be left out."""
         if role not in self.scalars:
             self.scalars[role] = self.input(role, dtype, ())
-        return self.scalars[role]
+        value = self.scalars[role]
+        if default is not None and value.const_value is None:
+            value.const_value = ir.tensor(default, dtype=dtype, name=value.name)
+            self.graph.register_initializer(value)
+        return value
 
     def fresh(self, name: str) -> str:
         """``name``, or where another value has it ``name#2`` and so on."""
@@ -218,7 +222,7 @@ class Emitter:
 
     def given(self, node: ir.Node, index: int) -> ir.Value:
         """Input ``index`` of a node, which has to be there."""
-        value = node.inputs[index] if index < len(node.inputs) else None
+        value = input_at(node, index)
         if value is None:
             raise PlanError(f"operator {node.op_type} (node '{node.name}') lacks input {index}: it can't be run.")
         return value

@@ -22,7 +22,7 @@ from memonger.errors import LoadError, RuntimeUnavailableError
 from memonger.model.load import load
 from memonger.model.model import Model
 from memonger.model.parameters import KEY
-from memonger.model.values import all_values
+from memonger.model.values import all_values, input_at
 
 if TYPE_CHECKING:
     import torch
@@ -350,7 +350,7 @@ def _keep_inference_form(model: ir.Model) -> None:
         if node.op_type != "Dropout" or node.domain != "":
             continue
         node.resize_inputs(min(len(node.inputs), 2))
-        source, ratio = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        source, ratio = node.inputs[0], input_at(node, 1)
         tensor = None if ratio is None else ir.convenience.get_const_tensor(ratio)
         if source is None or tensor is None or node.outputs[0].is_graph_output():
             continue

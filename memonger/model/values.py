@@ -11,6 +11,9 @@ INFERENCE_ERRORS = (
 )  # fmt: skip
 """What onnx's inference raises for a node that is wrong: one of a type that the operator doesn't take, say (float8)."""
 
+NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Floating-point types of 16 bits."""
+
 SMALL = 1024  # elements; larger tensors are never part of shape arithmetic
 
 LARGEST = 2**62  # bytes; sums of two such sizes still fit 64 bits
@@ -52,6 +55,11 @@ def nbytes(value: ir.Value) -> int | None:
     for dim in dims:
         count *= dim
     return (count * value.dtype.bitwidth + 7) // 8
+
+
+def input_at(node: ir.Node, index: int) -> ir.Value | None:
+    """Input ``index`` of a node; None where it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -115,21 +115,13 @@ class Binding:
 
     def _bind_persisting(self) -> None:
         """Bind outputs that persist to where they lie."""
-        for new, old in self._replaced.items():
-            store = self.fixed[old]
-            tensor = store.tensors[old]
-            ort.bind_output(self.binding, new, tensor.dtype, tensor.shape, store.address(old), self.device)
-        parts = ((name, store.tensors[key], store.address(key)) for name, (store, key) in self._written.items())
-        written = ((name, tensor.dtype, tensor.shape, address) for name, tensor, address in parts)
-        ort.bind_outputs(self.binding, written, 0, self.device)
+        places = {new: (self.fixed[old], old) for new, old in self._replaced.items()}
+        ort.bind_outputs(self.binding, _placed(places | dict(self._written)), 0, self.device)
 
     def _bind_fixed(self) -> None:
         """Bind inputs that persist to where they lie."""
-        parts = (
-            (store.tensors[name], store.address(name)) for name, store in self.fixed.items() if name in self._takes
-        )
-        fixed = ((tensor.name, tensor.dtype, tensor.shape, address) for tensor, address in parts)
-        ort.bind_inputs(self.binding, fixed, self.device)
+        places = {name: (store, name) for name, store in self.fixed.items() if name in self._takes}
+        ort.bind_inputs(self.binding, _placed(places), self.device)
 
     def let_go(self) -> None:
         """Hold nothing of the last run: neither its inputs nor outputs that onnxruntime allocated."""
@@ -474,6 +466,13 @@ def input_memory(programs: Sequence[Program], device: Device) -> Arena | None:
         return None
     sizes = (one_after_another(_input_tensors(program.inputs), INPUT_ALIGNMENT)[1] for program in programs)
     return backend(device).arena(max(sizes))
+
+
+def _placed(places: Mapping[str, tuple[Store, str]]) -> Iterable[tuple[str, ir.DataType, Sequence[int], int]]:
+    """Name, type, shape and address of values, each by the store it lies in and its name there."""
+    for name, (store, key) in places.items():
+        tensor = store.tensors[key]
+        yield name, tensor.dtype, tensor.shape, store.address(key)
 
 
 def _tensors_of(arrays: Mapping[str, np.ndarray]) -> Iterable[ArenaTensor]:

@@ -337,8 +337,8 @@ class RangedBinding:
 
     def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena, kept: Persisting | None = None) -> None:
         self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
-        self._kept, self._grows = kept, kept is not None and kept.grows
-        self._most = 1 if self._grows else ranged.kept
+        self._kept = kept
+        self._most = 1 if kept is not None and kept.grows else ranged.kept
         self._names = tuple(value.name for value in ranged.base.inputs)
         self._bound: OrderedDict[Shapes, Binding] = OrderedDict()
         self._last: Binding | None = None

@@ -28,7 +28,7 @@ from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.loss_scale import LossScale
-from memonger.runtime.segments import Bucket, Cut, Exchange, Segments, cut
+from memonger.runtime.segments import Cut, Exchange, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
@@ -80,7 +80,7 @@ class Trainer:
         self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
         self._first_scale = self._scale = None if read.loss_scale is None else LossScale(read.loss_scale)
         self._shares, self._whole = read.shares, read.whole
-        self._owners = self._owners_among(self._share[1]) if self._share is not None else {}
+        self._owners = self._shares.owners(self._share[1]) if self._share is not None else {}
         self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
         self._scalars = {
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
@@ -363,15 +363,6 @@ class Trainer:
             if other.program.arena_bytes <= self._arena.size:
                 other.move(self._arena)
 
-    def _owners_among(self, size: int) -> dict[str, int]:
-        """The rank that updates each tensor, of so many."""
-        return self._shares.owners(size)
-
-    def _member_owners(self, bucket: Bucket) -> list[int]:
-        """The rank that updates what each gradient of a bucket is for."""
-        assert self._share is not None
-        return self._shares.of_members(bucket, self._share[1])
-
     def _check_not_released(self, *, whole: bool = True) -> None:
         if self._released is not None:
             raise SessionError("the training state is released: leave release_training_state() first.")
@@ -410,9 +401,7 @@ class Trainer:
     def _allocate(self, tensors: Mapping[str, ArenaTensor], starts: Mapping[str, np.ndarray]) -> None:
         """Take memory for what persists, and fill it; all but the weights can be given back between steps."""
         self._names = tuple(tensors)
-        own = sorted(
-            self._roles[0].parameters, key=lambda name: self._owners.get(name, 0)
-        )  # each rank's in one stretch
+        own = sorted(self._roles[0].parameters, key=lambda name: self._owners.get(name, 0))  # each rank's together
         weights = (*own, *self._roles[0].statistics)
         self._weights = Store((tensors[name] for name in weights), self.device)
         self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)

@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
+from memonger.model.values import NARROW
 
 logger = logging.getLogger(__name__)
 
 Reduction = Literal["mean", "sum"]
 
 FLOAT = ir.DataType.FLOAT
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def check_reduction(reduction: str) -> None:
 
 def computed_in(value: ir.Value) -> ir.DataType:
     """What is computed in."""
-    return FLOAT if value.dtype is None or value.dtype in _NARROW else value.dtype
+    return FLOAT if value.dtype is None or value.dtype in NARROW else value.dtype
 
 
 def described(value: ir.Value) -> str:

@@ -20,15 +20,8 @@ from memonger.model.emitter import Emitter
 
 
 @dataclass(frozen=True, slots=True)
-class MeanSquaredError:
-    """Squared difference from a target (PyTorch's ``mse_loss``).
-
-    Attributes:
-        output: Any shape; None: the model's only floating-point output.
-        target: Name of the new input, of the output's shape and type.
-        reduction: ``mean`` or ``sum``.
-        sample_weights: See `SoftmaxCrossEntropy`.
-    """
+class _ToTarget:
+    """What the losses of a difference from a target are told."""
 
     output: str | None = None
     target: str = "target"
@@ -37,6 +30,18 @@ class MeanSquaredError:
 
     def __post_init__(self) -> None:
         check_reduction(self.reduction)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanSquaredError(_ToTarget):
+    """Squared difference from a target (PyTorch's ``mse_loss``).
+
+    Attributes:
+        output: Any shape; None: the model's only floating-point output.
+        target: Name of the new input, of the output's shape and type.
+        reduction: ``mean`` or ``sum``.
+        sample_weights: See `SoftmaxCrossEntropy`.
+    """
 
     def build(self, op: Emitter, output: ir.Value, name: str) -> Built:
         """Emit the loss of ``output``."""
@@ -49,7 +54,7 @@ class MeanSquaredError:
 
 
 @dataclass(frozen=True, slots=True)
-class MeanAbsoluteError:
+class MeanAbsoluteError(_ToTarget):
     """Magnitude of the difference from a target (PyTorch's ``l1_loss``).
 
     Attributes:
@@ -58,14 +63,6 @@ class MeanAbsoluteError:
         reduction: ``mean`` or ``sum``.
         sample_weights: See `SoftmaxCrossEntropy`.
     """
-
-    output: str | None = None
-    target: str = "target"
-    reduction: Reduction = "mean"
-    sample_weights: str | None = None
-
-    def __post_init__(self) -> None:
-        check_reduction(self.reduction)
 
     def build(self, op: Emitter, output: ir.Value, name: str) -> Built:
         """Emit the loss of ``output``."""

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from memonger.autodiff.registry import expansion
 from memonger.autodiff.rules.movement import zeros
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 
 @expansion("Attention")
@@ -20,7 +21,7 @@ def _attention(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     if flat:
         of_q, of_k = op.attribute(node, "q_num_heads", 1), op.attribute(node, "kv_num_heads", 1)
         q, k, v = _heads(op, q, of_q), _heads(op, k, of_k), _heads(op, v, of_k)
-    past = [optional(node, i) for i in (4, 5)]
+    past = [input_at(node, i) for i in (4, 5)]
     if past[0] is not None and past[1] is not None:
         k, v = op.Concat(past[0], k, axis=2), op.Concat(past[1], v, axis=2)
     scale = op.attribute(node, "scale", op.dims(q)[3] ** -0.5)
@@ -33,11 +34,6 @@ def _attention(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     mode = op.attribute(node, "qk_matmul_output_mode", 0)
     results = (_joined(op, y) if flat else y, k, v, (logits, capped, biased, shares)[mode])
     return results[: len(node.outputs)]
-
-
-def optional(node: ir.Node, index: int) -> ir.Value | None:
-    """Input ``index`` of a node, None where it is left out."""
-    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def _heads(op: Emitter, x: ir.Value, heads: int) -> ir.Value:
@@ -64,7 +60,7 @@ def _repeated(op: Emitter, x: ir.Value, q: ir.Value) -> ir.Value:
 
 def _bias(op: Emitter, node: ir.Node, batch: int, queries: int, keys: int, past: int) -> ir.Value | None:
     """What is added to the logits: the mask, and -inf where causality, a window or padding forbids a key."""
-    dtype, mask, lengths = op.given(node, 0).dtype, optional(node, 3), optional(node, 6)
+    dtype, mask, lengths = op.given(node, 0).dtype, input_at(node, 3), input_at(node, 6)
     if mask is not None and op.dims(mask)[-1] < keys:
         nothing = op.constant(False if mask.dtype == ir.DataType.BOOL else -np.inf, mask.dtype)
         rest = op.Expand(nothing, op.ints(*op.dims(mask)[:-1], keys - op.dims(mask)[-1]))
@@ -108,7 +104,7 @@ def _precise(op: Emitter, x: ir.Value, precision: int) -> ir.Value:
 @expansion("com.microsoft::MultiHeadAttention")
 def _multi_head(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
     """With queries ``[B, S, N·D]``, keys and values likewise or ``[B, N, L, D]``; a mask of keys ``[B, L]``."""
-    inputs = [optional(node, i) for i in range(8)]
+    inputs = [input_at(node, i) for i in range(8)]
     q, k, v, bias, mask = inputs[:5]
     if q is None or k is None or v is None or len(op.dims(q)) != 3 or len(node.inputs) > 8:
         return None
@@ -131,7 +127,7 @@ def _multi_head(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | Non
 def _packed(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
     """One product gives queries, keys and values. Masks are ``[B, L]`` or ``[B, S, L]``: 1 where a key counts."""
     x, weight = op.given(node, 0), op.given(node, 1)
-    bias, mask, past, added = (optional(node, i) for i in (2, 3, 4, 5))
+    bias, mask, past, added = (input_at(node, i) for i in (2, 3, 4, 5))
     ragged = mask is not None and len(op.dims(mask)) not in (2, 3)
     if past is not None or len(node.outputs) > 1 or ragged or op.attribute(node, "do_rotary", 0):
         return None

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import expansion
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 
 @expansion("SoftmaxCrossEntropyLoss")
@@ -19,7 +20,7 @@ def _negative_log_likelihood(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]
 
 
 def _settings(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, int | None, str]:
-    weights = node.inputs[2] if len(node.inputs) > 2 else None
+    weights = input_at(node, 2)
     return weights, op.attribute(node, "ignore_index", None), op.attribute(node, "reduction", "mean")
 
 

@@ -10,6 +10,7 @@ from memonger.autodiff.over_ranks import is_over_ranks, over_ranks
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 
 @gradient("Add", "Sum")
@@ -244,7 +245,7 @@ def _cum_prod(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
 @gradient("Clip")
 def _clip(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     """Nothing flows where y is a bound, as with torch's hardtanh and relu6: so ``x`` isn't needed."""
-    y, given = node.outputs[0], [op.given(node, k) if _has(node, k) else None for k in (1, 2)]
+    y, given = node.outputs[0], [input_at(node, k) for k in (1, 2)]
     bounds = [op.content(v) for v in given]
     if all(v is None or bound is not None for v, bound in zip(given, bounds, strict=True)):
         mask = masks.inside(op, y, *(None if bound is None else float(bound.reshape(())) for bound in bounds))
@@ -259,10 +260,6 @@ def _clip(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     return dx, *(None if v is None else op.Mul(dy, op.cast(v, dy.dtype)) for v in (below, above))
 
 
-def _has(node: ir.Node, index: int) -> bool:
-    return index < len(node.inputs) and node.inputs[index] is not None
-
-
 @gradient("Trilu")
 def _trilu(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     return op.Trilu(dy, *node.inputs[1:], upper=op.attribute(node, "upper", 1))
@@ -271,7 +268,7 @@ def _trilu(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 @expansion("DequantizeLinear")
 def _dequantize(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
     """Numbers less the zero point, times the scale: one for all, for each place on an axis, or for blocks there."""
-    x, scale, zero = op.given(node, 0), op.given(node, 1), node.inputs[2] if _has(node, 2) else None
+    x, scale, zero = op.given(node, 0), op.given(node, 1), input_at(node, 2)
     kind = node.outputs[0].dtype or scale.dtype
     wide = op.cast(op.cast(x, ir.DataType.FLOAT), kind)
     if zero is not None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from memonger.autodiff.registry import expansion
-from memonger.autodiff.rules.attention import optional
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 ACTIVATIONS = {
     "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
@@ -25,7 +25,7 @@ def _fast_gelu(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def _with_bias(op: Emitter, node: ir.Node) -> ir.Value:
-    x, bias = op.given(node, 0), optional(node, 1)
+    x, bias = op.given(node, 0), input_at(node, 1)
     return x if bias is None else op.Add(x, bias)
 
 
@@ -65,7 +65,7 @@ def _fused_gemm(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
 def _fused_conv(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     y = op.Conv(*node.inputs[:3], **{k: a.value for k, a in node.attributes.items() if k in names})
-    added = optional(node, 3)
+    added = input_at(node, 3)
     y = y if added is None else op.Add(y, added)
     return _activated(op, node, y, op.attribute(node, "activation_params", []))
 
@@ -84,15 +84,15 @@ def _activated(op: Emitter, node: ir.Node, y: ir.Value, numbers: Sequence[float]
 
 @expansion("com.microsoft::SkipLayerNormalization")
 def _skip_layer_normalization(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
-    total = _skipped(op, node, optional(node, 4))
-    inputs = [total, op.given(node, 2), optional(node, 3)]
+    total = _skipped(op, node, input_at(node, 4))
+    inputs = [total, op.given(node, 2), input_at(node, 3)]
     y, mean, inverse = op.several("LayerNormalization", 3, *inputs, epsilon=_epsilon(op, node))
     return (y, mean, inverse, total)[: len(node.outputs)]
 
 
 @expansion("com.microsoft::SkipSimplifiedLayerNormalization")
 def _skip_rms(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
-    total = _skipped(op, node, optional(node, 3))
+    total = _skipped(op, node, input_at(node, 3))
     mean = op.ReduceMean(op.Mul(total, total), op.ints(-1), keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(mean, _epsilon(op, node))))
     y = op.Mul(op.Mul(total, inverse), op.given(node, 2))
@@ -125,7 +125,7 @@ def _rotary(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
     if op.size(positions) == 1 and length * batch != 1:
         positions = op.Add(op.reshape(positions, (1, 1)), op.ints(*range(length)))
     tables = [op.Gather(table, positions) for table in (cos, sin)]
-    c, s = (op.reshape(table, (op.dims(table)[0], 1, length, half, *[1] * 0)) for table in tables)
+    c, s = (op.reshape(table, (op.dims(table)[0], 1, length, half)) for table in tables)
     interleaved = bool(op.attribute(node, "interleaved", 0))
     if interleaved:
         pairs = op.reshape(x, (*op.dims(x)[:3], half, 2))

@@ -17,6 +17,7 @@ from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.autodiff.rules.movement import place, zeros
 from memonger.model.emitter import Emitter
+from memonger.model.values import NARROW, input_at
 
 FEW_ROWS = 256  # a product with the one-hot is faster up to about this many
 
@@ -48,7 +49,7 @@ def add_rows(op: Emitter, rows: ir.Value, indices: ir.Value, size: int) -> ir.Va
 
 def _scatter_add(op: Emitter, dims: Sequence[int], indices: ir.Value, updates: ir.Value, axis: int) -> ir.Value:
     """Zeros of shape ``dims`` with updates added. Half precision is added up in single: there is no kernel for it."""
-    if updates.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+    if updates.dtype in NARROW:
         updates = op.cast(updates, ir.DataType.FLOAT)
     return op.ScatterElements(zeros(op, dims, updates.dtype), indices, updates, axis=axis, reduction="add")
 
@@ -173,7 +174,7 @@ def _tensor_scatter(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
     dims, rank = op.dims(update), len(op.dims(update))
     axis = op.attribute(node, "axis", -2) % rank
     steps = op.constant(np.arange(dims[axis]).reshape([-1 if a == axis else 1 for a in range(rank)]))
-    starts = node.inputs[2] if len(node.inputs) > 2 else None
+    starts = input_at(node, 2)
     at = steps if starts is None else op.Add(op.reshape(starts, (dims[0], *[1] * (rank - 1))), steps)
     if op.attribute(node, "mode", "linear") == "circular":
         at = op.Mod(at, op.constant(op.dims(cache)[axis], ir.DataType.INT64))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 TO_THE_START = -(2**63) + 1  # as the stop of a Slice that runs backwards
 
@@ -19,7 +20,7 @@ def constants(op: Emitter, node: ir.Node, index: int, what: str) -> tuple[int, .
     Raises:
         PlanError: they aren't constant.
     """
-    value = node.inputs[index] if index < len(node.inputs) else None
+    value = input_at(node, index)
     content = op.content(value)
     if value is not None and content is None:
         raise PlanError(

@@ -22,6 +22,7 @@ from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 from memonger.model.operators import facts
+from memonger.model.values import input_at
 
 _UINT32 = ir.DataType.UINT32
 _GOLDEN = 0x9E3779B9  # 2³² over the golden ratio, odd: multiples of it are spread evenly
@@ -124,7 +125,7 @@ def _training(op: Emitter, node: ir.Node) -> bool:
 
 def _ratio(node: ir.Node, op: Emitter) -> float | ir.Value:
     """The probability with which a Dropout drops: a number where it is known."""
-    ratio = node.inputs[1] if len(node.inputs) > 1 else None
+    ratio = input_at(node, 1)
     content = 0.5 if ratio is None else op.content(ratio)
     if content is None:
         assert ratio is not None

@@ -7,11 +7,11 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import recurrent_steps
+from memonger.autodiff.rules.recurrent_steps import FUNCTIONS, GATES
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
-GATES = {"GRU": 3, "RNN": 1}
-FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 DEFAULTS = (("clip", 0.0), ("layout", 0), ("input_forget", 0))
 KNOWN_FUNCTIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 
@@ -46,12 +46,12 @@ def _obstacle(op: Emitter, node: ir.Node) -> str | None:
 
 def _is_plain(op: Emitter, node: ir.Node) -> bool:
     """Whether the layer has no option that `recurrent_steps` is for."""
-    if any(op.attribute(node, name, default) != default for name, default in DEFAULTS) or _input(node, 7) is not None:
+    if any(op.attribute(node, name, default) != default for name, default in DEFAULTS) or input_at(node, 7) is not None:
         return False
     activations: list[str] = op.attribute(node, "activations", [])
     if any(name.lower() not in KNOWN_FUNCTIONS for name in activations):
         return False
-    lengths, steps = _input(node, 4), op.dims(node.inputs[0])[0]
+    lengths, steps = input_at(node, 4), op.dims(node.inputs[0])[0]
     content = op.content(lengths)
     return lengths is None or (content is not None and bool((content == steps).all()))
 
@@ -184,10 +184,6 @@ def _rnn_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Value:
     return op.emit(layer.functions[0], product)
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def is_used(node: ir.Node, index: int) -> bool:
     """Whether anything reads an output of the node."""
     return index < len(node.outputs) and (bool(node.outputs[index].uses()) or node.outputs[index].is_graph_output())
@@ -195,7 +191,7 @@ def is_used(node: ir.Node, index: int) -> bool:
 
 def by_direction(op: Emitter, node: ir.Node, index: int, d: int) -> ir.Value | None:
     """What direction ``d`` has of an input with its directions along the first axis; a view where there is one."""
-    x = _input(node, index)
+    x = input_at(node, index)
     if x is None or index in (0, 4):
         return None
     count, *rest = op.dims(x)

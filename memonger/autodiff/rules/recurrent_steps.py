@@ -10,8 +10,8 @@ from functools import partial
 
 import onnx_ir as ir
 
-from memonger.autodiff.rules.attention import optional
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -38,7 +38,7 @@ class _Run:
 def written(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     """The layer's outputs."""
     batch_first = bool(op.attribute(node, "layout", 0))
-    given = [optional(node, i) for i in range(8)]
+    given = [input_at(node, i) for i in range(8)]
     if batch_first:
         for i in (0, 5, 6):
             part = given[i]

@@ -10,6 +10,7 @@ from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules.movement import constants
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 CROP = "tf_crop_and_resize"
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", CROP)
@@ -35,7 +36,7 @@ def _resize(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 
 def _scales(op: Emitter, node: ir.Node, image: tuple[int, ...], result: tuple[int, ...]) -> list[float]:
     """The factor of each axis: what is said, else what the sizes come to."""
-    given = op.content(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    given = op.content(input_at(node, 2))
     policy = op.attribute(node, "keep_aspect_ratio_policy", "stretch")
     sizes = constants(op, node, 3, "sizes")
     if policy != "stretch" and sizes:

@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import expansion
-from memonger.autodiff.rules.attention import optional
 from memonger.autodiff.rules.movement import constants
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 CUBIC = -0.75  # the coefficient of the cubic convolution (Keys 1981), as in PyTorch
 
@@ -149,7 +149,7 @@ def _affine_grid(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
 def _deform_conv(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
     """The windows' pixels read where offsets say, then a product with the weight (Dai et al. 2017, Zhu et al. 2019)."""
     x, w, offset = (op.given(node, i) for i in range(3))
-    bias, mask = optional(node, 3), optional(node, 4)
+    bias, mask = input_at(node, 3), input_at(node, 4)
     (batch, channels, *image), (outputs, inner, *kernel) = op.dims(x), op.dims(w)
     if len(image) != 2:
         return None
@@ -161,9 +161,8 @@ def _deform_conv(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
     for axis in (0, 1):
         windows = np.arange(count[axis]) * strides[axis] - pads[axis]
         grid = np.add.outer(np.arange(kernel[axis]) * dilations[axis], windows)  # [k, o] along this axis
-        grid = np.moveaxis(grid.reshape(*(grid.shape if axis == 0 else (1, 1)), *((1, 1) if axis == 0 else grid.shape)),
-                           (0, 1, 2, 3), (0, 2, 1, 3))  # fmt: skip
-        fixed = np.broadcast_to(grid, (*kernel, *count)).reshape(1, taps, 1, many)
+        shape = [grid.shape[a // 2] if a % 2 == axis else 1 for a in range(4)]
+        fixed = np.broadcast_to(grid.reshape(shape), (*kernel, *count)).reshape(1, taps, 1, many)
         place = op.Add(moved[axis], op.constant(fixed.tolist(), x.dtype))
         places.append(op.reshape(place, (batch * parts, taps * many)))
     pixels = op.reshape(x, (batch * parts, channels // parts, math.prod(image)))
@@ -179,10 +178,10 @@ def _deform_conv(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
 
 @expansion("RoiAlign")
 def _roi_align(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
-    """Averages, or largest, of places in each part of each region (He et al. 2017)."""
+    """Averages of places in each part of each region (He et al. 2017)."""
     x, rois, numbers = (op.given(node, i) for i in range(3))
     (batch, channels, *image), ratio = op.dims(x), op.attribute(node, "sampling_ratio", 0)
-    if ratio <= 0:
+    if ratio <= 0 or op.attribute(node, "mode", "avg") == "max":
         return None
     regions = op.dims(rois)[0]
     half = op.attribute(node, "coordinate_transformation_mode", "half_pixel") == "half_pixel"
@@ -208,6 +207,4 @@ def _roi_align(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
     read = sample(op, pixels, image, spots, padding="border")
     counted = op.reshape(op.cast(op.And(*inside), x.dtype), (regions, 1, full[1] * full[2]))
     parts = op.reshape(op.Mul(read, counted), (regions, channels, counts[0], ratio, counts[1], ratio))
-    if op.attribute(node, "mode", "avg") == "max":
-        return None
     return (op.ReduceMean(parts, op.ints(3, 5), keepdims=0),)

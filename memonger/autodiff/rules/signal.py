@@ -4,9 +4,9 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
-from memonger.autodiff.rules.attention import optional
 from memonger.autodiff.rules.movement import constants, pad
 from memonger.model.emitter import Emitter
+from memonger.model.values import input_at
 
 
 @gradient("DFT")
@@ -41,7 +41,7 @@ def _dft(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 def _stft(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
     """A transform of overlapping frames, each times the window."""
     signal, step = op.given(node, 0), (constants(op, node, 1, "frame_step") or (1,))[0]
-    window, length = optional(node, 2), constants(op, node, 3, "frame_length")
+    window, length = input_at(node, 2), constants(op, node, 3, "frame_length")
     batch, total, *parts = op.dims(signal)
     size = length[0] if length else op.dims(window)[0]
     frames = np.add.outer(np.arange(0, total - size + 1, step), np.arange(size))

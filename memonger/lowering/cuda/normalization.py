@@ -24,9 +24,9 @@ import onnx_ir as ir
 
 from memonger.lowering.cuda.rules import Written, is_used, rule
 from memonger.model.emitter import Emitter
+from memonger.model.values import NARROW
 
 LARGE = 1 << 20  # elements from which passes over x cost more than steps on vectors; by count, not measured
-_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _is_refused(op: Emitter, node: ir.Node) -> bool:
@@ -70,7 +70,7 @@ def batch_statistics(op: Emitter, x: ir.Value, epsilon: float) -> tuple[ir.Value
 
 def in_two_passes(op: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Mean, and the mean of squared distances from it."""
-    wide = op.cast(x, ir.DataType.FLOAT) if x.dtype in _HALF else x
+    wide = op.cast(x, ir.DataType.FLOAT) if x.dtype in NARROW else x
     mean = channel_mean(op, wide)
     distance = op.Sub(wide, op.reshape(mean, (op.size(mean), *[1] * (len(op.dims(x)) - 2))))
     return mean, channel_mean(op, op.Mul(distance, distance))
