@@ -25,7 +25,7 @@ import torch
 
 import memonger
 from benchmarks.distributed_rank import LENGTH, batch, network
-from benchmarks.machine import HERE, MIB, Table, keep, stamp
+from benchmarks.machine import HERE, MIB, Table, accelerator, keep, stamp
 
 EQUAL = Table(
     "network<10", "type<8", "ranks>6", "plan<16", "loss>10.1e", "weights>10.1e", "DDP: loss>11.1e", "weights>10.1e",
@@ -43,7 +43,7 @@ RATE, EPS = 1e-3, 1e-5
 
 
 def plan_of(name: str, dtype: str, rows: int, path: Path, buckets: memonger.Buckets | None, **options: Any) -> Path:
-    """A training plan in a file."""
+    """A training plan in a file, for the device of this run."""
     example = torch.from_numpy(batch(name, dtype, 0, rows)["x"])
     model = memonger.from_torch(network(name, dtype), (example,), input_names=["x"], output_names=["scores"])
     if name == "dense":
@@ -51,13 +51,17 @@ def plan_of(name: str, dtype: str, rows: int, path: Path, buckets: memonger.Buck
     training = memonger.differentiate(
         model, loss=memonger.SoftmaxCrossEntropy(), optimizer=memonger.Adam(lr=RATE, eps=EPS)
     )
-    plan = memonger.search_plan(training, buckets=buckets, chunks="off", threads=1, **({"strategy": "none"} | options))
+    device = click.get_current_context().params["device"]
+    plan = memonger.search_plan(
+        training, buckets=buckets, chunks="off", threads=1, device=device, **({"strategy": "none"} | options)
+    )
     plan.save(path)
     return path
 
 
 def start(task: dict[str, Any], ranks: int, folder: Path) -> list[subprocess.Popen[str]]:
-    """Start ranks; one alone gets no address of others."""
+    """Start ranks; one alone gets no address of others. On GPUs each has one of its own, and NCCL between them."""
+    task = task | {"device": click.get_current_context().params["device"]}
     file = folder / "task.json"
     file.write_text(json.dumps(task))
     with socket.create_server(("127.0.0.1", 0)) as one:
@@ -67,7 +71,7 @@ def start(task: dict[str, Any], ranks: int, folder: Path) -> list[subprocess.Pop
     return [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.distributed_rank", str(file)],
-            env=base | ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}),
+            env=base | ({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}),
             stderr=subprocess.PIPE, text=True,
         )
         for rank in range(ranks)
@@ -276,14 +280,16 @@ PARTS = {"equal": equal, "arenas": arenas, "shards": shards, "kills": kills}
 
 @click.command()
 @click.option("--part", "parts", multiple=True, type=click.Choice([*PARTS, "speed"]), help="Only these; no file.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="cuda: on a GPU each.")
 @click.option("--traces", type=click.Path(path_type=Path), help="A folder for Perfetto traces of two ranks.")
-def main(parts: tuple[str, ...], traces: Path | None) -> None:
-    """Measure, print and keep."""
+def main(parts: tuple[str, ...], device: str, traces: Path | None) -> None:
+    """Measure, print and keep: in distributed.txt, or distributed.cuda.txt."""
 
     def lines() -> Iterator[str]:
         yield "Training on several ranks, beside PyTorch's DistributedDataParallel"
         yield from stamp("distributed", ("torch", "onnxruntime", "onnx", "numpy"))
-        yield f"gloo on one machine, a thread for each rank; gpt: {LENGTH} words a row"
+        carrier = "gloo, a thread for each rank" if device == "cpu" else f"NCCL, {accelerator(0)} for each rank"
+        yield f"one machine, {carrier}; gpt: {LENGTH} words a row"
         yield ""
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
@@ -292,7 +298,7 @@ def main(parts: tuple[str, ...], traces: Path | None) -> None:
 
     if traces is not None:
         traces.mkdir(exist_ok=True)
-    keep(lines(), None if parts else HERE / "distributed.txt")
+    keep(lines(), None if parts else HERE / ("distributed.txt" if device == "cpu" else "distributed.cuda.txt"))
 
 
 if __name__ == "__main__":

@@ -188,24 +188,30 @@ def _ddp(task: dict[str, Any], seen: dict[str, Any]) -> Iterator[float]:
 
     seen["base"] = resident()
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    model = network(task["network"], task["dtype"])
+    where = torch.device(task["device"], int(os.environ.get("LOCAL_RANK", 0)) if task["device"] == "cuda" else None)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    model = network(task["network"], task["dtype"]).to(where)
     whole: nn.Module = model
     if size > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
         whole = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=task["rate"], eps=task["eps"])
     step = 0
     while True:
         given = part(batch(task["network"], task["dtype"], step, task["rows"]), rank, size)
         began = time.perf_counter()
-        loss = nn.functional.cross_entropy(whole(torch.from_numpy(given["x"])), torch.from_numpy(given["labels"]))
+        x, labels = (torch.from_numpy(given[key]).to(where) for key in ("x", "labels"))
+        loss = nn.functional.cross_entropy(whole(x), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
         seen["seconds"].append(time.perf_counter() - began)
         step += 1
         seen["step"] = step
-        seen["weights"] = lambda: {name: each.detach().numpy() for name, each in model.named_parameters()}
+        seen["weights"] = lambda: {name: each.detach().cpu().numpy() for name, each in model.named_parameters()}
         yield float(loss)
 
 

@@ -2,6 +2,7 @@
 
     pip install 'memonger[distributed,examples]'
     torchrun --nproc-per-node 2 examples/distributed.py --network densenet --shard-optimizer
+    torchrun --nproc-per-node 2 examples/distributed.py --device cuda     # a GPU for each rank, NCCL between them
 
 Without torchrun it is one rank alone. Rank 0 plans, and all ranks run that plan. With --state FOLDER the training saves
 its state there after each epoch, and goes on from what is there.
@@ -25,6 +26,7 @@ from memonger.units import format_size
 def main() -> None:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where each rank runs")
     parser.add_argument("--network", choices=["digits", "densenet"], default="digits")
     parser.add_argument("--batch", type=int, default=32, help="rows of each rank")
     parser.add_argument("--epochs", type=int, default=3)
@@ -33,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     is_one_of_several = "WORLD_SIZE" in os.environ
     if is_one_of_several:
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo")
     with tempfile.TemporaryDirectory() as scratch:
         train(options, plan_once(options, Path(scratch), is_one_of_several))
     if is_one_of_several:
@@ -47,7 +49,7 @@ def plan_once(options: argparse.Namespace, folder: Path, is_one_of_several: bool
         torch.distributed.broadcast_object_list(places, src=0)
     path = Path(str(places[0]))
     if path.parent == folder:
-        plan = make_plan(options.network, options.batch)
+        plan = make_plan(options.network, options.batch, options.device)
         plan.save(path)
         print(f"{options.network}: arena {format_size(plan.arena_bytes)}, {len(plan.recomputed)} steps recomputed")
     if is_one_of_several:
@@ -55,7 +57,7 @@ def plan_once(options: argparse.Namespace, folder: Path, is_one_of_several: bool
     return path
 
 
-def make_plan(name: str, batch: int) -> memonger.Plan:
+def make_plan(name: str, batch: int, device: str) -> memonger.Plan:
     """The training plan of a network, its gradients in buckets."""
     optimizer = memonger.SGD(lr=0.1, momentum=0.9, weight_decay=1e-4)
     if name == "digits":
@@ -63,7 +65,8 @@ def make_plan(name: str, batch: int) -> memonger.Plan:
     else:
         forward, loss = densenet(22, 12, 0.0, batch), "loss"
     training = memonger.differentiate(forward, loss=loss, optimizer=optimizer)
-    return memonger.search_plan(training, strategy="cheap", buckets=memonger.Buckets(first="64KiB", rest="256KiB"))
+    buckets = memonger.Buckets(first="64KiB", rest="256KiB")
+    return memonger.search_plan(training, strategy="cheap", buckets=buckets, device=device)
 
 
 def train(options: argparse.Namespace, plan: Path) -> None:

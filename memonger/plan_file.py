@@ -6,13 +6,16 @@ A plan file is untrusted input. What is read here is checked for form; `memonger
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError
 
 from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
@@ -251,6 +254,47 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     return model, record
 
 
+def device_in(path: Path) -> str | None:
+    """The device that the plan in a file was made for, read without the model; None where there is no such plan."""
+    try:
+        with path.open("rb") as file:
+            for entry in _metadata(file):
+                if entry.key == KEY:
+                    return str(json.loads(entry.value)["device"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, DecodeError):
+        return None  # `load` says what is wrong
+    return None
+
+
+def _metadata(file: BinaryIO) -> Iterator[onnx.StringStringEntryProto]:
+    """The metadata of a model's file: fields 14 of the message, all others are passed over.
+
+    https://protobuf.dev/programming-guides/encoding has how a message is written.
+    """
+    while (tag := _number(file)) is not None:
+        if tag & 7 != 2:
+            _number(file)  # a model has no other fields but numbers
+            continue
+        size = _number(file) or 0
+        if tag >> 3 == 14:
+            yield onnx.StringStringEntryProto.FromString(file.read(size))
+        else:
+            file.seek(size, os.SEEK_CUR)
+
+
+def _number(file: BinaryIO) -> int | None:
+    """A number of seven bits a byte, the lowest first; None at the file's end."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            return None
+        number |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return number
+    raise ValueError("a number of more than 64 bits")
+
+
 def _check_dims(model: ir.Model, name: str) -> None:
     for graph in model.graphs():
         for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
@@ -299,6 +343,7 @@ __all__ = [
     "PlanFileError",
     "Record",
     "attribute_bytes",
+    "device_in",
     "graph_digest",
     "load",
     "save",

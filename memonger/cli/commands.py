@@ -11,6 +11,7 @@ from memonger import __version__
 from memonger.cli.command import Command, Comparison, Group
 from memonger.cli.options import (
     AS_JSON,
+    BUCKETS,
     DIMS,
     ENVIRONMENT,
     FORMATS,
@@ -65,6 +66,7 @@ PLAN_EXAMPLES = (
     "memonger plan model.onnx -o planned.onnx",
     "memonger plan model.onnx --batch 8 --dim seq=128 --budget 500MiB -o planned.onnx",
     "memonger plan model.onnx --train-mode --loss softmax_cross_entropy --optimizer sgd --budget 4GiB -o step.onnx",
+    "memonger plan model.onnx --loss softmax_cross_entropy --optimizer adam --buckets -o ranks.onnx",
     "memonger plan model.onnx --device none -o portable.onnx",
 )
 
@@ -80,6 +82,7 @@ PLAN_EXAMPLES = (
     click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),
     *PLANNING,
     *TRAINING,
+    BUCKETS,
     LORA,
     REPORT,
     AS_JSON,

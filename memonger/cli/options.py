@@ -55,6 +55,21 @@ def _lora(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     return int(rank), pattern or "*"
 
 
+def _buckets(ctx: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
+    """What `memonger.Buckets` takes, from a text such as 1MiB,25MiB,last."""
+    if value is None:
+        return None
+    parts = value.split(",") if value else []
+    wait = {"wait": parts.pop()} if parts and parts[-1] in ("next", "last") else {}
+    try:
+        sizes = [parse_size(part) for part in parts]
+    except ValueError as error:
+        raise click.BadParameter(f"{error} Behind it come sizes, as 1MiB,25MiB: write MODEL before it.") from error
+    if len(sizes) > 2:
+        raise click.BadParameter(f"{value!r} has more than two sizes, the first bucket's and all others': 1MiB,25MiB.")
+    return wait | dict(zip(("first", "rest"), sizes if len(sizes) != 1 else sizes * 2, strict=False))
+
+
 def memory_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Bytes from a text such as 4GiB."""
     try:
@@ -223,6 +238,15 @@ TRAINING = (
     click.option("--train-mode", is_flag=True,
                  help="Turn BatchNormalization and Dropout into their training form first."),
 )  # fmt: skip
+BUCKETS = click.option(
+    "--buckets",
+    is_flag=False,
+    flag_value="",
+    metavar="[FIRST,REST[,last]]",
+    callback=_buckets,
+    help="Plan for several ranks: gradients in buckets of these sizes, 1MiB,25MiB if none are given, which ranks "
+    "average; last: and hold all until the last one is whole. Needs a loss and an optimizer.",
+)
 LORA = click.option(
     "--lora",
     metavar="RANK[:PATTERN]",
@@ -253,7 +277,7 @@ _OPTIONS = {
         "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "lora", "precision", "optimizer", "lr", "momentum", "weight_decay",
-                 "optimizer_bits", "wrt", "frozen"),
+                 "optimizer_bits", "buckets", "wrt", "frozen"),
     "Device": ("device", "devices", "level", "threads", "cuda_search", "cuda_graph", "small_workspace", "no_tf32",
                "no_deterministic"),
     "Run": (
@@ -296,7 +320,7 @@ NOT_FROM_ENVIRONMENT = ("output", "annotated", "outputs", "force", "help", "vers
 ONLY_PLANNING = (
     "mode", "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit",
     "no_inplace", "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic", "chunks",
-    "max_overhead", "allow_rounding", "state",
+    "max_overhead", "allow_rounding", "state", "buckets",
 )  # fmt: skip
 """Parameters that have no effect on a model that has a plan already."""
 

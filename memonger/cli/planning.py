@@ -18,6 +18,7 @@ from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, print_line, print_lines, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
 from memonger.errors import PlanError
+from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
 from memonger.model.load import load
 from memonger.model.lora import add_lora
@@ -53,7 +54,8 @@ def plan(
     console = Screen()
     if output is not None:
         trains = made.training is not None and made.training.loss is not None
-        train, run = f"Train it: memonger.TrainingSession('{output}')", f"Run it: memonger run {output} --compare"
+        kind = "DistributedTrainingSession" if made.graph.collectives else "TrainingSession"
+        train, run = f"Train it: memonger.{kind}('{output}')", f"Run it: memonger run {output} --compare"
         console.print(f"Wrote {output}. {train if trains else run}", soft_wrap=True)
     if annotated is not None:
         again = "with --strategy marks and the same loss it gives this plan again"
@@ -175,6 +177,8 @@ def options_of(flags: dict[str, Any]) -> Options:
         deterministic=not flags.pop("no_deterministic"),
     )
     try:
+        if flags.get("buckets") is not None:
+            flags["buckets"] = Buckets(**flags["buckets"])
         return Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
     except PlanError as error:
         raise click.UsageError(str(error)) from error

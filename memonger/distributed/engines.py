@@ -1,8 +1,9 @@
-"""Who carries bytes between ranks: torch.distributed or mpi4py, behind the same few functions."""
+"""Who carries bytes between ranks, behind the same few functions: torch.distributed on CPUs. See `nccl` and `mpi`."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol
@@ -10,10 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from memonger.errors import RuntimeUnavailableError, SessionError
+from memonger.runtime.arena import DeviceArray
+from memonger.words import option
 
 GRACE = 5.0
 """Seconds that ranks wait for one another's answer, once a collective has failed; less with a short time limit."""
 
+
+Array = np.ndarray | DeviceArray
+"""Numbers of the host, or of the device that a rank runs on."""
 
 _GROUPS = count()  # made in this process, to tell what ranks of one leave in the store from that of another
 
@@ -41,6 +47,9 @@ class EngineError(SessionError):
 class Engine(Protocol):
     """A group of ranks. Arrays are written where they lie; all ranks call the same functions in the same order.
 
+    Whoever begins something has written the array: on a device its work is done, or is in the stream that the engine
+    works behind. Nobody touches it before `Handle.wait` has returned.
+
     Attributes:
         rank: This process's number.
         size: How many there are.
@@ -49,15 +58,15 @@ class Engine(Protocol):
     rank: int
     size: int
 
-    def all_reduce(self, array: np.ndarray) -> Handle:
+    def all_reduce(self, array: Array) -> Handle:
         """Begin to replace an array by its mean over the ranks: each divides by their number, then all are added."""
         ...
 
-    def reduce_scatter(self, array: np.ndarray, ends: Sequence[int]) -> Handle:
+    def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
         """As `all_reduce`, but a rank gets only its part, which ends at its element of ``ends``; the rest is lost."""
         ...
 
-    def broadcast(self, array: np.ndarray, source: int) -> Handle:
+    def broadcast(self, array: Array, source: int) -> Handle:
         """Begin to copy an array from one rank to all."""
         ...
 
@@ -82,15 +91,15 @@ class Alone:
 
     rank, size = 0, 1
 
-    def all_reduce(self, array: np.ndarray) -> Handle:
+    def all_reduce(self, array: Array) -> Handle:
         """The mean of one."""
         return _Done()
 
-    def reduce_scatter(self, array: np.ndarray, ends: Sequence[int]) -> Handle:
+    def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
         """All of it."""
         return _Done()
 
-    def broadcast(self, array: np.ndarray, source: int) -> Handle:
+    def broadcast(self, array: Array, source: int) -> Handle:
         """It is there."""
         return _Done()
 
@@ -115,7 +124,7 @@ class _Done:
 
 
 class TorchEngine:
-    """torch.distributed: gloo between CPUs.
+    """torch.distributed: gloo between CPUs. `memonger.distributed.nccl` is the one for GPUs.
 
     Args:
         group: A process group of the caller's; None: one that is made from what ``torchrun`` says.
@@ -124,7 +133,10 @@ class TorchEngine:
     Raises:
         RuntimeUnavailableError: PyTorch isn't installed, or is without torch.distributed; the ranks don't find one
             another.
+        SessionError: the group carries no bytes of the host.
     """
+
+    backend = "gloo"
 
     def __init__(self, group: Any = None, timeout: float = 300) -> None:
         try:
@@ -140,21 +152,30 @@ class TorchEngine:
         self._dist: Any = dist
         self._group, self._owns = group, group is None
         self._store: Any = None
-        self._grace = min(GRACE, timeout / 4)
+        self._grace, self._timeout = min(GRACE, timeout / 4), timedelta(seconds=timeout)
+        self._check()
         if group is None and dist.is_initialized():
             self._group, self._owns = dist.group.WORLD, False
         elif group is None:
-            self._join(timedelta(seconds=timeout))
+            self._join()
+        self._on_host = self._group  # what carries arrays of the host, and texts
+        if not self._owns:
+            self._adopt(dict(pair.split(":") for pair in dist.get_backend_config(self._group).split(",")))
         self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
 
-    def _join(self, timeout: timedelta) -> None:
+    def _check(self) -> None:
+        """Check what this PyTorch can do."""
+
+    def _join(self) -> None:
         """Make the group that ``torchrun`` describes in the environment."""
         dist: Any = self._dist
         try:
-            store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            store, rank, size = next(iter(dist.rendezvous("env://", timeout=self._timeout)))
             again = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
             self._store = dist.PrefixStore(f"memonger/{again}/{next(_GROUPS)}", store)
-            dist.init_process_group("gloo", store=self._store, rank=rank, world_size=size, timeout=timeout)
+            dist.init_process_group(
+                self.backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout, **self._place()
+            )
         except (RuntimeError, ValueError) as error:
             where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
             raise RuntimeUnavailableError(
@@ -162,50 +183,69 @@ class TorchEngine:
                 "all ranks with torchrun; where the port is in use, give another one (torchrun --master-port)."
             ) from error
 
-    def _tensor(self, array: np.ndarray) -> Any:
+    def _place(self) -> dict[str, Any]:
+        """What torch.distributed is told of the device, beside the backend."""
+        return {}
+
+    def _adopt(self, carriers: dict[str, str]) -> None:
+        """Take a group of the caller's.
+
+        Args:
+            carriers: What carries bytes in it, by kind of device.
+        """
+        if "cpu" not in carriers:
+            raise SessionError(
+                f"the ranks' group is for {', '.join(sorted(carriers))} alone ({', '.join(carriers.values())}), and "
+                "this plan runs on the CPU: make the group with init_process_group('gloo'), or plan for the device "
+                f"({option('device', 'cuda')})."
+            )
+
+    def _tensor(self, array: Any) -> Any:
+        """A tensor over an array's own bytes."""
         if array.dtype.name == "bfloat16":
             return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
         return self._torch.from_numpy(array)
 
-    def all_reduce(self, array: np.ndarray) -> Handle:
+    def all_reduce(self, array: Array) -> Handle:
         """See `Engine`."""
-        tensor = self._tensor(array).div_(self.size)
-        return self._begun(lambda: self._dist.all_reduce(tensor, group=self._group, async_op=True))
-
-    def reduce_scatter(self, array: np.ndarray, ends: Sequence[int]) -> Handle:
-        """See `Engine`; gloo reduces each part to its rank."""
-        tensor = self._tensor(array).div_(self.size)
-        parts = [(owner, tensor[begin:end]) for owner, (begin, end) in enumerate(_parts(ends)) if begin < end]
-        return _All([
-            self._begun(lambda part=part, owner=owner: self._dist.reduce(
-                part, group_dst=owner, group=self._group, async_op=True))
-            for owner, part in parts
+        return self._begun(array, lambda tensor, group: [
+            self._dist.all_reduce(tensor.div_(self.size), group=group, async_op=True)
         ])  # fmt: skip
 
-    def broadcast(self, array: np.ndarray, source: int) -> Handle:
+    def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
+        """See `Engine`: each part is reduced to its rank, as parts are of unequal length."""
+
+        def begin(tensor: Any, group: Any) -> list[Any]:
+            tensor.div_(self.size)
+            return [
+                self._dist.reduce(tensor[first:end], group_dst=owner, group=group, async_op=True)
+                for owner, (first, end) in enumerate(parts_of(ends)) if first < end
+            ]  # fmt: skip
+
+        return self._begun(array, begin)
+
+    def broadcast(self, array: Array, source: int) -> Handle:
         """See `Engine`."""
-        tensor = self._tensor(array)
-        return self._begun(lambda: self._dist.broadcast(tensor, group_src=source, group=self._group, async_op=True))
+        return self._begun(array, lambda tensor, group: [
+            self._dist.broadcast(tensor, group_src=source, group=group, async_op=True)
+        ])  # fmt: skip
 
     def all_gather(self, text: str) -> list[str]:
         """See `Engine`."""
         found: list[Any] = [None] * self.size
-        try:
-            self._dist.all_gather_object(found, text, group=self._group)
-        except RuntimeError as error:
-            raise EngineError(_first_line(error)) from error
+        with torch_errors():
+            self._dist.all_gather_object(found, text, group=self._on_host)
         return [str(each) for each in found]
 
-    def _begun(self, begin: Any) -> Handle:
-        try:
-            return _Work(begin())
-        except RuntimeError as error:
-            raise EngineError(_first_line(error)) from error
+    def _begun(self, array: Array, begin: Callable[[Any, Any], list[Any]]) -> Handle:
+        """What is under way once ``begin`` was called with a tensor over the array and the group that carries it."""
+        with torch_errors():
+            return Several([_Work(work) for work in begin(self._tensor(array), self._on_host)])
 
     def silent(self, said: str) -> dict[int, str]:
         """See `Engine`: closed connections tell the other ranks, which answer in the store of the group."""
         store = self._store or self._dist.PrefixStore("memonger", self._dist.distributed_c10d._get_default_store())
-        self._leave()
+        self._break()
         found = {self.rank: said}
         end = time.monotonic() + self._grace
         try:
@@ -230,6 +270,19 @@ class TorchEngine:
         if self._dist.is_initialized():
             self._dist.destroy_process_group(None if self._owns else self._group)
 
+    def _break(self) -> None:
+        """Leave a group in which something failed."""
+        self._leave()
+
+
+@contextmanager
+def torch_errors() -> Iterator[None]:
+    """What torch.distributed raises as an error of the engine."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise EngineError(_first_line(error)) from error
+
 
 class _Work:
     """A collective of torch.distributed."""
@@ -241,13 +294,11 @@ class _Work:
         self.work.get_future().add_done_callback(lambda _: call())
 
     def wait(self) -> None:
-        try:
+        with torch_errors():
             self.work.wait()
-        except RuntimeError as error:
-            raise EngineError(_first_line(error)) from error
 
 
-class _All:
+class Several:
     """Several of them."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
@@ -264,102 +315,34 @@ class _All:
             handle.wait()
 
 
-class MpiEngine:
-    """mpi4py. Where a rank dies, MPI itself ends the others; there is no time limit for one that hangs.
+class Awaited:
+    """Something of which nobody tells when it is done.
 
     Args:
-        communicator: An ``mpi4py.MPI.Comm``.
+        wait: Returns when it is.
     """
 
-    def __init__(self, communicator: Any) -> None:
-        from mpi4py import MPI
-
-        self._mpi, self._comm = MPI, communicator.Dup()
-        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
-
-    def _divided(self, array: np.ndarray) -> np.ndarray:
-        if array.dtype not in (np.float32, np.float64):
-            raise EngineError(f"mpi4py adds up float32 and float64, not {array.dtype}: take torch.distributed.")
-        with np.errstate(all="ignore"):  # between two gradients lie bytes of anything
-            array /= self.size
-        return array
-
-    def all_reduce(self, array: np.ndarray) -> Handle:
-        """See `Engine`."""
-        return _Request(self._comm.Iallreduce(self._mpi.IN_PLACE, self._divided(array)))
-
-    def reduce_scatter(self, array: np.ndarray, ends: Sequence[int]) -> Handle:
-        """See `Engine`."""
-        self._divided(array)
-        return _All([
-            _Request(self._comm.Ireduce(
-                self._mpi.IN_PLACE if owner == self.rank else array[begin:end],
-                array[begin:end] if owner == self.rank else None, root=owner))
-            for owner, (begin, end) in enumerate(_parts(ends)) if begin < end
-        ])  # fmt: skip
-
-    def broadcast(self, array: np.ndarray, source: int) -> Handle:
-        """See `Engine`."""
-        return _Request(self._comm.Ibcast(array, root=source))
-
-    def all_gather(self, text: str) -> list[str]:
-        """See `Engine`."""
-        return [str(each) for each in self._comm.allgather(text)]
-
-    def silent(self, said: str) -> dict[int, str]:
-        """See `Engine`: MPI doesn't say."""
-        return dict.fromkeys(range(self.size), said)
-
-    def close(self, said: str = "") -> None:
-        """See `Engine`."""
-        self._comm.Free()
-
-
-class _Request:
-    """A collective of mpi4py."""
-
-    def __init__(self, request: Any) -> None:
-        self.request, self.calls = request, list[Callable[[], None]]()
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self._wait, self._calls = wait, list[Callable[[], None]]()
 
     def when_done(self, call: Callable[[], None]) -> None:
-        self.calls.append(call)
+        """See `Handle`."""
+        self._calls.append(call)
 
     def wait(self) -> None:
-        self.request.Wait()
-        for call in self.calls:
+        """See `Handle`."""
+        self._wait()
+        for call in self._calls:
             call()
 
 
-def _parts(ends: Sequence[int]) -> list[tuple[int, int]]:
+def parts_of(ends: Sequence[int]) -> list[tuple[int, int]]:
     """First element and end of each part."""
     return list(zip((0, *ends), ends, strict=False))
 
 
 def _first_line(error: Exception) -> str:
     first = (str(error).splitlines() or [type(error).__name__])[0]
-    return first.partition(". This is typically")[0]  # what gloo advises
-
-
-def engine_of(group: Any, timeout: float) -> Engine:
-    """The engine for a group as a caller gives it.
-
-    Args:
-        group: A process group of torch.distributed, a communicator of mpi4py, or an engine. None: what ``torchrun``
-            says; without it one rank alone.
-        timeout: See `TorchEngine`.
-
-    Raises:
-        RuntimeUnavailableError: see `TorchEngine`.
-        SessionError: it is none of these.
-    """
-    if group is None:
-        return TorchEngine(None, timeout) if "WORLD_SIZE" in os.environ else Alone()
-    if hasattr(group, "Get_rank") and hasattr(group, "Iallreduce"):
-        return MpiEngine(group)
-    if hasattr(group, "rank") and hasattr(group, "all_gather"):
-        return group  # type: ignore[no-any-return]
-    if type(group).__module__.partition(".")[0] == "torch":
-        return TorchEngine(group, timeout)
-    raise SessionError(
-        f"group must be a process group of torch.distributed or a communicator of mpi4py, not {group!r}."
-    )
+    reason = str(error).partition("Last error:")[2].split("\n")  # NCCL's, which comes last
+    words = " ".join([first, *filter(None, map(str.strip, reason))])
+    return words.partition(". This is typically")[0]  # what gloo advises

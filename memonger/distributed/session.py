@@ -11,16 +11,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from memonger.devices import Device
-from memonger.distributed.engines import Engine, EngineError, Handle, engine_of
+from memonger.devices import CPU, Device
+from memonger.distributed.engines import Array, Engine, EngineError, Handle
+from memonger.distributed.join import device_of_rank, engine_of
 from memonger.distributed.trace import Trace
 from memonger.errors import SessionError
 from memonger.files import write_whole
 from memonger.plan import Plan
 from memonger.runtime import state as states
+from memonger.runtime.arena import Arena
 from memonger.runtime.segments import Bucket, Segments
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
+from memonger.words import option
 
 LATEST = "latest.json"
 """The file that says which parts of a state by ranks count."""
@@ -41,9 +44,12 @@ class DistributedTrainingSession(TrainingSession):
             started; without it one rank alone, and no engine is needed.
         shard_optimizer: Let each rank keep a part of the optimizer's state, update those parameters, and give them to
             all (ZeRO, stage 1). Parts are whole tensors, so one that is larger than all others together is one rank's.
-        timeout: Seconds after which a collective that isn't done counts as failed, where ``group`` is None.
-        accumulation, device, random_key, intra_op_threads, check_order, cuda_graph: See `memonger.TrainingSession`.
-            Gradients of micro-batches are averaged over the ranks with the last one. Random numbers differ by rank.
+        timeout: Seconds after which a collective that isn't done counts as failed, where ``group`` is None; on GPUs
+            with any group.
+        device: See `memonger.TrainingSession`. Of a plan for CUDA left out, or ``cuda``, it is ``cuda:LOCAL_RANK``,
+            the rank's number on its machine as ``torchrun`` says it; ``cuda:N`` is that one.
+        accumulation, random_key, intra_op_threads, check_order, cuda_graph: See `memonger.TrainingSession`. Gradients
+            of micro-batches are averaged over the ranks with the last one. Random numbers differ by rank.
 
     Attributes:
         rank: This rank's number.
@@ -53,7 +59,8 @@ class DistributedTrainingSession(TrainingSession):
     Raises:
         SessionError: the ranks' plans or weights differ, which names the ranks; the plan has no buckets; a rank has
             ended or hangs; see also `memonger.TrainingSession`.
-        RuntimeUnavailableError: no engine is installed; the ranks don't find one another.
+        RuntimeUnavailableError: no engine is installed; the ranks don't find one another; there are more ranks than
+            GPUs on the machine.
     """
 
     def __init__(
@@ -73,17 +80,16 @@ class DistributedTrainingSession(TrainingSession):
         self.trace: Trace | None = None
         self._ended = ""
         self._losses: list[float] = []  # of micro-batches of this rank
-        self._engine: Engine = engine_of(group, timeout)
+        where = device_of_rank(plan, device)
+        self._engine: Engine = engine_of(group, timeout, where if where is not None else CPU)
         self.rank, self.size = self._engine.rank, self._engine.size
         self._share = (self.rank, self.size) if shard_optimizer else None
         super().__init__(
-            plan, accumulation=accumulation, device=device, random_key=random_key, intra_op_threads=intra_op_threads,
+            plan, accumulation=accumulation, device=where, random_key=random_key, intra_op_threads=intra_op_threads,
             check_order=check_order, cuda_graph=cuda_graph,
         )  # fmt: skip
-        if not self.device.is_host:
-            raise SessionError(
-                f"ranks add up gradients in the memory of CPUs so far, and this plan is for {self.device}."
-            )
+        if where is None and not self.device.is_host:
+            raise SessionError(f"{self._name} is for {self.device}: say so ({option('device', self.device.kind)}).")
         self._between = _Between(self, self._bound[0])
         self._exchange = self._between
         if self.size > 1 and not self._bound[0].buckets:
@@ -314,7 +320,7 @@ class _Between:
 
     def __init__(self, session: DistributedTrainingSession, bound: Segments) -> None:
         self._session, self._engine = session, session._engine
-        self._buckets = [(bucket, _bytes_of(bucket, bound)) for bucket in bound.buckets]
+        self._bound = bound
         self._after_loss = 1 + bound.segment_of(session._roles[0].loss or "")
         self._under_way: dict[int, Handle] = {}
         share = session._share is not None and session._roles[0].gradient_norm is None
@@ -333,8 +339,9 @@ class _Between:
             self._loss_handle = None
         if segment == self._after_loss:
             self._send_loss()
-        for number, (bucket, content) in enumerate(self._buckets):
+        for number, bucket in enumerate(self._bound.buckets):
             if bucket.begin == segment:
+                content = _elements_of(bucket, self._bound.arena)
                 over = trace.begin("collectives", f"bucket {number}, {content.nbytes} bytes") if trace else None
                 self._under_way[number] = (
                     self._engine.reduce_scatter(content, self._ends[number])
@@ -343,7 +350,7 @@ class _Between:
                 )
                 if over is not None:
                     self._under_way[number].when_done(over)
-        for number, (bucket, _) in enumerate(self._buckets):
+        for number, bucket in enumerate(self._bound.buckets):
             if bucket.wait == segment:
                 self._under_way.pop(number).wait()
         if trace and segment < len(self._session.engines):
@@ -368,7 +375,7 @@ class _Between:
             ]
             if own:
                 begin, end = min(one.offset for one in own), max(one.offset + one.nbytes for one in own)
-                content = store.arena.read(begin, np.dtype(np.uint8), (end - begin,), copy=False)
+                content = store.arena.elements(begin, np.dtype(np.uint8), end - begin)
                 handles.append(self._engine.broadcast(content, owner))
         for handle in handles:
             handle.wait()
@@ -397,13 +404,11 @@ class _Between:
         return float(self._loss[0])
 
 
-def _bytes_of(bucket: Bucket, bound: Segments) -> np.ndarray:
+def _elements_of(bucket: Bucket, arena: Arena) -> Array:
     """A bucket's gradients as one array over the arena, with what lies between two of them."""
     first, last = bucket.members[0], bucket.members[-1]
     dtype = first.dtype.numpy()
-    return bound.arena.read(
-        first.offset, dtype, ((last.offset + last.nbytes - first.offset) // dtype.itemsize,), copy=False
-    )
+    return arena.elements(first.offset, dtype, (last.offset + last.nbytes - first.offset) // dtype.itemsize)
 
 
 def _part(steps: int, rank: int, size: int) -> str:

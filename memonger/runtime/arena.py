@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -45,6 +46,36 @@ def one_after_another(tensors: Iterable[ArenaTensor], alignment: int) -> tuple[d
     return laid, end
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """Numbers one after the other in a CUDA device's memory, which PyTorch and others read and write where they lie.
+
+    By the CUDA array interface, version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html.
+
+    Attributes:
+        address: Of the first, in bytes.
+        dtype: Their type.
+        count: How many there are.
+    """
+
+    address: int
+    dtype: np.dtype[Any]
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Where they lie; nobody is asked to wait for a stream."""
+        return {
+            "shape": (self.count,), "typestr": self.dtype.str, "data": (self.address, False), "strides": None,
+            "version": 3,
+        }  # fmt: skip
+
+
 class Arena(Protocol):
     """A stretch of memory on a device.
 
@@ -60,6 +91,10 @@ class Arena(Protocol):
 
     def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
         """An array of what lies at an offset; with ``copy=False`` over the arena's own bytes, if the host has them."""
+        ...
+
+    def elements(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray | DeviceArray:
+        """Numbers at an offset where they lie, for others to read and to write."""
         ...
 
     def write(self, offset: int, content: np.ndarray) -> None:
@@ -139,6 +174,10 @@ class HostArena:
         count = math.prod(shape)
         view = np.frombuffer(self._map, dtype, count=count, offset=offset).reshape(shape)
         return view.copy() if copy else view
+
+    def elements(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray:
+        """An array over the arena's own bytes."""
+        return self.read(offset, dtype, (count,), copy=False)
 
     def write(self, offset: int, content: np.ndarray) -> None:
         """Copy an array to an offset."""

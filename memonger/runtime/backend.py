@@ -45,6 +45,10 @@ class Backend(Protocol):
         """
         ...
 
+    def count(self) -> int:
+        """How many devices of this kind the machine shows."""
+        ...
+
     def unloaded(self) -> RuntimeUnavailableError:
         """The error for a session that onnxruntime made without the device's provider."""
         ...
@@ -104,6 +108,10 @@ class HostBackend:
 
     def check(self) -> None:
         """Nothing is to be checked: the CPU provider is part of every onnxruntime."""
+
+    def count(self) -> int:
+        """One."""
+        return 1
 
     def unloaded(self) -> RuntimeUnavailableError:
         """Not to be expected: the CPU provider is part of every onnxruntime."""

@@ -148,3 +148,28 @@ def test_integer_parameters_cannot_be_trained(place: Place) -> None:
         "differentiate", path, "--wrt", "labels", "--loss", "softmax_cross_entropy", "-o", place.folder / "out.onnx",
         words=("wrt names 'labels'",),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "number"), [((), 1), (("1000B",), 3), (("1KB,10MB",), 2), (("1000B,1000B,last",), 3), (("last",), 1)]
+)
+def test_a_plan_for_several_ranks_has_gradients_in_buckets(model: Path, sizes: tuple[str, ...], number: int) -> None:
+    out, options = model.with_name("ranks.onnx"), ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--quiet")
+    done = _invoke("plan", model, *options, "-o", out, "--buckets", *sizes)
+    assert done.exit_code == 0, done.output
+    assert "memonger.DistributedTrainingSession" in done.stdout
+    assert len(memonger.Plan.load(out).graph.collectives) == number
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--buckets", "model.onnx"), "write MODEL before it"),
+        (("model.onnx", "--buckets", "1MiB,2MiB,3MiB"), "has more than two sizes"),
+        (("model.onnx", "--buckets"), "give a loss and an optimizer (--loss softmax_cross_entropy)"),
+    ],
+)
+def test_buckets_that_cannot_be_are_refused(model: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = _invoke("plan", *(str(model) if one == "model.onnx" else one for one in arguments))
+    assert done.exit_code != 0
+    assert words in " ".join(done.output.split()) + str(done.exception)

@@ -5,9 +5,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import memonger
+from memonger.devices import CPU, Device
+from memonger.distributed import join
+from memonger.distributed.join import device_of_rank, engine_of
 from memonger.graph.collectives import collectives_of
 from tests.support import ranks, training_models
 
@@ -183,7 +187,19 @@ def test_ranks_that_share_the_optimizer_train_alike_and_keep_a_part(
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_left_out_on_both(results: Any) -> None:
-    assert [each["skipped"] for each in results[1]] == [[1, 0, True], [1, 0, True]]
+    for name in ("skipped", "skipped there"):
+        assert [each[name] for each in results[1]] == [[1, 0, True], [1, 0, True]]
+
+
+@pytest.mark.parametrize("name", ["plain", "clipped", "sync", "apply", "shares"])
+def test_ranks_on_a_device_train_as_those_on_the_host_bit_for_bit(results: Any, name: str) -> None:
+    folder, found = results
+    alike = name.replace("shares", "plain")
+    assert [each[f"{name} there"] for each in found] == [found[0][alike]] * 2
+    assert all(each["sent there"] for each in found)
+    there, expected = (load_file(folder / f"{one}.state") for one in (f"{name} there", alike))
+    assert there.keys() == expected.keys()
+    assert all(np.array_equal(there[key], array) for key, array in expected.items())
 
 
 def test_ranks_that_differ_are_named_before_anything_runs(results: Any) -> None:
@@ -271,6 +287,59 @@ def test_what_carries_bytes_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> 
         memonger.DistributedTrainingSession("plan.onnx")
     with pytest.raises(memonger.SessionError, match="group must be a process group"):
         memonger.DistributedTrainingSession("plan.onnx", group=3)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Any]:
+    """A group of one rank."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield dist.group.WORLD
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_group_has_to_carry_what_the_plan_needs(alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    cuda = Device("cuda", 1)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(memonger.RuntimeUnavailableError, match=r"ranks on cuda:1 need a PyTorch with NCCL"):
+        engine_of(alone, 1, cuda)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    with pytest.raises(memonger.SessionError, match=r"has no NCCL \(cpu:gloo,cuda:gloo\).*'cpu:gloo,cuda:nccl'"):
+        engine_of(alone, 1, cuda)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
+    with pytest.raises(memonger.SessionError, match=r"for cuda alone \(nccl\), and this plan runs on the CPU"):
+        engine_of(alone, 1, CPU)
+    beside = engine_of(alone, 1, cuda)
+    assert beside.all_gather("by gloo, beside NCCL") == ["by gloo, beside NCCL"]
+    mpi = SimpleNamespace(Get_rank=int, Iallreduce=int)
+    with pytest.raises(memonger.SessionError, match=r"in the memory of CPUs, and this plan runs on cuda:1.*torchrun"):
+        engine_of(mpi, 1, cuda)
+
+
+def test_each_rank_of_a_machine_takes_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan(training_models.BATCH, buckets=BUCKETS)
+    for device in ("cuda:5", "cpu"):
+        replace(plan, device=device).save(tmp_path / f"{device}.onnx")
+    (tmp_path / "text").write_text("no model")
+    monkeypatch.setattr(join, "check_device", lambda device: None)
+    monkeypatch.setattr(join, "backend", lambda device: SimpleNamespace(count=lambda: 2))
+
+    def chosen(name: str, device: Any = None) -> str:
+        return str(device_of_rank(tmp_path / name, device))
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert [chosen("cuda:5.onnx"), chosen("cpu.onnx")] == ["cuda:5", "cpu"]
+    assert [chosen("text"), chosen("no file")] == ["None", "None"]  # whoever reads the plan says what is wrong
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert [chosen("cuda:5.onnx"), chosen("cpu.onnx"), chosen("text", "cuda")] == ["cuda:1", "cpu", "cuda:1"]
+    assert [chosen("cuda:5.onnx", "cuda:0"), chosen("cuda:5.onnx", Device("cuda", 3))] == ["cuda:0", "cuda:3"]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(memonger.RuntimeUnavailableError, match=r"number 2 of its machine .*shows 2 devices of cuda"):
+        chosen("cuda:5.onnx")
 
 
 @pytest.mark.parametrize(

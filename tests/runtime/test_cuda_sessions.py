@@ -2,7 +2,11 @@
 tests/runtime/test_cuda_sessions.py`` runs what doesn't hang on values on a stand-in, whose kernels do nothing."""
 
 import dataclasses
+import json
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import memonger
 from memonger.devices import parse_device
 from memonger.runtime.cuda import driver, missing
+from tests.support import training_models
 from tests.support.planning_models import network
 
 CUDA = parse_device("cuda:0")
@@ -319,6 +324,64 @@ def test_training_agrees_with_the_cpu() -> None:
     mine, theirs = trainer.state_dict(), reference.state_dict()
     for name, array in theirs.items():
         np.testing.assert_allclose(mine[name], array, rtol=5e-2, atol=TOLERANCE, err_msg=name)
+
+
+def _ranks_plan() -> memonger.Plan:
+    training = memonger.differentiate(
+        training_models.classifier(), loss="softmax_cross_entropy", optimizer=memonger.Adam(lr=0.02)
+    )
+    plan: memonger.Plan = memonger.search_plan(
+        training, device="cuda:0", cuda=memonger.Cuda(tf32=False), buckets=memonger.Buckets(first=1000, rest=1000)
+    )
+    return plan
+
+
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return str(one.getsockname()[1])
+
+
+@on_stand_in
+def test_two_ranks_average_what_lies_on_their_devices(tmp_path: Path) -> None:
+    _ranks_plan().save(tmp_path / "plan.onnx")
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "FAKE_CUDA_DEVICES": "2"}
+    command = [sys.executable, "-m", "tests.support.cuda_ranks", str(tmp_path)]
+    started = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")
+    ]
+    assert [process.wait(600) for process in started] == [0, 0]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [each["device"] for each in found] == ["cuda:0", "cuda:1"]
+    for each in found:
+        assert each["loss"] == 1.5
+        assert 1.5 in each["gradients"]  # the mean of what lay in the arenas, 1 and 2, where nothing was written since
+        assert not {1.0, 2.0} & {*each["gradients"]}
+        assert each["gradients"] == found[0]["gradients"]
+        assert each["skipped"] == [1, 1]
+        assert set(each["parameters"]) == {10.0, 11.0}  # each of its owner's
+        assert each["parameters"] == found[0]["parameters"]
+
+
+@needs_values
+def test_one_rank_with_nccl_trains_as_one_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_nccl_available():
+        pytest.skip("this PyTorch has no NCCL")
+    _ranks_plan().save(tmp_path / "plan.onnx")
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (variables | {"MASTER_PORT": _free_port()}).items():
+        monkeypatch.setenv(name, value)
+    plain = memonger.TrainingSession(tmp_path / "plan.onnx")
+    for shards in (False, True):
+        plain.load_state_dict(memonger.TrainingSession(tmp_path / "plan.onnx").state_dict())
+        plain.steps = 0
+        with memonger.DistributedTrainingSession(tmp_path / "plan.onnx", shard_optimizer=shards, timeout=60) as session:
+            assert str(session.device) == "cuda:0"
+            for step in range(3):
+                batch = training_models.batch(step)
+                assert session.step(batch) == plain.step(batch)
+            state = session.state_dict()
+        assert all(array.tobytes() == state[name].tobytes() for name, array in plain.state_dict().items())
 
 
 @needs_values

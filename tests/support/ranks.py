@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 import memonger
+from memonger.devices import CPU
 from memonger.distributed.trace import Trace
-from tests.support import training_models
+from tests.support import near_memory, training_models
 
 STEPS = 3
 
@@ -42,6 +43,7 @@ def main(folder: Path) -> None:
     _skips(rank, open_session, found)
     _shards(folder, rank, open_session, found)
     _refuses(rank, open_session, found)
+    _on_device(folder, rank, open_session, found)
     torch.distributed.destroy_process_group()
     _ends(rank, folder, found)
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -78,7 +80,7 @@ def _averages(folder: Path, rank: int, made: Callable[..., Any], found: dict[str
     session.save(folder / "apply.state")
 
 
-def _skips(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
+def _skips(rank: int, made: Callable[..., Any], found: dict[str, Any], name: str = "skipped") -> None:
     """A loss that isn't finite on one rank leaves the step out on both."""
     session = made("plain")
     before = session.state_dict()
@@ -87,7 +89,7 @@ def _skips(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
         bad["x"][0, 0] = np.nan
     session.step(bad)
     same = all(np.array_equal(array, before[name]) for name, array in session.state_dict().items())
-    found["skipped"] = [session.skipped_steps, session.steps, same]
+    found[name] = [session.skipped_steps, session.steps, same]
 
 
 def _shards(folder: Path, rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
@@ -103,6 +105,26 @@ def _shards(folder: Path, rank: int, made: Callable[..., Any], found: dict[str, 
     found["read again"] = again.steps == STEPS and all(np.array_equal(mine[name], theirs[name]) for name in mine)
     clipped = made("clipped", shard_optimizer=True)
     found["shares, clipped"] = [clipped.step(batch(step, rank, "float64")) for step in range(STEPS)]
+
+
+def _on_device(folder: Path, rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
+    """The same on a device: whole, with a part of the optimizer's state, in micro-batches, and not finite on one."""
+    import torch.distributed
+
+    def there(name: str, **options: Any) -> memonger.DistributedTrainingSession:
+        return made(name, group=near_memory.NearEngine(torch.distributed.group.WORLD, 60, CPU), **options)
+
+    with near_memory.apart():
+        for name, options in (("plain", {}), ("clipped", {}), ("sync", {}), ("shares", {"shard_optimizer": True})):
+            session = there(name.replace("shares", "plain"), **options)
+            found[f"{name} there"] = [session.step(batch(step, rank, "float64")) for step in range(STEPS)]
+            found["sent there"] = session._engine.bytes_sent
+            session.save(folder / f"{name} there.state")
+        session = there("apply")
+        given = [[batch(2 * step + part, rank, "float64") for part in (0, 1)] for step in range(STEPS)]
+        found["apply there"] = [session.step(batches) for batches in given]
+        session.save(folder / "apply there.state")
+        _skips(rank, there, found, "skipped there")
 
 
 def _refuses(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:

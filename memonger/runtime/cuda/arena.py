@@ -7,6 +7,7 @@ import numpy as np
 
 from memonger.devices import Device
 from memonger.errors import SessionError
+from memonger.runtime.arena import DeviceArray
 from memonger.runtime.cuda import driver
 
 CHUNK = 1 << 26  # bytes on their way to a file or from one at a time
@@ -33,6 +34,10 @@ class DeviceArena:
         content = np.empty(shape, dtype)
         driver.to_host(self.device.index, content.ctypes.data, self.address + offset, content.nbytes)
         return content
+
+    def elements(self, offset: int, dtype: np.dtype[Any], count: int) -> DeviceArray:
+        """Numbers of the device, where they lie until `discard`."""
+        return DeviceArray(self.address + offset, dtype, count)
 
     def write(self, offset: int, content: np.ndarray) -> None:
         """Copy an array to an offset."""

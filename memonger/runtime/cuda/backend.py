@@ -21,6 +21,10 @@ class CudaBackend:
         """Check the driver, the device, CUDA's libraries and onnxruntime's CUDA provider."""
         missing.check(self.device)
 
+    def count(self) -> int:
+        """How many devices the driver shows."""
+        return driver.device_count()
+
     def unloaded(self) -> RuntimeUnavailableError:
         """Says why onnxruntime can't load its CUDA provider."""
         return missing.unloaded(self.device)
