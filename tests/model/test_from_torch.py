@@ -139,6 +139,27 @@ def test_no_dropout_is_no_node() -> None:
     assert ratios(from_torch(module, tokens)) == []  # the exporter gives attention one anyway
 
 
+class LearnedBias(nn.Module):  # type: ignore[misc,name-defined]
+    """Fused attention with a bias that is trained, as BEiT, Swin and T5 have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.bias = nn.Linear(16, 48), nn.Parameter(torch.randn(2, 5, 5))
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        q, k, v = self.project(x).reshape(3, 5, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        return y.transpose(1, 2).reshape(3, 5, 16)
+
+
+def test_fused_attention_with_a_learned_bias_is_exported() -> None:
+    torch.manual_seed(0)
+    module, x = LearnedBias(), torch.randn(3, 5, 16)
+    model = from_torch(module, x)
+    assert listed(model) == ["bias", "project.weight", "project.bias"]
+    np.testing.assert_allclose(run(model, x), in_eval(module, x), rtol=1e-5, atol=1e-6)
+
+
 def test_attention_and_recurrent_layers_keep_their_dropout_in_eval() -> None:
     class Layers(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
