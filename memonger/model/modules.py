@@ -38,6 +38,11 @@ def padding_row(node: ir.Node) -> int | None:
     return None if call is None or node.op_type != "Gather" else int(call[1])
 
 
+def reads_parameter(node: ir.Node) -> bool:
+    """Whether PyTorch's exporter says that the call it translated into this node read a parameter."""
+    return "%p_" in node.metadata_props.get(_TRACED, "")
+
+
 def _module_in(name: str) -> str | None:
     """Of ``/layers/layers.0/conv/Conv`` ``layers.0.conv``: a part that repeats the one before it goes on from there."""
     if not name.startswith("/"):
