@@ -30,7 +30,8 @@ def trainable(model: Model) -> tuple[str, ...]:
     """Names of the parameters: what the file says they are, else every float initializer that isn't something else.
 
     What the file says: the list memonger wrote (`memonger.from_torch`), or what PyTorch's exporter wrote on each
-    initializer, and of those it made of parameters on the nodes that read them. Else running statistics, settings such as the bounds of Clip, and constants are left out.
+    initializer, and of those it made of parameters on the nodes that read them. Else running statistics, settings such
+    as the bounds of Clip, and constants are left out.
     """
     listed = model.ir.metadata_props.get(KEY)
     if listed is not None:
@@ -56,7 +57,7 @@ def _listed(model: Model, text: str) -> tuple[str, ...]:
 
 
 def _is_folded(value: ir.Value) -> bool:
-    """Whether PyTorch's exporter made it of a parameter: a linear layer's weight, transposed; an LSTM's, in ONNX's order.
+    """Whether PyTorch's exporter made it of a parameter: a linear layer's weight, turned; an LSTM's, in ONNX's order.
 
     It writes no kind then, but at the node that reads it the call, which names parameters.
     """
