@@ -47,7 +47,7 @@ MOVED = "float32 moved"
 MEMORY = Table("network<16", "batch>6", "form<9", "float32>9.1f", "float16>9.1f", "/ f32>7.2f",
                "bfloat16>9.1f", "/ f32>7.2f")  # fmt: skip
 TRAINING = Table(
-    "training<8", "type<14", "steps>6", "seeds>6", "last loss>10.5f", "spread>8.5f", "/ f32>8.4f", "least>8.4f",
+    "training<10", "type<14", "steps>6", "seeds>6", "last loss>10.5f", "spread>8.5f", "/ f32>8.4f", "least>8.4f",
     "most>8.4f", "test>9.4f", "left out>9", "scale>9.0f",
 )  # fmt: skip
 TIME = Table("network<16", "type<9", "ms a step>10.1f", "/ f32>7.2f", "arena MiB>10.1f", "peak MiB>9.1f")
