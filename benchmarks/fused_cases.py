@@ -33,6 +33,10 @@ TEXTS: Mapping[str, str] = {
     "{y, m, i, z = X.SkipLayerNormalization<epsilon = 0.001>(x, s, g, c, d)}",
     "skip_simplified_layer_normalization": f"({SKIPPED}) => (float[2,3,4] y, float[2,3,4] z)"
     "{y, m, i, z = X.SkipSimplifiedLayerNormalization<epsilon = 0.001>(x, s, g, c)}",
+    "simplified_layer_normalization": "(float[2,3,4] x, float[4] c) => (float[2,3,4] y)"
+    "{h = SimplifiedLayerNormalization<axis = -1, epsilon = 0.001>(x, c) y = Identity(h)}",
+    "simplified_layer_normalization_axes": "(float[2,3,4] x, float[3,4] c) => (float[2,3,4] y, float[2,1,1] i)"
+    "{y, i = SimplifiedLayerNormalization<axis = 1, epsilon = 0.001>(x, c)}",
     "rotary": "(float[2,3,8] x, int64[2,3] p, float[6,2] c, float[6,2] s) => (float[2,3,8] y)"
     "{y = X.RotaryEmbedding(x, p, c, s)}",
     "rotary_interleaved": "(float[2,2,3,4] x, int64[1] p, float[6,2] c, float[6,2] s) => (float[2,2,3,4] y)"
@@ -75,4 +79,8 @@ def fused_cases() -> Iterator[Case]:
             drawn = WHOLE.get(f"{name}.{value.name}", generator.standard_normal(shape))
             feeds[value.name] = np.asarray(drawn, onnx.helper.tensor_dtype_to_np_dtype(kind))
             wrt += [value.name] if is_floating(kind) else []
-        yield Case(f"com.microsoft {name}", f"com.microsoft::{model.graph.node[0].op_type}", model, feeds, tuple(wrt))
+        yield Case(f"com.microsoft {name}", _operator(model.graph.node[0]), model, feeds, tuple(wrt))
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

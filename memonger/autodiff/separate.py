@@ -19,10 +19,13 @@ from memonger.model.load import Source, load
 from memonger.model.model import Model
 from memonger.model.modules import SCOPES, module_of
 from memonger.model.names import fresh, matches
-from memonger.model.values import all_values
+from memonger.model.values import all_values, is_floating
 from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)
+
+_CORNER = 8
+_MANY = 64  # elements: two matrices of fewer may agree by chance
 
 _NORM = "BatchNormalization"
 _ROLES: Mapping[str, Sequence[str]] = {
@@ -95,6 +98,7 @@ def separate_parameters(
     chosen = _chosen(model, shared, patterns)
     if patterns is None:
         _tell_of_others(model, {name: uses for name, uses in shared.items() if name not in chosen})
+        _tell_of_transposed(model)
     if not chosen and patterns is None:
         return model
     trained = parameters.trainable(model)
@@ -175,6 +179,31 @@ def _tell_of_others(model: Model, shared: Mapping[str, Sequence[_Use]]) -> None:
                 "memonger.separate_parameters(model, ['%s']) gives each its own; [] says that none shall be.",
                 model.name, name, readers, name,
             )  # fmt: skip
+
+
+def _tell_of_transposed(model: Model) -> None:
+    """Warn of matrices that are each other's transpose: one parameter that the exporter stored twice, as of tied heads.
+
+    Of each only a corner is read, and all of it where the corners agree.
+    """
+    trained, corners = set(parameters.trainable(model)), dict[bytes, tuple[str, np.ndarray]]()
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or not is_floating(value) or len(tensor.shape) != 2 or tensor.size < _MANY:
+            continue
+        matrix = tensor.numpy()
+        other, turned = corners.get(matrix[:_CORNER, :_CORNER].T.tobytes(), ("", None))
+        if turned is not None and not {name, other}.isdisjoint(trained) and np.array_equal(matrix, turned.T):
+            alone = [each for each in (other, name) if each not in trained]
+            logger.warning(
+                "%s: '%s' and '%s' are each other's transpose, stored twice: what was one parameter in PyTorch (a tied "
+                "head, say) becomes two, %s. memonger.from_torch keeps it one, and so does "
+                "torch.onnx.export(..., optimize=False).", model.name, other, name,
+                f"of which '{alone[0]}' isn't trained" if alone else "each trained on its own",
+            )  # fmt: skip
+        corner = matrix[:_CORNER, :_CORNER]
+        if corner.min() != corner.max():
+            corners.setdefault(corner.tobytes(), (name, matrix))
 
 
 def _separate(model: ir.Model, name: str, uses: Sequence[_Use]) -> list[str]:

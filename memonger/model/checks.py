@@ -17,6 +17,9 @@ from memonger.model.values import LARGEST, SMALL, all_values, nbytes, static_sha
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 
+RUNTIME_OPERATORS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""What onnxruntime's optimizer writes into ONNX's own domain, whether the operator set has it or not."""
+
 
 def root_cause(error: BaseException) -> str:
     """What the error says that began it, without its full stop."""
@@ -191,6 +194,8 @@ def check_operators(model: Model) -> None:
                 "imports no version (opset_import)."
             )
         if not onnx.defs.has(node.op_type, opset, node.domain):
+            if not node.domain and node.op_type in RUNTIME_OPERATORS:
+                continue
             raise LoadError(
                 f"{model.name}: {where} is an unknown operator: domain '{domain}' has no '{node.op_type}' in "
                 f"opset {opset}."

@@ -178,13 +178,16 @@ def _export(
 ) -> ir.Model:
     """Trace and translate."""
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     open_dims = None
     if dynamic_batch:
         batch = torch.export.Dim("batch")
         open_dims = tuple({0: batch} if tensor.dim() else None for tensor in examples)
     try:
-        with _quiet(), _tracing_flags(module):
+        # The translation writes attention out, and its result lies otherwise in memory than a fused kernel's, which a
+        # trace would take views of: "Cannot view a tensor", where a bias is learned.
+        with _quiet(), _tracing_flags(module), sdpa_kernel(SDPBackend.MATH):
             program = torch.export.export(module, examples, dynamic_shapes=open_dims, strict=False)
             _keep_what_training_needs(program)
             exported = torch.onnx.export(

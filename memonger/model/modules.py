@@ -8,6 +8,11 @@ import onnx_ir as ir
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Where PyTorch's exporter writes the modules around a node, the outermost first, and the node's own name last."""
 
+_TRACED = "pkg.torch.onnx.fx_node"
+"""Where it writes the call that it translated."""
+
+_EMBEDDING = re.compile(r"aten\.embedding\.default\]\(args = \([^,()]+, [^,()]+, (\d+)[,)]")
+
 _FUSED = re.compile(r"_nchwc$|/\w+Fusion/?$")
 """What onnxruntime's optimizer puts behind the name of a node, or of its output, for the node it puts there instead."""
 
@@ -25,6 +30,17 @@ def module_of(node: ir.Node) -> str | None:
         return str(names[-2]) or None
     except (ValueError, SyntaxError, TypeError, LookupError, MemoryError, RecursionError):
         return None  # written by another program
+
+
+def padding_row(node: ir.Node) -> int | None:
+    """The row of an embedding that PyTorch trains by no lookup (``padding_idx``); None: there is none, or who knows."""
+    call = _EMBEDDING.search(node.metadata_props.get(_TRACED, ""))
+    return None if call is None or node.op_type != "Gather" else int(call[1])
+
+
+def reads_parameter(node: ir.Node) -> bool:
+    """Whether PyTorch's exporter says that the call it translated into this node read a parameter."""
+    return "%p_" in node.metadata_props.get(_TRACED, "")
 
 
 def _module_in(name: str) -> str | None:

@@ -38,7 +38,7 @@ def raise_opset(model: Model) -> Model:
 
 def _is_same(node: ir.Node, opset: int) -> bool:
     """Whether the operator is in both sets, in one version."""
-    if node.domain != "":
+    if node.domain != "" or node.op_type in checks.RUNTIME_OPERATORS:
         return True
     versions = [
         onnx.defs.get_schema(node.op_type, number, "").since_version

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model.model import Model
+from memonger.model.modules import reads_parameter
 from memonger.model.operators import facts
 from memonger.model.values import is_floating
 from memonger.words import NAME, did_you_mean, option
@@ -19,11 +20,18 @@ EXPORTED_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata PyTorch's exporter writes on initializers: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 
 
+_WEIGHTS = {
+    "MatMul": (0, 1), "Gemm": (0, 1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3), "GRU": (1, 2, 3),
+    "RNN": (1, 2, 3),
+}  # fmt: skip
+
+
 def trainable(model: Model) -> tuple[str, ...]:
     """Names of the parameters: what the file says they are, else every float initializer that isn't something else.
 
     What the file says: the list memonger wrote (`memonger.from_torch`), or what PyTorch's exporter wrote on each
-    initializer. Else running statistics, settings such as the bounds of Clip, and constants are left out.
+    initializer, and of those it made of parameters on the nodes that read them. Else running statistics, settings such
+    as the bounds of Clip, and constants are left out.
     """
     listed = model.ir.metadata_props.get(KEY)
     if listed is not None:
@@ -31,7 +39,9 @@ def trainable(model: Model) -> tuple[str, ...]:
     values = [v for v in model.graph.initializers.values() if is_floating(v) and not v.meta.get("constant")]
     kinds = {str(v.name): v.metadata_props[EXPORTED_KIND] for v in values if EXPORTED_KIND in v.metadata_props}
     if kinds:
-        return tuple(name for name, kind in kinds.items() if kind.rpartition(".")[2] == "PARAMETER")
+        told = {name for name, kind in kinds.items() if kind.rpartition(".")[2] == "PARAMETER"}
+        names = ((str(v.name), v) for v in values)
+        return tuple(name for name, v in names if name in told or (name not in kinds and _is_folded(v)))
     return tuple(str(v.name) for v in values if not _is_setting(v))
 
 
@@ -44,6 +54,15 @@ def _listed(model: Model, text: str) -> tuple[str, ...]:
         raise PlanError(f"{model.name}: its metadata '{KEY}' is not a JSON list of names.")
     there = {str(v.name) for v in (*model.graph.initializers.values(), *model.graph.inputs)}
     return tuple(n for n in names if n in there)
+
+
+def _is_folded(value: ir.Value) -> bool:
+    """Whether PyTorch's exporter made it of a parameter: a linear layer's weight, turned; an LSTM's, in ONNX's order.
+
+    It writes no kind then, but at the node that reads it the call, which names parameters.
+    """
+    uses = value.uses()
+    return bool(uses) and all(index in _WEIGHTS.get(n.op_type, ()) and reads_parameter(n) for n, index in uses)
 
 
 def _is_setting(value: ir.Value) -> bool:

@@ -117,3 +117,53 @@ def test_a_fresh_network_as_pytorch_exports_it_trains_as_in_pytorch() -> None:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 1:  # matrices are stored transposed, under other names
             np.testing.assert_allclose(stock.state[name], parameter.detach(), rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.head(torch.tanh(self.table(x))))
+
+
+def test_a_tied_head_that_the_exporter_stored_twice_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    module, x = _Tied(), torch.tensor([[1, 2, 3]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(module, (x,), dynamo=True, verbose=False)
+    assert program is not None
+    stored = [tensor.name for tensor in program.model_proto.graph.initializer if len(tensor.dims) == 2]
+    assert len(stored) == 2, "this exporter stores no tied weights twice"
+    with caplog.at_level(logging.WARNING):
+        memonger.differentiate(program.model_proto, loss="mean_squared_error")
+    assert "are each other's transpose, stored twice" in caplog.text
+    assert all(f"'{name}'" in caplog.text for name in stored)
+    caplog.clear()
+    memonger.differentiate(memonger.from_torch(module, x), loss="mean_squared_error")
+    assert "transpose" not in caplog.text
+
+
+class _Folded(nn.Module):
+    """Weights that the exporter transposes and puts into ONNX's order, and a matrix that is no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.lstm = nn.Linear(6, 5), nn.LSTM(5, 4, batch_first=True)
+        self.register_buffer("filters", torch.randn(7, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.lstm(torch.tanh(self.linear(x)))[0], self.filters)  # type: ignore[arg-type]
+
+
+def test_weights_that_the_exporter_turned_are_trained_and_buffers_are_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(_Folded(), (torch.randn(2, 3, 6),), dynamo=True, verbose=False)
+    assert program is not None
+    made = memonger.differentiate(program.model_proto, loss="mean_squared_error")
+    assert made.training is not None
+    shapes = [list(v.shape.numpy()) for v in made.ir.graph.inputs if v.name in made.training.parameters and v.shape]
+    assert sorted(shapes) == [[1, 16, 4], [1, 16, 5], [1, 32], [5], [6, 5]]

@@ -139,6 +139,42 @@ def test_no_dropout_is_no_node() -> None:
     assert ratios(from_torch(module, tokens)) == []  # the exporter gives attention one anyway
 
 
+class LearnedBias(nn.Module):  # type: ignore[misc,name-defined]
+    """Fused attention with a bias that is trained, as BEiT, Swin and T5 have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.bias = nn.Linear(16, 48), nn.Parameter(torch.randn(2, 5, 5))
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        q, k, v = self.project(x).reshape(3, 5, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        return y.transpose(1, 2).reshape(3, 5, 16)
+
+
+def test_fused_attention_with_a_learned_bias_is_exported() -> None:
+    torch.manual_seed(0)
+    module, x = LearnedBias(), torch.randn(3, 5, 16)
+    model = from_torch(module, x)
+    assert listed(model) == ["bias", "project.weight", "project.bias"]
+    np.testing.assert_allclose(run(model, x), in_eval(module, x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_padding_row_of_an_embedding_is_trained_as_in_pytorch() -> None:
+    """No lookup reaches it, but the output layer that shares it does."""
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Embedding(7, 4, padding_idx=2), nn.Linear(4, 7, bias=False)), torch.tensor([[1, 2, 3]])
+    module[1].weight = module[0].weight
+    gradients = memonger.differentiate(from_torch(module, x, input_names=["x"], output_names=["y"]))
+    dy = torch.randn(1, 3, 7)
+    weight = module[0].weight
+    feeds = {"x": x.numpy(), "y.grad": dy.numpy(), "0.weight": weight.detach().numpy()}
+    session = networks.stock(ir.to_proto(gradients.ir))
+    (own,) = session.run(["0.weight.grad"], {each.name: feeds[each.name] for each in session.get_inputs()})
+    module(x).backward(dy)
+    np.testing.assert_allclose(own, weight.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_attention_and_recurrent_layers_keep_their_dropout_in_eval() -> None:
     class Layers(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:

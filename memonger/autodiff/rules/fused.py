@@ -90,6 +90,18 @@ def _skip_layer_normalization(op: Emitter, node: ir.Node) -> tuple[ir.Value | No
     return (y, mean, inverse, total)[: len(node.outputs)]
 
 
+@expansion("SimplifiedLayerNormalization")
+def _simplified(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...] | None:
+    """Where the second output, 1 / the root of the mean square, is read too; else there is a rule."""
+    if len(node.outputs) < 2 or not node.outputs[1].name:
+        return None
+    x = op.given(node, 0)
+    axes = range(op.attribute(node, "axis", -1) % len(op.dims(x)), len(op.dims(x)))
+    mean = op.ReduceMean(op.Mul(x, x), op.ints(*axes), keepdims=1)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(mean, op.attribute(node, "epsilon", 1e-5))))
+    return op.Mul(op.Mul(x, inverse), op.given(node, 1)), inverse
+
+
 @expansion("com.microsoft::SkipSimplifiedLayerNormalization")
 def _skip_rms(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     total = _skipped(op, node, input_at(node, 3))

@@ -17,6 +17,7 @@ from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.autodiff.rules.movement import place, zeros
 from memonger.model.emitter import Emitter
+from memonger.model.modules import padding_row
 from memonger.model.values import NARROW, input_at
 
 FEW_ROWS = 256  # a product with the one-hot is faster up to about this many
@@ -29,6 +30,10 @@ def _gather(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     axis = op.attribute(node, "axis", 0) % len(dims)
     before, after = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
     rows = op.reshape(dy, (before, op.size(indices), after))
+    padding = padding_row(node)
+    if padding is not None:
+        is_padding = op.reshape(op.Equal(indices, op.constant(padding, indices.dtype)), (1, op.size(indices), 1))
+        rows = op.Where(is_padding, op.constant(0.0, rows.dtype), rows)
     return op.reshape(add_rows(op, rows, indices, dims[axis]), dims), None
 
 

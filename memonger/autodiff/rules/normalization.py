@@ -240,7 +240,7 @@ def _matrix_dims(op: Emitter, node: ir.Node) -> tuple[int, int]:
     return math.prod(dims[:first]), math.prod(dims[first:])
 
 
-@gradient("RMSNormalization")
+@gradient("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_normalization(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     x, scale = op.given(node, 0), op.given(node, 1)
     rows, size = _matrix_dims(op, node)

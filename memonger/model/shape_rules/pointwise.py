@@ -14,7 +14,7 @@ _LIKE_FIRST = (
     "IsInf", "IsNaN", "LRN", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization",
     "Mish", "Neg", "Not", "PRelu", "QuantizeLinear", "RMSNormalization", "RandomNormalLike", "RandomUniformLike",
     "Reciprocal", "Relu", "ReverseSequence", "RotaryEmbedding", "Round", "Scatter", "ScatterElements", "ScatterND",
-    "Selu", "Shrink", "Sigmoid", "Sign", "SimplifiedLayerNormalization", "Sin", "Sinh", "Softmax", "Softplus",
+    "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus",
     "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "TensorScatter", "ThresholdedRelu", "Trilu",
 )  # fmt: skip
 
@@ -66,7 +66,7 @@ def _quantized(_: Site) -> Compute:
     return lambda shapes, _: (broadcast(shapes[0], shapes[3]),)
 
 
-@shape_rule("LayerNormalization")
+@shape_rule("LayerNormalization", "SimplifiedLayerNormalization")
 def _layer_normalization(site: Site) -> Compute:
     axis = site.integer("axis", -1)
 
