@@ -212,18 +212,13 @@ def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: 
     return Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float), axes)
 
 
-def _fewest(crossing: np.ndarray, most: float) -> int:
-    """The first place where next to nothing crosses, or else where fewest bytes do: all before it runs in slices."""
-    few = np.flatnonzero(crossing <= NOTHING * most)
-    return int(few[0] if len(few) else crossing.argmin())
-
-
 def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:
     """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
 
     From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
     the step nearby before which fewest bytes cross, as those are collected for the coarser stage, but before one that
-    waits for its weights. Steps at the end that fit as they are belong to no stage.
+    waits for its weights. Where what is collected would leave the steps before no room even in the finest slices, the
+    stage itself takes finer ones. Steps at the end that fit as they are belong to no stage.
 
     Args:
         part: The range.
@@ -232,30 +227,44 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
         most_workspace: Bytes of workspace.
     """
 
-    def fits(step: int, count: int) -> bool:
-        alive = part.needed(step, end, count, collected)
-        return alive <= most and bool(part.workspace[step - part.begin] / count <= most_workspace)
+    def fits(step: int, level: int) -> bool:
+        alive = part.needed(step, end, slices[level], collected)
+        return alive <= most and bool(part.workspace[step - part.begin] / slices[level] <= most_workspace)
 
-    level, stop, end, collected = 0, part.end, part.end, 0.0
+    def handed_on(here: int) -> float:
+        """What is collected for later stages if this one begins there."""
+        return collected + float(part.crossing[here - part.begin]) / slices[level]
+
+    finest, level, stop, end, collected = len(slices) - 1, 0, part.end, part.end, 0.0
+    own = np.maximum.accumulate(part.cut + part.copied) / slices[finest]
     stages: list[tuple[int, int, int]] = []
     for step in reversed(range(part.begin, part.end)):
-        if step >= stop or level == len(slices) - 1 or fits(step, slices[level]):
+        if step >= stop or level == finest or fits(step, level):
             continue
-        here = stop
-        if step + 1 < stop:
-            first, last = step + 1 - part.begin, min(stop, step + NEAR) - part.begin
-            waiting = np.flatnonzero(part.waits[first:last])
-            last = min(last, first + 1 + int(waiting[0])) if len(waiting) else last
-            here = step + 1 + _fewest(part.crossing[first:last], most)
-        if level:
-            stages.append((here, stop, level))
-            collected += part.crossing[here - part.begin] / slices[level]
-        else:
-            end = here
-            collected = part.crossing[here - part.begin]
-        finer = range(level + 1, len(slices))
-        level = next((n for n in finer if fits(step, slices[n])), len(slices) - 1)
-        stop = here
+        here = _boundary(part, step + 1, stop, most)
+        before = part.fixed + part.exits[(end if level else here) - part.begin] + own[here - 1 - part.begin]
+        if here == stop or before + handed_on(here) <= most:
+            if level:
+                stages.append((here, stop, level))
+            else:
+                end = here
+            collected, stop = handed_on(here), here
+        level = next((finer for finer in range(level + 1, finest) if fits(step, finer)), finest)
     if level:
         stages.append((part.begin, stop, level))
     return [one for one in reversed(stages) if one[0] < one[1]]
+
+
+def _boundary(part: Range, first: int, stop: int, most: float) -> int:
+    """Where a stage that ends at ``stop`` begins, that step or a later one nearby; ``stop`` where none is between.
+
+    It is the first before which next to nothing crosses, or else the one before which fewest bytes do, as all before it
+    runs in slices; but no step behind one that waits for its weights.
+    """
+    if first == stop:
+        return stop
+    near = slice(first - part.begin, min(stop, first - 1 + NEAR) - part.begin)
+    waiting = np.flatnonzero(part.waits[near])
+    crossing = part.crossing[near][: 1 + int(waiting[0]) if len(waiting) else None]
+    few = np.flatnonzero(crossing <= NOTHING * most)
+    return first + int(few[0] if len(few) else crossing.argmin())
