@@ -217,8 +217,9 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
 
     From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
     the step nearby before which fewest bytes cross, as those are collected for the coarser stage, but before one that
-    waits for its weights. Where what is collected would leave the steps before no room even in the finest slices, the
-    stage itself takes finer ones. Steps at the end that fit as they are belong to no stage.
+    waits for its weights; or further behind, where less is collected, so that the steps before have room for their
+    finest slices. Where nothing leaves them room, the stage itself takes finer slices. Steps at the end that fit as
+    they are belong to no stage.
 
     Args:
         part: The range.
@@ -231,24 +232,23 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
         alive = part.needed(step, end, slices[level], collected)
         return alive <= most and bool(part.workspace[step - part.begin] / slices[level] <= most_workspace)
 
-    def handed_on(here: int) -> float:
-        """What is collected for later stages if this one begins there."""
-        return collected + float(part.crossing[here - part.begin]) / slices[level]
-
     finest, level, stop, end, collected = len(slices) - 1, 0, part.end, part.end, 0.0
     own = np.maximum.accumulate(part.cut + part.copied) / slices[finest]
     stages: list[tuple[int, int, int]] = []
     for step in reversed(range(part.begin, part.end)):
         if step >= stop or level == finest or fits(step, level):
             continue
-        here = _boundary(part, step + 1, stop, most)
-        before = part.fixed + part.exits[(end if level else here) - part.begin] + own[here - 1 - part.begin]
-        if here == stop or before + handed_on(here) <= most:
+        places = np.arange(_boundary(part, step + 1, stop, most), stop) - part.begin
+        handed = collected + part.crossing[places] / slices[level]
+        exits = part.exits[end - part.begin] if level else part.exits[places]
+        roomy = np.flatnonzero(part.fixed + exits + own[places - 1] + handed <= most)
+        if len(roomy):
+            here = part.begin + int(places[roomy[0]])
             if level:
                 stages.append((here, stop, level))
             else:
                 end = here
-            collected, stop = handed_on(here), here
+            collected, stop = float(handed[roomy[0]]), here
         level = next((finer for finer in range(level + 1, finest) if fits(step, finer)), finest)
     if level:
         stages.append((part.begin, stop, level))

@@ -61,7 +61,7 @@ ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
 
 NEXT_TO = 1.25
-"""Of plans with up to so much more than the least memory, sessions included, the one with the smallest is taken."""
+"""Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
 
 MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
@@ -325,7 +325,7 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
 def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """Of the ways that take next to the least memory with their sessions the one that takes least without them.
 
-    None where none takes much less than the model as it is, or each takes more with its sessions.
+    The model as it is counts among those ways; None where none takes much less.
 
     Args:
         plain: Bytes that the model takes as it is.
@@ -346,8 +346,7 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
             if way.total + sessions > least:
                 break
     near = (way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * least)
-    smaller = (way for way in near if way.with_sessions <= plain + sessions)
-    return min(smaller, key=lambda way: (way.total, way.with_sessions), default=None)
+    return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
