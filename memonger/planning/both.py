@@ -74,7 +74,8 @@ class _Search:
         self.lowered, self.request, self.options, self.device = lowered, request, options, device
         self.budgets = Budgets(request, strategy, orders_of(options.order, request.graph))
         self.once = math.fsum(request.graph.costs)
-        self.pace = self.once / chunk_times.seconds_of(lowered.model, chunk_times.cores_of(options.threads), True)
+        cores = chunk_times.cores_of(options.threads)
+        self.pace = self.once / chunk_times.seconds_of(lowered.model, request.live_bytes.tolist(), cores, True)
 
     def total(self, one: Way) -> int:
         """What has to fit."""

@@ -212,18 +212,14 @@ def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: 
     return Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float), axes)
 
 
-def _fewest(crossing: np.ndarray, most: float) -> int:
-    """The first place where next to nothing crosses, or else where fewest bytes do: all before it runs in slices."""
-    few = np.flatnonzero(crossing <= NOTHING * most)
-    return int(few[0] if len(few) else crossing.argmin())
-
-
 def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:
     """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
 
     From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
     the step nearby before which fewest bytes cross, as those are collected for the coarser stage, but before one that
-    waits for its weights. Steps at the end that fit as they are belong to no stage.
+    waits for its weights; or further behind, where less is collected, so that the steps before have room for their
+    finest slices. Where nothing leaves them room, the stage itself takes finer slices. Steps at the end that fit as
+    they are belong to no stage.
 
     Args:
         part: The range.
@@ -232,30 +228,43 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
         most_workspace: Bytes of workspace.
     """
 
-    def fits(step: int, count: int) -> bool:
-        alive = part.needed(step, end, count, collected)
-        return alive <= most and bool(part.workspace[step - part.begin] / count <= most_workspace)
+    def fits(step: int, level: int) -> bool:
+        alive = part.needed(step, end, slices[level], collected)
+        return alive <= most and bool(part.workspace[step - part.begin] / slices[level] <= most_workspace)
 
-    level, stop, end, collected = 0, part.end, part.end, 0.0
+    finest, level, stop, end, collected = len(slices) - 1, 0, part.end, part.end, 0.0
+    own = np.maximum.accumulate(part.cut + part.copied) / slices[finest]
     stages: list[tuple[int, int, int]] = []
     for step in reversed(range(part.begin, part.end)):
-        if step >= stop or level == len(slices) - 1 or fits(step, slices[level]):
+        if step >= stop or level == finest or fits(step, level):
             continue
-        here = stop
-        if step + 1 < stop:
-            first, last = step + 1 - part.begin, min(stop, step + NEAR) - part.begin
-            waiting = np.flatnonzero(part.waits[first:last])
-            last = min(last, first + 1 + int(waiting[0])) if len(waiting) else last
-            here = step + 1 + _fewest(part.crossing[first:last], most)
-        if level:
-            stages.append((here, stop, level))
-            collected += part.crossing[here - part.begin] / slices[level]
-        else:
-            end = here
-            collected = part.crossing[here - part.begin]
-        finer = range(level + 1, len(slices))
-        level = next((n for n in finer if fits(step, slices[n])), len(slices) - 1)
-        stop = here
+        places = np.arange(_boundary(part, step + 1, stop, most), stop) - part.begin
+        handed = collected + part.crossing[places] / slices[level]
+        exits = part.exits[end - part.begin] if level else part.exits[places]
+        roomy = np.flatnonzero(part.fixed + exits + own[places - 1] + handed <= most)
+        if len(roomy):
+            here = part.begin + int(places[roomy[0]])
+            if level:
+                stages.append((here, stop, level))
+            else:
+                end = here
+            collected, stop = float(handed[roomy[0]]), here
+        level = next((finer for finer in range(level + 1, finest) if fits(step, finer)), finest)
     if level:
         stages.append((part.begin, stop, level))
     return [one for one in reversed(stages) if one[0] < one[1]]
+
+
+def _boundary(part: Range, first: int, stop: int, most: float) -> int:
+    """Where a stage that ends at ``stop`` begins, that step or a later one nearby; ``stop`` where none is between.
+
+    It is the first before which next to nothing crosses, or else the one before which fewest bytes do, as all before it
+    runs in slices; but no step behind one that waits for its weights.
+    """
+    if first == stop:
+        return stop
+    near = slice(first - part.begin, min(stop, first - 1 + NEAR) - part.begin)
+    waiting = np.flatnonzero(part.waits[near])
+    crossing = part.crossing[near][: 1 + int(waiting[0]) if len(waiting) else None]
+    few = np.flatnonzero(crossing <= NOTHING * most)
+    return first + int(few[0] if len(few) else crossing.argmin())

@@ -1,15 +1,16 @@
 """How long nodes take whole and in slices, by constants: so what runs in chunks doesn't depend on what else runs.
 
-A roofline (Williams, Waterman, Patterson 2009, see `memonger.graph.costs`) with a cache: values that are larger than
-`CACHE` come from memory, slices of them don't. The constants are of two cores of an AMD EPYC (AVX-512, 32 MiB of
-third-level cache) with onnxruntime 1.31.1. Of networks at batch 16 they give the time whole within 17 %, but for
-EfficientNet (27 % too much) and GoogLeNet (half, as its normalizations take longer). How much longer or shorter chunks
-take is less exact: ``python -m benchmarks.chunks`` measures it.
+A roofline (Williams, Waterman, Patterson 2009, see `memonger.graph.costs`) with a cache: of what is alive at a step
+`CACHE` bytes lie there, and the rest of what it reads and writes comes from memory. The constants are of two cores of
+an AMD EPYC (AVX-512, 32 MiB of third-level cache) with onnxruntime 1.31.1. How much longer or shorter thirteen CNNs at
+batch 16 take in chunks they give within 6 % in the root of the mean square, with most told of EfficientNet (14 % too
+fast) and least of MobileNet-v2 (11 % too slow); not of GoogLeNet, whose normalizations take half of its time. ``python
+-m benchmarks.chunks`` measures it.
 """
 
 import itertools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -23,8 +24,8 @@ from memonger.model.operators import facts
 from memonger.model.values import nbytes
 from memonger.units import MiB
 
-LAUNCH_SECONDS = 2.5e-6
-"""A node's fixed cost on two threads; 1.2 µs on one."""
+LAUNCH_SECONDS = (1.2e-6, 2.5e-6)
+"""A node's fixed cost on one thread, and on several."""
 
 RUN_SECONDS, WAKE_SECONDS = 10e-6, 3e-4
 """A run of one of several sessions: what Python and onnxruntime do around its nodes; and on several threads until its
@@ -40,7 +41,7 @@ convolutions in eight slices took 4.5 ms longer and read 320 MiB more; that smal
 a part."""
 
 CACHE = 16 * MiB
-"""Larger values are read from memory."""
+"""Bytes alive that lie in the cache, which weights and what else the machine does have a part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +52,40 @@ class Work:
         flops: Operations of its products.
         weights: Bytes of constants that it reads; each slice reads them again.
         packed: Bytes of those that onnxruntime packs for it.
-        values: Bytes of each other value that it reads or writes; none of a view, which moves nothing.
+        values: Bytes of the other values that it reads or writes; none of a view, which moves nothing.
     """
 
     flops: int
     weights: int
     packed: int
-    values: tuple[int, ...]
+    values: int
 
     @property
     def waits(self) -> bool:
         """Whether its products are over long before its weights are read."""
-        return self.weights / WEIGHT_BYTES - self.flops / FLOPS > LAUNCH_SECONDS
+        return self.weights / WEIGHT_BYTES - self.flops / FLOPS > LAUNCH_SECONDS[-1]
 
-    def seconds(self, cores: int, slices: int = 1, is_first: bool = True) -> float:
+    def seconds(self, cores: int, alive: float, slices: int = 1, is_first: bool = True) -> float:
         """About the time that all of it takes on so many cores, in so many slices one after the other.
 
         Unless the first of them is the first to read its weights, that is reading them again, too.
+
+        Args:
+            cores: How many there are.
+            alive: Bytes alive while it runs.
+            slices: Into how many it is cut.
+            is_first: Whether nobody has read its weights before.
         """
-        moved = self.weights / WEIGHT_BYTES if is_first else 0.0
-        for size in self.values:
-            moved += size / (CACHE_BYTES if size <= CACHE * slices else MEMORY_BYTES)
+        near = min(1.0, CACHE / alive) if alive else 1.0
+        moved = self.values * (near / CACHE_BYTES + (1 - near) / MEMORY_BYTES)
+        moved += self.weights / WEIGHT_BYTES if is_first else 0.0
         again = self.weights * (slices - is_first) / AGAIN_BYTES
-        return slices * LAUNCH_SECONDS + max(self.flops / FLOPS, moved) * 2 / cores + again
+        return slices * launch_seconds(cores) + max(self.flops / FLOPS, moved) * 2 / cores + again
+
+
+def launch_seconds(cores: int) -> float:
+    """What a node takes on so many cores, however little it does."""
+    return LAUNCH_SECONDS[cores > 1]
 
 
 def run_seconds(shares: bool, cores: int) -> float:
@@ -89,30 +101,38 @@ def cores_of(threads: int) -> int:
 def work_of(node: ir.Node, cut: Collection[int] = ()) -> Work:
     """What a node of a model does whose shapes are known; of the inputs that are cut a constant is a value, too."""
     if aliasing.view_pairs(node):
-        return Work(0, 0, 0, ())
+        return Work(0, 0, 0, 0)
     if facts(node).reads_part or facts(node).shape_only:
-        return Work(0, 0, 0, 2 * tuple(nbytes(value) or 0 for value in node.outputs))
+        return Work(0, 0, 0, 2 * sum(nbytes(value) or 0 for value in node.outputs))
     read = {value: index for index, value in enumerate(node.inputs) if value is not None}
     weights = [value for value, index in read.items() if not is_fed(value) and index not in cut]
     values = [value for value in (*read, *node.outputs) if value not in weights]
     tensors = (value.const_value for value in weights)
     nbytes_of_weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     packed = packed_bytes(node) if nbytes_of_weights else 0
-    return Work(flops(node), nbytes_of_weights, packed, tuple(nbytes(value) or 0 for value in values))
+    return Work(flops(node), nbytes_of_weights, packed, sum(nbytes(value) or 0 for value in values))
 
 
-def seconds_of(model: ir.Model, cores: int, trains: bool) -> float:
+def seconds_of(model: ir.Model, alive: Sequence[float], cores: int, trains: bool) -> float:
     """About the time of a run on so many cores, or of a training step, all of which runs in one session.
 
     A model in chunks has a copy of a node for each, and only the first reads weights for the first time.
+
+    Args:
+        model: Its nodes are the schedule.
+        alive: Bytes alive at each of them.
+        cores: How many there are.
+        trains: Whether it is a training step.
     """
     shares, seconds, seen = not trains and shares_sessions(model), 0.0, set[str]()
-    nodes = [node for node in model.graph if not _is_left_out(node, trains, shares)]
-    for node in nodes:
-        work = work_of(node)
-        seconds += work.seconds(cores, is_first=before_chunks(node) not in seen)
+    steps = [
+        (node, size) for node, size in zip(model.graph, alive, strict=True) if not _is_left_out(node, trains, shares)
+    ]
+    for node, size in steps:
+        seconds += work_of(node).seconds(cores, size, is_first=before_chunks(node) not in seen)
         seen.add(before_chunks(node))
-    return seconds + run_seconds(shares, cores) * sum(1 for _ in itertools.groupby(map(chunk_of, nodes)))
+    runs = sum(1 for _ in itertools.groupby(chunk_of(node) for node, _ in steps))
+    return seconds + run_seconds(shares, cores) * runs
 
 
 def _is_left_out(node: ir.Node, trains: bool, shares: bool) -> bool:

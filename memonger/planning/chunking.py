@@ -26,7 +26,7 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
-from memonger.graph.session_memory import PACKED, shares_sessions
+from memonger.graph.session_memory import PACKED, session_bytes, shares_sessions
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import training_roles
@@ -40,7 +40,7 @@ from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_regions import regions_of
 from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
-from memonger.planning.chunk_times import LAUNCH_SECONDS, Work, cores_of, run_seconds, seconds_of, work_of
+from memonger.planning.chunk_times import Work, cores_of, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
 from memonger.planning.slice_check import EXACT, SliceCheck
@@ -60,14 +60,8 @@ WORTH = 0.95
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
 
-FAR = 1.3
-"""Ways are tried up to so much more memory than the least, as a finer one may take more than a coarser."""
-
 NEXT_TO = 1.25
-"""Of plans with up to so much more than the least memory the one with fewest nodes is taken."""
-
-NEAREST = 1.02
-"""The same of training steps, whose ways all take no more time than is allowed."""
+"""Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
 
 MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
@@ -84,6 +78,7 @@ class Chunking:
         solution: Its layout.
         constants: Bytes of slices of constants, and of the numbers that cut.
         extra: Seconds beyond those of the model as it was, by the constants of `memonger.planning.chunk_times`.
+        each_node: Seconds that a copy of a node takes however little it does.
         each_run: Seconds that a run of a chunk takes beside its nodes.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
@@ -96,6 +91,7 @@ class Chunking:
     solution: Solution
     constants: int
     extra: float
+    each_node: float
     each_run: float
     axis: "_Axis"
     notes: tuple[str, ...] = ()
@@ -121,7 +117,7 @@ class Chunking:
                     slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
                     bytes_before=int(live[before.nodes][begin:end].max()),
                     bytes_after=int(live[after.nodes][own].max()),
-                    seconds=(len(own) - len(cut)) * LAUNCH_SECONDS + runs * self.each_run,
+                    seconds=(len(own) - len(cut)) * self.each_node + runs * self.each_run,
                 )
             )  # fmt: skip
         return (*outer, *records)
@@ -136,6 +132,11 @@ class Chunking:
     def total(self) -> int:
         """Bytes of arena and workspace, and of what is added to the constants."""
         return self.solution.total_bytes + self.constants
+
+    @property
+    def with_sessions(self) -> int:
+        """The same with about what sessions take of the process: each copy of a node is one more."""
+        return self.total + session_bytes(self.lowered.model, self.axis.number < 0)
 
 
 def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
@@ -198,7 +199,7 @@ class _Search:
         self._known: dict[frozenset[str], list[_Ladder]] = {}
         self._most = math.inf
         if job.request.budget is None and options.axis_and_chunks is None:
-            once = seconds_of(job.lowered.model, job.cores, job.training is not None)
+            once = seconds_of(job.lowered.model, _alive(job.plain.graph).tolist(), job.cores, job.training is not None)
             self._most = options.max_overhead * once
 
     def within(self, room: float) -> "Chunking | None":
@@ -213,8 +214,8 @@ class _Search:
 
     def quick(self) -> "Chunking | None":
         """The smallest way that takes no longer than the options allow."""
-        next_to = NEXT_TO if self.job.training is None else NEAREST
-        return self._same_bits(partial(_best, self.job.plain.total_bytes, self._most, next_to))
+        sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
+        return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
 
     def _same_bits(self, pick: Callable[[Sequence["_Ladder"]], "Chunking | None"]) -> "Chunking | None":
         """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
@@ -321,29 +322,31 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
 
 
-def _best(plain: int, most: float, next_to: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
-    """Of the ways that take next to the least memory the one with fewest nodes.
+def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
+    """Of the ways that take next to the least memory with their sessions the one that takes least without them.
 
-    Those that are estimated to take more than ``most`` seconds longer don't count.
+    The model as it is counts among those ways; None where none takes much less.
 
-    None where none takes much less than the model as it is.
+    Args:
+        plain: Bytes that the model takes as it is.
+        sessions: About what its session takes then.
+        most: Seconds that a way may take longer, by estimate.
+        ladders: The ways.
     """
-    ways, least = list[Chunking](), math.inf
+    ways, least = list[Chunking](), plain + sessions
     for ladder in ladders:
-        own = math.inf
         for index in range(len(ladder)):
-            if ladder.bound(index) > min(WORTH * plain, next_to * least):
+            if ladder.bound(index) > min(WORTH * plain, least):
                 break  # coarser ones aren't smaller
             way = ladder[index]
             if way.extra > most:
                 continue
             ways.append(way)
-            least = min(least, way.total)
-            if way.total > FAR * own:
+            least = min(least, way.with_sessions)
+            if way.total + sessions > least:
                 break
-            own = min(own, way.total)
-    near = [way for way in ways if way.total <= min(WORTH * plain, next_to * least)]
-    return min(near, key=lambda way: (way.lowered.model.graph.num_nodes(), way.total), default=None)
+    near = (way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * least)
+    return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
@@ -490,8 +493,8 @@ def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
         runs += slices
         for step in range(stage.begin, stage.end):
             if isinstance(axis.axes.nodes[step], Slicing):
-                work = axis.works[step]
-                more += work.seconds(job.cores, slices) - work.seconds(job.cores)
+                work, alive = axis.works[step], float(axis.alive[step])
+                more += work.seconds(job.cores, alive / slices, slices) - work.seconds(job.cores, alive)
                 packed += work.packed * (slices - 1)
     return more + runs * run_seconds(job.training is None and packed > PACKED, job.cores)
 
@@ -585,9 +588,11 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
         job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
     solution, trains = decide(asked, "none", "file"), roles is not None
-    extra = seconds_of(made.model, job.cores, trains) - seconds_of(axis.lowered.model, job.cores, trains)
+    extra = seconds_of(made.model, _alive(solution.graph).tolist(), job.cores, trains)
+    extra -= seconds_of(axis.lowered.model, axis.alive.tolist(), job.cores, trains)
     each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
-    return Chunking(bands, made, asked, solution, base - job.request.base, extra, each_run, axis)
+    constants = base - job.request.base
+    return Chunking(bands, made, asked, solution, constants, extra, launch_seconds(job.cores), each_run, axis)
 
 
 def _sizes(model: ir.Model) -> dict[int, int]:

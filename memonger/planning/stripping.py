@@ -28,7 +28,7 @@ from memonger.model.marks import STRIP, before_chunks
 from memonger.model.values import nbytes, static_shape
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
-from memonger.planning.chunk_times import LAUNCH_SECONDS
+from memonger.planning.chunk_times import cores_of, launch_seconds
 from memonger.planning.decide import Solution, decide
 from memonger.remat import Request
 from memonger.runtime import feeds as feeding
@@ -98,7 +98,7 @@ def choose(
             raise PlanError(f"in strips {said}: {option('allow_rounding', True)} takes them.")
         notes.append(f"In strips {said}.")
     way = _with_workspace(way, device, threads)
-    bands = tuple(_described(whole, way, names, count) for names in chosen)
+    bands = tuple(_described(whole, way, names, count, launch_seconds(cores_of(threads))) for names in chosen)
     return dataclasses.replace(way, bands=bands, notes=tuple(notes))
 
 
@@ -242,8 +242,8 @@ def _with_workspace(way: Strips, device: Device, threads: int) -> Strips:
     return dataclasses.replace(way, lowered=lowered, request=request, solution=solution)
 
 
-def _described(whole: Strips, way: Strips, names: Sequence[str], count: int) -> ChunkedBand:
-    """What a band is, saves and costs, for the plan."""
+def _described(whole: Strips, way: Strips, names: Sequence[str], count: int, each: float) -> ChunkedBand:
+    """What a band is, saves and costs for the plan, where each node costs so many seconds."""
     chosen, nodes = set(names), list(way.lowered.model.graph)
     copies = [n for n, node in enumerate(nodes) if "." in node.metadata_props.get(STRIP, "")]
     after = [n for n in copies if before_chunks(nodes[n]) in chosen]
@@ -255,7 +255,7 @@ def _described(whole: Strips, way: Strips, names: Sequence[str], count: int) -> 
     added = [n for n in range(after[0], after[-1]) if STRIP in nodes[n].metadata_props]
     return ChunkedBand(
         axis=ROWS, first=names[0], last=names[-1], nodes=len(names), slices=(count,), runs=len(after),
-        bytes_before=most[0], bytes_after=most[1], seconds=(len(added) - len(names)) * LAUNCH_SECONDS,
+        bytes_before=most[0], bytes_after=most[1], seconds=(len(added) - len(names)) * each,
     )  # fmt: skip
 
 
