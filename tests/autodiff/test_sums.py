@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+import numpy as np
 import onnx
+import pytest
 
-from tests.support.gradient_checks import check
+from tests.support.gradient_checks import check, gradients
 
 
 def backward_operators(model: onnx.ModelProto, forward: int) -> Counter[str]:
@@ -55,3 +57,19 @@ def test_slices_that_overlap_are_added() -> None:
         lambda x: x[:, 2:6] * x[:, 5:9],
     )
     assert backward_operators(made, 0)["Pad"] == 2
+
+
+@pytest.mark.parametrize(
+    ("x", "b"),
+    [((4096, 8), (8,)), ((16, 263, 8), (8,)), ((8, 4, 64, 64), (4, 1, 1)), ((4, 8192), (4, 1)), ((8192,), (1,))],
+)
+def test_long_sums_are_nearly_exact(x: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """One number after another would be off by 20 times 2^-24 and more."""
+    shape, size = (",".join(map(str, dims)) for dims in (x, b))
+    numbers = np.random.default_rng(0).uniform(0.5, 1.5, x).astype(np.float32)
+    text = f"g (FLOAT[{shape}] x, FLOAT[{size}] b) => (FLOAT[{shape}] y) {{ y = Mul(x, b) }}"
+    (gradient,) = gradients(text, {"x": numbers, "b": np.ones(b, np.float32)}, wrt=["b"]).values()
+    lead = len(x) - len(b)
+    axes = tuple(axis for axis in range(len(x)) if axis < lead or b[axis - lead] == 1)
+    true = numbers.astype(np.float64).sum(axes).reshape(b)
+    assert np.abs(gradient / true - 1).max() < 12 * 2.0**-24

@@ -210,15 +210,14 @@ def _of_rows(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
         for i, name in ((1, "mean"), (2, "inverse"))
     )
     gradient_rows = op.reshape(dy, (rows, size))
-    ones = op.constant([[1.0] * rows], dy.dtype or ir.DataType.FLOAT)
-    dbias = op.reshape(op.MatMul(ones, gradient_rows), op.dims(scale)) if op.wants(2) else None
+    dbias = op.reshape(op.weighted_rows(None, gradient_rows), op.dims(scale)) if op.wants(2) else None
     if not op.wants(0) and not op.wants(1):
         return None, None, dbias
     product = op.Mul(gradient_rows, op.reshape(x, (rows, size)))
     dscale = None
     if op.wants(1):
-        moved = op.MatMul(op.reshape(op.Mul(inverse, mean), (1, rows)), gradient_rows)
-        dscale = op.Sub(op.MatMul(op.reshape(inverse, (1, rows)), product), moved)
+        moved = op.weighted_rows(op.Mul(inverse, mean), gradient_rows)
+        dscale = op.Sub(op.weighted_rows(inverse, product), moved)
         dscale = op.reshape(dscale, op.dims(scale))
     if not op.wants(0):
         return None, dscale, dbias
@@ -248,7 +247,7 @@ def _rms_normalization(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradie
     square = op.ReduceMean(op.Mul(matrix, matrix), op.ints(1), keepdims=1)
     inverse = _inverse(op, square, _epsilon(op, node))
     product = op.Mul(gradient_rows, matrix)
-    dscale = op.reshape(op.MatMul(op.reshape(inverse, (1, rows)), product), op.dims(scale)) if op.wants(1) else None
+    dscale = op.reshape(op.weighted_rows(inverse, product), op.dims(scale)) if op.wants(1) else None
     if not op.wants(0):
         return None, dscale
     column = op.reshape(op.cast(scale, dy.dtype), (size, 1))
