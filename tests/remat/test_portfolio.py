@@ -79,7 +79,7 @@ def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random) -> None:
     timeline = Timeline(problem)
-    states = [(0, timeline.schedule())]
+    states = [(timeline.mark(), timeline.schedule())]
     for _ in range(15):
         node = rng.randrange(problem.nodes)
         anchor = rng.choice(timeline.labels)
@@ -92,12 +92,13 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
             timeline.remove(anchor)
         else:
             mark, schedule = states.pop(rng.randrange(len(states)))
-            states = [state for state in states if state[0] < mark] or [(0, problem.schedule)]
+            states = [state for state in states if state[0].changes < mark.changes]
             timeline.rollback(mark)
             assert timeline.schedule() == schedule
+            states = states or [(timeline.mark(), schedule)]
         schedule = timeline.schedule()
         assert timeline.memory.tolist() == memory(problem, schedule)
-        states.append((len(timeline.journal), schedule))
+        states.append((timeline.mark(), schedule))
     assert memory(problem, schedule) == slow_memory(problem, schedule)
 
 
@@ -105,11 +106,12 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
 @given(small_problems(), st.integers(0, 60))
 def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)
+    mark = timeline.mark()
     fit_budget(timeline, budget, GreedyOptions(), lambda: False)
     schedule = timeline.schedule()
     assert timeline.memory.tolist() == slow_memory(problem, schedule)
     assert timeline.cost == pytest.approx(cost(problem, schedule))
-    timeline.rollback(0)
+    timeline.rollback(mark)
     assert timeline.schedule() == problem.schedule
     assert timeline.memory.tolist() == memory(problem, problem.schedule)
 
