@@ -150,21 +150,29 @@ class Budgets:
         """The cheapest solution found within the budget.
 
         The search holds the most live bytes of one step. Where the arena, which may have gaps, doesn't fit then, it is
-        told a budget that is smaller by what is missing, the next time by twice that, and so on.
+        told a budget that is smaller by what is missing, the next time by twice that, and so on; and one halfway back
+        where nothing was found any more.
         """
         if self.total(self.plain) <= budget:
             return self.plain
         limit = self.request.time_limit if time_limit is None else time_limit
-        target, begin = budget, time.monotonic()
+        target, last, begin = budget, 0, time.monotonic()
         for attempt in range(ATTEMPTS):
             left = None if limit is None else max(0.0, begin + limit - time.monotonic())
-            outcome = self._within(target, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
-            if outcome is None:
+            outcomes = self._within(target, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
+            if not outcomes and not last:
                 break
-            solution = self._laid_out(outcome)
-            if self.total(solution) <= budget:
-                return solution
-            target -= (self.total(solution) - budget) << attempt
+            if not outcomes:
+                target = (target + last) // 2
+                continue
+            missing = list[int]()
+            for outcome in outcomes:
+                solution = self._laid_out(outcome)
+                missing.append(self.total(solution) - budget)
+                if missing[-1] <= 0:
+                    return solution
+            last = target
+            target -= missing[0] << attempt
         least = self.least()
         if self.total(least) > budget:
             raise BudgetError(budget, self.total(least), self._lower_bound())
@@ -183,15 +191,15 @@ class Budgets:
         )
         return min(self.plain, searched, key=lambda each: (each.total_bytes, each.cost))
 
-    def _within(self, budget: int, time_limit: float | None, told: str) -> Outcome | None:
-        """What the strategy finds within a budget; None if that is nothing."""
+    def _within(self, budget: int, time_limit: float | None, told: str) -> list[Outcome]:
+        """What the strategy finds within a budget, the cheapest first."""
         tell = self._telling(told)
         if self.strategy == BUDGET.name:
             return self._search.within(budget, time_limit=time_limit, tell=tell)
         ordered = dataclasses.replace(self._ordered[0], budget=budget, time_limit=time_limit, progress=tell)
         with suppress(PlanError):
-            return STRATEGIES[self.strategy].run(ordered)
-        return None
+            return [STRATEGIES[self.strategy].run(ordered)]
+        return []
 
     def _telling(self, told: str) -> Callable[[str], None] | None:
         tell = self.request.progress

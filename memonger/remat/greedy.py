@@ -114,15 +114,19 @@ def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: G
             best = score, move
     if best is None:
         return None
-    mark = len(timeline.journal)
+    changes = len(timeline.journal)
     apply(timeline, best[1], budget, keep=not options.plain)
-    return excess(timeline, budget) if options.plain else _merge(timeline, budget, mark)
+    return excess(timeline, budget) if options.plain else _merge(timeline, budget, changes)
 
 
-def _merge(timeline: Timeline, budget: int, mark: int) -> int:
-    """Keep what was just added until a later run where that adds no excess, and remove that run. Returns the excess."""
+def _merge(timeline: Timeline, budget: int, changes: int) -> int:
+    """Keep what was added after so many changes until a later run, and remove that, if it adds no excess.
+
+    Returns:
+        The excess in bytes.
+    """
     above = excess(timeline, budget)
-    for label, node in timeline.journal[mark:]:
+    for label, node in timeline.journal[changes:]:
         later = timeline.next_copy(node, label) if label in timeline.node else timeline.end
         if later == timeline.end:
             continue
