@@ -157,26 +157,36 @@ class Budgets:
             return self.plain
         limit = self.request.time_limit if time_limit is None else time_limit
         target, last, begin = budget, 0, time.monotonic()
+        fitting: Solution | None = None
         for attempt in range(ATTEMPTS):
             left = None if limit is None else max(0.0, begin + limit - time.monotonic())
-            outcomes = self._within(target, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
-            if not outcomes and not last:
+            tried = self._tried(target, budget, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
+            if not tried and (fitting or not last):
                 break
-            if not outcomes:
+            if not tried:
                 target = (target + last) // 2
                 continue
-            missing = list[int]()
-            for outcome in outcomes:
-                solution = self._laid_out(outcome)
-                missing.append(self.total(solution) - budget)
-                if missing[-1] <= 0:
-                    return solution
+            fits = (each for each in (fitting, tried[-1]) if each and self.total(each) <= budget)
+            fitting = min(fits, key=lambda each: each.cost, default=None)
+            if fitting and fitting.cost <= tried[0].cost:
+                break
             last = target
-            target -= missing[0] << attempt
+            target -= (self.total(tried[0]) - budget) << attempt
+        if fitting is not None:
+            return fitting
         least = self.least()
         if self.total(least) > budget:
             raise BudgetError(budget, self.total(least), self._lower_bound())
         return least
+
+    def _tried(self, target: int, budget: int, time_limit: float | None, told: str) -> list[Solution]:
+        """What is found for a target, the cheapest first, to the first that is within the budget; empty: nothing."""
+        tried = list[Solution]()
+        for outcome in self._within(target, time_limit, told):
+            tried.append(self._laid_out(outcome))
+            if self.total(tried[-1]) <= budget:
+                break
+        return tried
 
     def _lower_bound(self) -> int:
         """No plan takes less, whatever its order and whatever it computes again."""
