@@ -57,7 +57,7 @@ class Tuning:
     huge_initial: int = 2
     few: int = 1_000
     greedy: tuple[GreedyOptions, ...] = (GreedyOptions(bulk=True), GreedyOptions())
-    first_work: int = 400
+    first_work: int = 500
     plain_work: int = 300_000
     plain_faster: float = 4.0
     greedy_charge: float = 0.5
