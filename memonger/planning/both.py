@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from contextlib import suppress
+from functools import cached_property
 
 from memonger.devices import Device
 from memonger.errors import BudgetError
@@ -63,7 +64,9 @@ def for_budget(
     ways += search.both(plain, way, ways)
     fitting = [one for one in ways if search.fits(one)]
     if not fitting:
-        raise BudgetError(request.budget, min(map(search.total, ways)), request.base)
+        again: list[Way] = [way, search.budgets.least()]  # what doesn't depend on times
+        again += [search.least_in_chunks] if search.least_in_chunks else []
+        raise BudgetError(request.budget, min(map(search.total, again)), request.base)
     return min(fitting, key=lambda one: (search.cost(one), search.total(one)))
 
 
@@ -123,8 +126,13 @@ class _Search:
                 return made
             target -= (self.total(tried) - budget) << attempt
         if not any(map(self.fits, (*ways, *made))):
-            made += filter(None, map(self.chunked, (self.swept(), self.budgets.least())))
+            made += filter(None, (self.chunked(self.swept()), self.least_in_chunks))
         return made
+
+    @cached_property
+    def least_in_chunks(self) -> Chunking | None:
+        """Chunks of the smallest schedule."""
+        return self.chunked(self.budgets.least())
 
     def swept(self) -> Solution:
         """The default's schedule without a budget: the worst step of what was searched may be one without slices."""

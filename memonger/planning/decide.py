@@ -150,25 +150,43 @@ class Budgets:
         """The cheapest solution found within the budget.
 
         The search holds the most live bytes of one step. Where the arena, which may have gaps, doesn't fit then, it is
-        told a budget that is smaller by what is missing, the next time by twice that, and so on.
+        told a budget that is smaller by what is missing, the next time by twice that, and so on; and one halfway back
+        where nothing was found any more.
         """
         if self.total(self.plain) <= budget:
             return self.plain
         limit = self.request.time_limit if time_limit is None else time_limit
-        target, begin = budget, time.monotonic()
+        target, last, begin = budget, 0, time.monotonic()
+        fitting: Solution | None = None
         for attempt in range(ATTEMPTS):
             left = None if limit is None else max(0.0, begin + limit - time.monotonic())
-            outcome = self._within(target, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
-            if outcome is None:
+            tried = self._tried(target, budget, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
+            if not tried and (fitting or not last):
                 break
-            solution = self._laid_out(outcome)
-            if self.total(solution) <= budget:
-                return solution
-            target -= (self.total(solution) - budget) << attempt
+            if not tried:
+                target = (target + last) // 2
+                continue
+            fits = (each for each in (fitting, tried[-1]) if each and self.total(each) <= budget)
+            fitting = min(fits, key=lambda each: each.cost, default=None)
+            if fitting and fitting.cost <= tried[0].cost:
+                break
+            last = target
+            target -= (self.total(tried[0]) - budget) << attempt
+        if fitting is not None:
+            return fitting
         least = self.least()
         if self.total(least) > budget:
             raise BudgetError(budget, self.total(least), self._lower_bound())
         return least
+
+    def _tried(self, target: int, budget: int, time_limit: float | None, told: str) -> list[Solution]:
+        """What is found for a target, the cheapest first, to the first that is within the budget; empty: nothing."""
+        tried = list[Solution]()
+        for outcome in self._within(target, time_limit, told):
+            tried.append(self._laid_out(outcome))
+            if self.total(tried[-1]) <= budget:
+                break
+        return tried
 
     def _lower_bound(self) -> int:
         """No plan takes less, whatever its order and whatever it computes again."""
@@ -183,15 +201,15 @@ class Budgets:
         )
         return min(self.plain, searched, key=lambda each: (each.total_bytes, each.cost))
 
-    def _within(self, budget: int, time_limit: float | None, told: str) -> Outcome | None:
-        """What the strategy finds within a budget; None if that is nothing."""
+    def _within(self, budget: int, time_limit: float | None, told: str) -> list[Outcome]:
+        """What the strategy finds within a budget, the cheapest first."""
         tell = self._telling(told)
         if self.strategy == BUDGET.name:
             return self._search.within(budget, time_limit=time_limit, tell=tell)
         ordered = dataclasses.replace(self._ordered[0], budget=budget, time_limit=time_limit, progress=tell)
         with suppress(PlanError):
-            return STRATEGIES[self.strategy].run(ordered)
-        return None
+            return [STRATEGIES[self.strategy].run(ordered)]
+        return []
 
     def _telling(self, told: str) -> Callable[[str], None] | None:
         tell = self.request.progress

@@ -15,8 +15,6 @@ from memonger.remat.timeline import CrowdedError, Timeline
 
 _HOT, _COLD = 0.01, 0.0002
 """Temperatures at the beginning and the end, as fractions of the excess at the beginning."""
-_JOURNAL = 2000
-"""The journal is cleared when it is longer than this, since nothing is rolled back beyond one change."""
 
 
 def reorder(timeline: Timeline, budget: int, seed: int, done: Callable[[], float]) -> int:
@@ -35,10 +33,7 @@ def reorder(timeline: Timeline, budget: int, seed: int, done: Callable[[], float
     current = best = first = excess(timeline, budget)
     best_order = timeline.schedule()
     while best and (spent := done()) < 1:
-        mark = len(timeline.journal)
-        if mark > _JOURNAL:
-            timeline.journal.clear()
-            mark = 0
+        mark = timeline.mark()
         timeline.work += 1
         try:
             moved = move(timeline, rng)

@@ -9,7 +9,7 @@ from memonger.errors import BudgetError
 from memonger.remat import portfolio
 from memonger.remat.cheap import cheap_groups
 from memonger.remat.effort import Progress
-from memonger.remat.problem import Result, peak
+from memonger.remat.problem import Result, peak, weighed_by_bytes
 from memonger.remat.segments import block, logarithmic, square_root
 from memonger.remat.staged import StagedProblem
 from memonger.remat.strategy import Outcome, Request, Strategy
@@ -30,8 +30,8 @@ class BudgetSearch:
         self._plain = tuple(range(len(request.graph.nodes)))
         self._least: Result | None = None
 
-    def within(self, budget: int, *, time_limit: float | None = None, tell: Tell | None = None) -> Outcome | None:
-        """The cheapest schedule found within a budget; None if none was found.
+    def within(self, budget: int, *, time_limit: float | None = None, tell: Tell | None = None) -> list[Outcome]:
+        """The schedules found within a budget, the cheapest first; where its arena has gaps, another's may have none.
 
         Args:
             budget: Bytes for everything, `Request.base` and workspace included.
@@ -40,16 +40,16 @@ class BudgetSearch:
         """
         needed = self.request.needed
         if needed(self._plain) <= budget:  # the problem counts a little more, where small nodes were folded
-            return Outcome(self._plain)
+            return [Outcome(self._plain)]
         result = self._search(budget, time_limit, tell)
         if result.peak > budget:
             # The reduced problem overestimates the bytes, so a schedule above the budget there may be within it here.
             spare = peak(self._staged.problem, self._staged.problem.schedule) - needed(self._plain)
             if result.peak > budget + spare:
-                return None
+                return []
             result = self._search(budget + spare, time_limit, tell)
-        outcome = Outcome(self._staged.reduced.expand(result.schedule))
-        return outcome if needed(outcome.schedule) <= budget else None
+        expanded = map(self._staged.reduced.expand, (result.schedule, *result.others))
+        return [Outcome(schedule) for schedule in expanded if needed(schedule) <= budget]
 
     def least(self, *, time_limit: float | None = None, tell: Tell | None = None) -> Outcome:
         """The schedule with the smallest peak found. It is the same whatever was searched before."""
@@ -90,16 +90,19 @@ def within_budget(request: Request) -> Outcome:
         BudgetError: no schedule within the budget was found.
     """
     budget, search = request.required_budget(), BudgetSearch(request)
-    outcome = search.within(budget, time_limit=request.time_limit, tell=request.progress)
-    if outcome is None:
+    outcomes = search.within(budget, time_limit=request.time_limit, tell=request.progress)
+    if not outcomes:
         least = search.least(time_limit=request.time_limit, tell=request.progress)
         raise BudgetError(budget, request.needed(least.schedule), search.lower_bound)
-    return outcome
+    return outcomes[0]
 
 
 def initial_schedules(staged: StagedProblem, time_limit: float | None = None) -> list[tuple[int, ...]]:
-    """Schedules of the strategies without search, from which the search may start. None without a backward pass."""
-    problem, kept = staged.problem, staged.kept
+    """Schedules of the strategies without search, from which the search may start. None without a backward pass.
+
+    They are the same whatever a node costs; see `memonger.remat.portfolio.Search.smallest`.
+    """
+    problem, kept = weighed_by_bytes(staged.problem), staged.kept
     if all(problem.forward):
         return []
     segmented = [

@@ -1,5 +1,6 @@
 """How much a search may do, how much it has done, and what it reports meanwhile."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,10 @@ EFFORT = 400_000
 
 _NODES_OF_DOUBLE_EFFORT = 2_500
 """In a problem of so many nodes a change takes about twice as long as in a small one, and so counts twice."""
+
+
+def _weight(timeline: Timeline) -> float:
+    return 1 + timeline.n / _NODES_OF_DOUBLE_EFFORT
 
 
 _TICK = 1.0
@@ -55,7 +60,7 @@ class Effort:
     time_limit: float | None = None
     report: Callable[[Progress], None] | None = None
     begin: float = field(default_factory=time.monotonic)
-    used: int = 0
+    used: float = 0
     share: float = 1.0
     before: float = 0.0
     whole: float = 1.0
@@ -64,15 +69,19 @@ class Effort:
 
     def spent(self, timeline: Timeline) -> float:
         """Fraction of the effort or time spent, with a timeline in use that was not charged yet."""
-        weight = 1 + timeline.n / _NODES_OF_DOUBLE_EFFORT
-        used = weight * (self.used + timeline.work) / max(1.0, self.limit)
+        used = _weight(timeline) * (self.used + timeline.work) / max(1.0, self.limit)
         if self.time_limit is None:
             return used
         return max(used, (time.monotonic() - self.begin) / self.time_limit if self.time_limit > 0 else 1.0)
 
-    def charge(self, timeline: Timeline) -> None:
-        """Count the work on a timeline that is no longer used."""
-        self.used += timeline.work
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up."""
+        return self.time_limit is not None and time.monotonic() - self.begin > self.time_limit
+
+    def charge(self, timeline: Timeline, most: float = math.inf) -> None:
+        """Count the work on a timeline that is no longer used, and of it this fraction of the whole effort at most."""
+        self.used += min(timeline.work, most * self.limit / _weight(timeline))
 
     def portion(self, timeline: Timeline, share: float, stop: float = 1.0) -> Callable[[], float]:
         """A function that returns how much of a share of the effort is spent from now on; at least 1 ends the portion.

@@ -100,7 +100,7 @@ def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: G
     for index, (promise, move) in enumerate(candidates):
         if best is not None and (promise <= best[0] or (not options.plain and index >= options.tried)):
             break
-        mark, before = len(timeline.journal), timeline.cost
+        mark, before = timeline.mark(), timeline.cost
         apply(timeline, move, budget, keep=not options.plain)
         gain = above - excess(timeline, budget)
         added = timeline.cost - before
@@ -114,19 +114,23 @@ def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: G
             best = score, move
     if best is None:
         return None
-    mark = len(timeline.journal)
+    changes = len(timeline.journal)
     apply(timeline, best[1], budget, keep=not options.plain)
-    return excess(timeline, budget) if options.plain else _merge(timeline, budget, mark)
+    return excess(timeline, budget) if options.plain else _merge(timeline, budget, changes)
 
 
-def _merge(timeline: Timeline, budget: int, mark: int) -> int:
-    """Keep what was just added until a later run where that adds no excess, and remove that run. Returns the excess."""
+def _merge(timeline: Timeline, budget: int, changes: int) -> int:
+    """Keep what was added after so many changes until a later run, and remove that, if it adds no excess.
+
+    Returns:
+        The excess in bytes.
+    """
     above = excess(timeline, budget)
-    for label, node in timeline.journal[mark:]:
+    for label, node in timeline.journal[changes:]:
         later = timeline.next_copy(node, label) if label in timeline.node else timeline.end
         if later == timeline.end:
             continue
-        before = len(timeline.journal)
+        before = timeline.mark()
         remove_recomputation(timeline, later)
         after = excess(timeline, budget)
         if after > above:
@@ -157,12 +161,12 @@ def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options
         _, move, factor = heapq.heappop(heap)
         if not _current(timeline, worst, move):
             continue
-        mark, before = len(timeline.journal), timeline.cost
+        mark, before = timeline.mark(), timeline.cost
         apply(timeline, move, budget, keep=True)
         gain = above - excess(timeline, budget)
         score = factor * gain / max(timeline.cost - before, _EPSILON)
         if gain > 0 and (not heap or -score <= _NEARLY * heap[0][0]):
-            above = _merge(timeline, budget, mark)
+            above = _merge(timeline, budget, mark.changes)
             continue
         timeline.rollback(mark)
         if gain > 0:
@@ -295,37 +299,37 @@ def chain(timeline: Timeline, node: int, anchor: int, budget: int, keep: bool) -
     """The node and the producers of its dead inputs, and of theirs, in the order in which they must run here."""
     producer = timeline.problem.producer
     seen = {node}
-    pending, order = [node], list[int]()
+    pending, order = [(node, iter(timeline.inputs[node]))], list[int]()
     while pending:
-        current = pending[-1]
-        missing = [
-            producer[value]
-            for value in timeline.inputs[current]
-            if producer[value] not in seen and _dead(timeline, value, anchor, budget, keep)
-        ]
-        if missing and len(seen) < _LONGEST:
-            seen.add(missing[0])
-            pending.append(missing[0])
+        current, left = pending[-1]
+        for value in left if len(seen) < _LONGEST else ():
+            source = producer[value]
+            if source not in seen and _dead(timeline, value, anchor, budget, keep):
+                seen.add(source)
+                pending.append((source, iter(timeline.inputs[source])))
+                break
         else:
-            order.append(pending.pop())
+            order.append(current)
+            pending.pop()
     timeline.work += len(order) // 2
     return order
 
 
 def _dead(timeline: Timeline, value: int, anchor: int, budget: int, keep: bool) -> bool:
-    """Whether the value has to be computed again to be read right before the anchor."""
+    """Whether the value has to be computed again to be read right before the anchor.
+
+    With ``keep`` it needn't if it fits into the budget from its last use on.
+    """
     node = timeline.problem.producer[value]
-    source = timeline.source(value, anchor)
-    if timeline.fixed[node] or timeline.until(value, source) >= anchor or anchor > timeline.limit(node):
+    if timeline.fixed[node]:
         return False
-    return not (keep and _room(timeline, value, source, anchor, budget))
-
-
-def _room(timeline: Timeline, value: int, source: int, label: int, budget: int) -> bool:
-    """Whether the value fits into the budget from its last use to this label."""
-    low = bisect_right(timeline.labels, timeline.until(value, source))
-    high = bisect_left(timeline.labels, label)
-    return high <= low or int(timeline.memory[low:high].max()) + timeline.sizes[value] <= budget
+    last = timeline.last_use(value, anchor)
+    if last >= anchor or anchor > timeline.limit(node):
+        return False
+    if not keep:
+        return True
+    low, high = bisect_right(timeline.labels, last), bisect_left(timeline.labels, anchor)
+    return high > low and int(timeline.memory[low:high].max()) + timeline.sizes[value] > budget
 
 
 def remove_redundant(timeline: Timeline, budget: int, expired: Callable[[], bool]) -> None:
@@ -345,7 +349,7 @@ def remove_if_redundant(timeline: Timeline, label: int, budget: int) -> bool:
     node = timeline.node[label]
     if timeline.copies[node][0] == label or not _may_fit(timeline, label, budget):
         return False
-    mark = len(timeline.journal)
+    mark = timeline.mark()
     remove_recomputation(timeline, label)
     if int(timeline.memory.max()) > budget:
         timeline.rollback(mark)

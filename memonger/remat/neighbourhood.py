@@ -69,7 +69,7 @@ def improve(
     best_schedule = timeline.schedule()
     least = math.fsum(timeline.problem.costs)
     while (spent := done()) < 1:
-        mark = len(timeline.journal)
+        mark = timeline.mark()
         timeline.work += 5 + len(timeline.sizes) // 20
         try:
             if current[0] and rng.random() < annealing.shifts:
@@ -97,7 +97,7 @@ def _shift(timeline: Timeline, budget: int, rng: random.Random, current: Energy)
     """Move nodes one after the other, each only if that adds no bytes above the budget."""
     above = current[0]
     for _ in range(_SHIFTS):
-        mark = len(timeline.journal)
+        mark = timeline.mark()
         timeline.work += 1
         if move(timeline, rng):
             after = greedy.excess(timeline, budget)

@@ -15,9 +15,12 @@ from memonger.remat.annealed_order import reorder
 from memonger.remat.effort import EFFORT, Effort, Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
 from memonger.remat.neighbourhood import Annealing, improve
-from memonger.remat.problem import Problem, Result, cost, memory
+from memonger.remat.problem import Problem, Result, cost, memory, weighed_by_bytes
 from memonger.remat.timeline import CrowdedError, Timeline
 from memonger.remat.tuning import Tuning
+
+_PACE = 0.2
+"""Part of the most work from which on the pace is looked at."""
 
 Schedules = Sequence[tuple[int, ...]]
 
@@ -133,14 +136,17 @@ class Search:
     def cheapest(self, budget: int) -> Result:
         """The cheapest schedule found within the budget, or the one with the smallest peak if none was found."""
         self.effort.whole = 2 + self.tuning.again
-        starts = self._greedy_starts(budget)
+        given = self._greedy_from_given(budget)
+        starts = self._greedy_starts(budget, given[0])
         annealing = self._annealing(order_matters=len(starts) > 1)
         best_start = min([starts[0], *self._greedy_from_initial(budget)])
         if best_start is not starts[0]:
             starts.append(best_start)
         best = self._explore(budget, starts, self.tuning.explore, annealing)
         if not best.excess:
-            return self._refined(budget, best)
+            result = self._refined(budget, best)
+            others = dict.fromkeys(point.schedule for point in sorted([*given, *starts]) if not point.excess)
+            return replace(result, others=tuple(each for each in others if each != result.schedule))
         # As `smallest_budget` does, so that every budget which that names as feasible is feasible here too.
         least = replace(self, effort=self.effort.part(1.0, before=1.0, lowering=True)).smallest(budget)
         if least.peak > budget:
@@ -150,7 +156,15 @@ class Search:
         return again._refined(budget, again._explore(budget, [start], self.tuning.explore_again, self._annealing()))
 
     def smallest(self, enough: int = 0) -> Result:
-        """The schedule with the smallest peak found, or the first one found whose peak is at most ``enough`` bytes."""
+        """The schedule with the smallest peak found, or the first one found whose peak is at most ``enough`` bytes.
+
+        It is the same whatever a node costs. Costs may be measured, and others each time: a budget that was once named
+        as the smallest must be held the next time, too.
+        """
+        problem = weighed_by_bytes(self.problem)
+        return Result.of(self.problem, replace(self, problem=problem)._smallest(enough).schedule)
+
+    def _smallest(self, enough: int) -> Result:
         once = Result.of(self.problem, self.problem.schedule)
         reordered = list(self._reordered(once))
         given = (Result.of(self.problem, schedule) for schedule in self.initial)
@@ -166,35 +180,38 @@ class Search:
                 best = min(best, self._descend(timeline, start, enough, until, annealing), key=_peak_then_cost)
         return best
 
-    def _greedy_starts(self, budget: int) -> list[Point]:
-        """Greedy schedules of the given order and, where there is one, of a better order, the best schedule first."""
-        start = self._greedy_from_given(budget)
+    def _greedy_starts(self, budget: int, start: Point) -> list[Point]:
+        """A greedy schedule of the given order and, where there is one, of a better order, the best schedule first."""
         once = cost(self.problem, self.problem.schedule)
         order = self._better_order(budget) if start[:2] > (0, once) else None
         return [start] if order is None else sorted([start, self._greedy_from_order(order, budget)])
 
-    def _greedy_from_given(self, budget: int) -> Point:
-        """The best schedule that the variants of the greedy algorithm give from the given order."""
-        variants = self.tuning.greedy[: 1 if self.problem.nodes > self.tuning.large else None]
-        timeline = Timeline(self.problem)
-        best = self._greedy(timeline, budget, variants[0], lambda: False)
-        self.effort.tell(timeline, best.excess, best.cost)
+    def _greedy_from_given(self, budget: int) -> list[Point]:
+        """What the variants of the greedy algorithm make of the given order, the best first."""
+        tuning, timeline = self.tuning, Timeline(self.problem)
+        first, *others = tuning.greedy[: 1 if self.problem.nodes > tuning.large else None]
+        most = tuning.first_work * max(tuning.few, self.problem.nodes)
+        points = [self._greedy(timeline, budget, first, _hopeless(timeline, budget, most))]
         once = cost(self.problem, self.problem.schedule)
-        for options in variants[1:]:
+        for options in others:
+            best = min(points)
             if best[:2] <= (0, once):
-                break
-            until = 1.0 if options.plain else self.tuning.greedy_until
-            limit = math.inf if best.excess else once + self.tuning.greedy_patience * (best.cost - once)
+                return [best]
+            limit = math.inf if best.excess else once + tuning.greedy_patience * (best.cost - once)
             timeline.load(self.problem.schedule)
-            point = self._greedy(timeline, budget, replace(options, cost_limit=limit), self._expired(timeline, until))
-            if point[:2] < best[:2]:
-                best = point
-                self.effort.tell(timeline, best.excess, best.cost)
-        self.effort.charge(timeline)
-        return best
+            points.append(self._greedy(timeline, budget, replace(options, cost_limit=limit), self._expired(timeline)))
+        self.effort.charge(timeline, tuning.greedy_charge)
+        return sorted([*points, self._plain(budget)])
 
-    def _expired(self, timeline: Timeline, until: float) -> Callable[[], bool]:
-        return lambda: self.effort.spent(timeline) > until
+    def _plain(self, budget: int) -> Point:
+        """What the plain greedy algorithm finds. It is not charged, so that it takes nothing from other parts."""
+        timeline, tuning = Timeline(self.problem), self.tuning
+        most = tuning.plain_work * min(1.0, tuning.large / self.problem.nodes)
+        hopeless = _hopeless(timeline, budget, most, tuning.plain_faster)
+        return self._greedy(timeline, budget, GreedyOptions(plain=True), lambda: hopeless() or self.effort.is_late)
+
+    def _expired(self, timeline: Timeline) -> Callable[[], bool]:
+        return lambda: self.effort.spent(timeline) > self.tuning.greedy_until
 
     def _greedy_from_order(self, order: tuple[int, ...], budget: int) -> Point:
         """The greedy schedule of another order."""
@@ -202,7 +219,6 @@ class Search:
         stop = self.effort.spent(timeline) + self.tuning.reordered_share
         options = self.tuning.greedy_reordered
         point = self._greedy(timeline, budget, options, lambda: self.effort.spent(timeline) > stop)
-        self.effort.tell(timeline, point.excess, point.cost)
         self.effort.charge(timeline)
         return point
 
@@ -213,9 +229,7 @@ class Search:
         for start in points[: self.tuning.huge_initial if self.problem.nodes > self.tuning.huge else None]:
             timeline.load(start.schedule)
             done = self.effort.portion(timeline, self.tuning.initial_share)
-            point = self._greedy(timeline, budget, self.tuning.greedy[0], _ended(done))
-            self.effort.tell(timeline, point.excess, point.cost)
-            yield point
+            yield self._greedy(timeline, budget, self.tuning.greedy[0], _ended(done))
 
     def _greedy(self, timeline: Timeline, budget: int, options: GreedyOptions, expired: Callable[[], bool]) -> Point:
         """Recompute until the timeline is within the budget, then remove what is redundant."""
@@ -229,7 +243,9 @@ class Search:
         timeline.first_runs_move = True
         if fits:
             remove_redundant(timeline, budget, expired)
-        return Point(excess(timeline, budget), timeline.cost, timeline.schedule())
+        point = Point(excess(timeline, budget), timeline.cost, timeline.schedule())
+        self.effort.tell(timeline, point.excess, point.cost)
+        return point
 
     def _better_order(self, budget: int) -> tuple[int, ...] | None:
         """An evaluation order with much less excess than the given one, or None where a short probe finds none."""
@@ -265,6 +281,7 @@ class Search:
         """
         best = starts[0]
         timeline = Timeline(self.problem, best.schedule)
+        self.effort.tell(timeline, best.excess, best.cost)
         once = cost(self.problem, self.problem.schedule)
         before = self.effort.spent(timeline)
         for turn, end in enumerate(ends):
@@ -331,6 +348,23 @@ class Search:
 
 def _ended(portion: Callable[[], float]) -> Callable[[], bool]:
     return lambda: portion() >= 1
+
+
+def _hopeless(timeline: Timeline, budget: int, most: float, faster: float = 1.0) -> Callable[[], bool]:
+    """Whether so many changes of a timeline are made, or its excess won't be gone by then.
+
+    It won't if it falls too slowly, were it so many times as fast as until now.
+    """
+    before = excess(timeline, budget)
+
+    def ended() -> bool:
+        work = timeline.work
+        if work < _PACE * most:
+            return False
+        left = excess(timeline, budget)
+        return work > most or work * left > faster * (most - work) * (before - left)
+
+    return ended
 
 
 def _point(problem: Problem, schedule: tuple[int, ...], budget: int) -> Point:

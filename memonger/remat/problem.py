@@ -7,7 +7,7 @@ the values it writes and every value that a later step reads before it is comput
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Self
 
@@ -213,6 +213,12 @@ def _attribute(graph: Any, name: Any, key: str, convert: Any) -> Any:
         raise PlanError(f"node {name!r} has {what} '{key}' attribute: give it {needed}.") from None
 
 
+def weighed_by_bytes(problem: Problem) -> Problem:
+    """The problem in which the cost of a node is the number of bytes that it reads and writes, and 1."""
+    sizes, pairs = problem.sizes, zip(problem.reads, problem.writes, strict=True)
+    return replace(problem, costs=tuple(1.0 + sum(sizes[v] for v in (*reads, *writes)) for reads, writes in pairs))
+
+
 def cost(problem: Problem, schedule: Sequence[int]) -> float:
     """Sum of the costs of all steps."""
     return math.fsum(problem.costs[node] for node in schedule)
@@ -309,12 +315,14 @@ class Result:
         peak: Bytes at the worst step.
         cost: Sum over all steps.
         overhead: Cost beyond that of running each node once, as a fraction of it.
+        others: Schedules within the same budget that were found on the way, the cheapest first.
     """
 
     schedule: tuple[int, ...]
     peak: int
     cost: float
     overhead: float
+    others: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, problem: Problem, schedule: tuple[int, ...]) -> Self:

@@ -7,8 +7,9 @@ A change takes O(d log n) time for the d values that the node reads and writes, 
 which the live range of each of them changes. Changes can be rolled back.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,16 @@ _SPACE = 1 << 1024
 
 class CrowdedError(Exception):
     """There is no label left between two steps. The timeline has not changed: load its schedule anew and go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A state of a timeline: what was in its journals by then, the labels of its steps, and the bytes at each."""
+
+    changes: int
+    credits: int
+    labels: list[int]
+    memory: NDArray[np.int64]
 
 
 class Timeline:
@@ -72,6 +83,7 @@ class Timeline:
         self.cost = sum(self.problem.costs[node] for node in steps)
         self.journal: list[tuple[int, int]] = []
         self._credit: dict[int, int] = {}  # label → bytes that its step overwrites, if any
+        self._credits: list[tuple[int, int]] = []  # (label, its credit before), of every change of that
         self._changed: list[int] = []  # labels whose credit may have changed
         self._memory = np.zeros(max(16, 2 * len(steps)), np.int64)
         memory, credit = usage(self.problem, steps)
@@ -91,6 +103,7 @@ class Timeline:
             less = now - credit.get(label, 0)
             if less:
                 self._memory[bisect_left(self.labels, label)] -= less
+                self._credits.append((label, credit.get(label, 0)))
                 credit[label] = now
 
     def _dies(self, value: int, label: int) -> bool:
@@ -145,6 +158,14 @@ class Timeline:
         """Label of the last step that needs this copy of the value: the copy's own label if nobody reads it."""
         reads = self.reads[value]
         at = bisect_left(reads, self.next_copy(self.problem.producer[value], copy))
+        return reads[at - 1] if at and reads[at - 1] > copy else copy
+
+    def last_use(self, value: int, label: int) -> int:
+        """`until` of the copy that a step at this label reads, or would read."""
+        copies, reads = self.copies[self.problem.producer[value]], self.reads[value]
+        turn = bisect_left(copies, label)
+        copy = copies[turn - 1] if turn else -1
+        at = bisect_left(reads, copies[turn] if turn < len(copies) else self.end)
         return reads[at - 1] if at and reads[at - 1] > copy else copy
 
     def add(self, label: int, node: int) -> None:
@@ -227,7 +248,8 @@ class Timeline:
         count = len(labels)
         memory[at : count - 1] = memory[at + 1 : count]
         del labels[at], self.node[label]
-        self._credit.pop(label, None)
+        if label in self._credit:
+            self._credits.append((label, self._credit.pop(label)))
         if self._changed:
             self._settle()
         self.cost -= self.problem.costs[node]
@@ -257,15 +279,38 @@ class Timeline:
                 self._note(value, self.until(value, label))
         del copies[index]
 
-    def rollback(self, mark: int) -> None:
-        """Undo every change since the journal had this length."""
-        while len(self.journal) > mark:
+    def mark(self) -> Mark:
+        """What `rollback` needs to come back to this state. It holds until the next `load`."""
+        return Mark(len(self.journal), len(self._credits), self.labels.copy(), self.memory.copy())
+
+    def rollback(self, mark: Mark) -> None:
+        """Undo every change since this mark, which is several times as fast as to make them backwards."""
+        while len(self.journal) > mark.changes:
             label, node = self.journal.pop()
             if label >= 0:
-                self.remove(label)
+                self._forget(label, node)
             else:
-                self.add(~label, node)
-            self.journal.pop()
+                self._recall(~label, node)
+            self.work += 1 + len(self.inputs[node]) // 4
+        while len(self._credits) > mark.credits:
+            label, credit = self._credits.pop()
+            self._credit[label] = credit
+        self.labels[:] = mark.labels
+        self._memory[: len(mark.labels)] = mark.memory
+
+    def _forget(self, label: int, node: int) -> None:
+        """Undo the addition of a step, all but its bytes."""
+        del self.node[label]
+        for labels in (self.copies[node], *(self.reads[value] for value in self.inputs[node])):
+            del labels[bisect_left(labels, label)]
+        self.cost -= self.problem.costs[node]
+
+    def _recall(self, label: int, node: int) -> None:
+        """Undo the removal of a step, all but its bytes."""
+        self.node[label] = node
+        for labels in (self.copies[node], *(self.reads[value] for value in self.inputs[node])):
+            insort(labels, label)
+        self.cost += self.problem.costs[node]
 
     def unread(self, label: int) -> bool:
         """Whether the node also runs elsewhere and nobody reads the copies it writes at this label."""

@@ -18,10 +18,17 @@ class Tuning:
             change several things at once.
         huge: Number of nodes. Larger problems start from the best few of the initial schedules only.
         huge_initial: How many initial schedules a huge problem starts from.
-        greedy: Variants of the greedy algorithm for the given order. The first one always runs to its end.
+        few: Number of nodes. What is counted per node is counted for so many at least.
+        greedy: Variants of the greedy algorithm for the given order, before the plain one. The first one always runs,
+            however small the effort is.
+        first_work: Changes per node that the first variant may try. Networks need some twenty at most. It gives up as
+            soon as its pace is too slow for that, as it is where nothing but the order is bad.
+        plain_work: Changes that the plain algorithm may try, fewer in large problems. It has them for itself, whatever
+            the effort is, so that no result is worse than its own.
+        plain_faster: It gives up where it would have to be so many times as fast as until then.
+        greedy_charge: Fraction of effort that is charged for the variants at most, so that the rest is left for others.
         greedy_reordered: The variant for another order.
-        greedy_until: Fraction of effort after which no further greedy variant runs, but the plain one: that ends with
-            the effort only, so that no result is worse than the plain greedy algorithm's.
+        greedy_until: Fraction of effort after which no further greedy variant runs.
         greedy_patience: A further variant gives up when recomputation costs this many times what it does in the best.
         reordered_share: Fraction of effort that the greedy algorithm may take on another order.
         initial_share: Fraction of effort that the greedy algorithm may take on an initial schedule. It is not charged.
@@ -48,7 +55,12 @@ class Tuning:
     large: int = 2_000
     huge: int = 10_000
     huge_initial: int = 2
-    greedy: tuple[GreedyOptions, ...] = (GreedyOptions(bulk=True), GreedyOptions(), GreedyOptions(plain=True))
+    few: int = 1_000
+    greedy: tuple[GreedyOptions, ...] = (GreedyOptions(bulk=True), GreedyOptions())
+    first_work: int = 500
+    plain_work: int = 300_000
+    plain_faster: float = 4.0
+    greedy_charge: float = 0.5
     greedy_reordered: GreedyOptions = field(default_factory=GreedyOptions)
     greedy_until: float = 0.2
     greedy_patience: float = 2.0

@@ -4,6 +4,8 @@ import contextlib
 import json
 import random
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.remat import timeline as timelines
 from memonger.remat.annealed_order import reorder
 from memonger.remat.cp_sat import ExactOptions, solve
-from memonger.remat.effort import Progress
+from memonger.remat.effort import Effort, Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.remat.portfolio import search, search_best, smallest_budget
+from memonger.remat.portfolio import Search, search, search_best, smallest_budget
 from memonger.remat.problem import Problem, check, cost, memory, peak
 from memonger.remat.timeline import Timeline
+from memonger.remat.tuning import Tuning
 from tests.support.brute_force import cheapest, slow_memory
 
 DATA = Path(__file__).parents[1] / "data" / "remat"
@@ -79,7 +82,7 @@ def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random) -> None:
     timeline = Timeline(problem)
-    states = [(0, timeline.schedule())]
+    states = [(timeline.mark(), timeline.schedule())]
     for _ in range(15):
         node = rng.randrange(problem.nodes)
         anchor = rng.choice(timeline.labels)
@@ -92,12 +95,13 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
             timeline.remove(anchor)
         else:
             mark, schedule = states.pop(rng.randrange(len(states)))
-            states = [state for state in states if state[0] < mark] or [(0, problem.schedule)]
+            states = [state for state in states if state[0].changes < mark.changes]
             timeline.rollback(mark)
             assert timeline.schedule() == schedule
+            states = states or [(timeline.mark(), schedule)]
         schedule = timeline.schedule()
         assert timeline.memory.tolist() == memory(problem, schedule)
-        states.append((len(timeline.journal), schedule))
+        states.append((timeline.mark(), schedule))
     assert memory(problem, schedule) == slow_memory(problem, schedule)
 
 
@@ -105,11 +109,12 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
 @given(small_problems(), st.integers(0, 60))
 def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)
+    mark = timeline.mark()
     fit_budget(timeline, budget, GreedyOptions(), lambda: False)
     schedule = timeline.schedule()
     assert timeline.memory.tolist() == slow_memory(problem, schedule)
     assert timeline.cost == pytest.approx(cost(problem, schedule))
-    timeline.rollback(0)
+    timeline.rollback(mark)
     assert timeline.schedule() == problem.schedule
     assert timeline.memory.tolist() == memory(problem, problem.schedule)
 
@@ -193,6 +198,95 @@ def test_search_is_near_the_best_known(name: str, percent: int, most: float) -> 
     found = search(problem, budget, effort=60_000)
     assert found.peak <= budget
     assert found.overhead <= most
+
+
+def random_problem(nodes: int, window: int, most: int, seed: int) -> Problem:
+    """Every node reads up to ``most`` of the ``window`` before it."""
+    rng = random.Random(seed)
+    edges = {(rng.randrange(max(0, i - window), i), i) for i in range(1, nodes) for _ in range(rng.randint(1, most))}
+    sizes = [rng.randint(1, 1000) for _ in range(nodes)]
+    return Problem.from_edges([float(rng.randint(1, 100)) for _ in range(nodes)], sizes, sorted(edges))
+
+
+def plain_greedy(problem: Problem, budget: int) -> tuple[int, ...] | None:
+    """The plain greedy algorithm, on schedules alone. None: it gets stuck above the budget.
+
+    Of all values that lie unread at the worst step it computes that one again, right before its next use, that takes
+    away the most bytes × steps for what it costs. At last it removes each run that isn't needed, the dearest first.
+    """
+    steps = list(range(problem.nodes))
+    while excess_of(problem, steps, budget):
+        best: tuple[float, list[int]] | None = None
+        for tried in recomputed_at(problem, steps):
+            gain = excess_of(problem, steps, budget) - excess_of(problem, tried, budget)
+            score = gain / max(1e-9, cost(problem, tried) - cost(problem, steps))
+            if gain > 0 and (best is None or score > best[0]):
+                best = score, tried
+        if best is None:
+            return None
+        steps = best[1]
+    for at in sorted(range(len(steps)), key=lambda at: -problem.costs[steps[at]]):
+        fewer = [node for turn, node in enumerate(steps) if turn != at and node >= 0]
+        if steps[at] in steps[:at] and peak(problem, fewer) <= budget:
+            steps[at] = -1
+    return tuple(node for node in steps if node >= 0)
+
+
+def excess_of(problem: Problem, steps: list[int], budget: int) -> int:
+    """Bytes above the budget, summed over the steps."""
+    return sum(max(0, each - budget) for each in slow_memory(problem, tuple(steps)))
+
+
+def recomputed_at(problem: Problem, steps: list[int]) -> Iterator[list[int]]:
+    """The schedules in which one value that lies unread at the worst step is computed again before its next use."""
+    used = slow_memory(problem, tuple(steps))
+    worst = used.index(max(used))
+    for node in sorted(set(steps[:worst]) - {steps[worst]} - set(problem.reads[steps[worst]])):
+        stop = next((at for at in range(worst + 1, len(steps)) if node in (*problem.reads[steps[at]], steps[at])), None)
+        if stop is not None and steps[stop] != node:
+            again, pending = {node}, [node]
+            while pending:
+                for source in problem.reads[pending.pop()]:
+                    last = max(at for at in range(stop) if steps[at] == source)
+                    ends = next((at for at in range(last + 1, len(steps)) if steps[at] == source), len(steps))
+                    if source not in again and not any(source in problem.reads[each] for each in steps[stop:ends]):
+                        again.add(source)
+                        pending.append(source)
+            yield without_unread(problem, [*steps[:stop], *sorted(again), *steps[stop:]])
+
+
+def without_unread(problem: Problem, steps: list[int]) -> list[int]:
+    """The steps without runs, other than a node's first, that nobody reads."""
+    for at in reversed(range(len(steps))):
+        ends = next((turn for turn in range(at + 1, len(steps)) if steps[turn] == steps[at]), len(steps))
+        if steps[at] in steps[:at] and not any(steps[at] in problem.reads[each] for each in steps[at + 1 : ends]):
+            return without_unread(problem, steps[:at] + steps[at + 1 :])
+    return steps
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([0.9, 0.8, 0.7, 0.6]))
+def test_no_result_is_above_the_plain_greedy_algorithm(seed: int, is_chain: bool, part: float) -> None:
+    problem = training_chain(8, seed) if is_chain else random_problem(14, 6, 3, seed)
+    budget = int(part * peak(problem, problem.schedule))
+    schedule = plain_greedy(problem, budget)
+    found = search_best(problem, budget, effort=1)
+    if schedule is not None:
+        assert max(slow_memory(problem, schedule)) <= budget
+        assert found.peak <= budget
+        assert found.cost <= cost(problem, schedule)
+
+
+def test_a_greedy_variant_that_falls_too_slowly_gives_up() -> None:
+    problem = random_problem(120, 12, 4, 1)
+    budget = peak(problem, problem.schedule) * 6 // 10
+    work = list[float]()
+    for most in (2, 1_000):
+        tuning = Tuning(greedy=(GreedyOptions(bulk=True),), first_work=most, few=1)
+        searching = Search(problem, Effort(10**6), tuning=tuning)
+        assert searching._greedy_from_given(budget)[0].excess
+        work.append(searching.effort.used)
+    assert 2 * work[0] < work[1]
 
 
 @pytest.mark.parametrize("problem", [training_chain(40), training_chain(60, skip=2)], ids=["chain", "u-net"])
@@ -280,6 +374,16 @@ def test_where_nothing_is_within_the_budget_the_same_schedule_is_found_for_every
         found = search_best(problem, budget, effort=5000)
         assert found == least or found.peak <= budget
         assert found == least or budget >= problem.lower_bound
+
+
+def test_the_smallest_budget_is_the_same_whatever_a_node_costs() -> None:
+    problem = training_chain(20, skip=2)
+    least = smallest_budget(problem, effort=5000)
+    for seed in range(2):
+        costs = random.Random(seed)
+        other = replace(problem, costs=tuple(costs.uniform(0.5, 2) * each for each in problem.costs))
+        assert smallest_budget(other, effort=5000).schedule == least.schedule
+        assert search(other, least.peak, effort=5000).peak <= least.peak
 
 
 def test_nodes_that_may_run_once_do() -> None:
