@@ -40,6 +40,7 @@ class BudgetError(PlanError):
         budget: Bytes asked for.
         smallest: The smallest budget for which a plan was found: planning succeeds with it.
         lower_bound: No plan takes less.
+        hint: What the message ends with.
     """
 
     def __init__(self, budget: int, smallest: int, lower_bound: int, hint: str = "") -> None:
@@ -47,7 +48,7 @@ class BudgetError(PlanError):
             f"no plan within {in_full(budget)} was found. The smallest budget that was found to work is "
             f"{in_full(smallest)}; none below {in_full(lower_bound)} can work.{hint}"
         )
-        self.budget, self.smallest, self.lower_bound = budget, smallest, lower_bound
+        self.budget, self.smallest, self.lower_bound, self.hint = budget, smallest, lower_bound, hint
 
 
 class LayoutError(MemongerError):
