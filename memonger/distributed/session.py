@@ -18,6 +18,7 @@ from memonger.errors import SessionError
 from memonger.files import write_whole
 from memonger.plan import Plan
 from memonger.runtime import state as states
+from memonger.runtime.feeds import ShapeError
 from memonger.runtime.segments import Bucket, Segments
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
@@ -104,6 +105,18 @@ class DistributedTrainingSession(TrainingSession):
         self._losses = []
         with self._guarded():
             return super().step(inputs, learning_rate=learning_rate)
+
+    def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
+        """See `memonger.runtime.trainer.Trainer`: a rank whose batch is too short says what to do with the last rows."""
+        try:
+            return super()._checked(inputs)
+        except ShapeError as error:
+            if self.size == 1:
+                raise
+            raise ShapeError(
+                f"rank {self.rank} can't take step {self.steps}: {error} With several ranks every batch has the planned "
+                "size, the last one too: leave it out on all ranks, or fill it up with rows whose sample_weights are 0."
+            ) from error
 
     def save(self, path: str | Path, *, by_rank: bool = False) -> None:
         """Write the training state, whole or not at all; all ranks have to, and wait for it.

@@ -21,6 +21,10 @@ Feeds = Mapping[str, Feed]
 Span = tuple[int, int] | None
 
 
+class ShapeError(SessionError):
+    """An input has another shape than the one planned for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """A model's input, apart from the model.
@@ -342,7 +346,7 @@ def _check_array(value: Input, feed: np.ndarray, where: str) -> None:
 
 def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:
     if value.shape is not None and shape != value.shape:
-        raise SessionError(
+        raise ShapeError(
             f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}. Plan the "
             f"model for that shape as well ({option('batch')}, {option('dims')})."
         )

@@ -150,7 +150,7 @@ def test_two_ranks_train_as_one_with_both_batches(
 )
 def test_ranks_of_mpi_train_to_the_same_bits(results: Any) -> None:
     folder, found = results
-    allowed = {name: "1" for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS")}
+    allowed = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"), "1")
     command = ["mpirun", "-n", "2", sys.executable, "-m", "tests.support.ranks", str(folder), "mpi"]
     done = subprocess.run(
         command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=120, check=False
@@ -210,6 +210,12 @@ def test_ranks_that_differ_are_named_before_anything_runs(results: Any) -> None:
         assert found["plans"].startswith("rank 1 has another plan than rank 0. Plan once, save it")
         assert found["weights"].startswith("rank 1 has other weights than rank 0. Load the same state")
         assert "is planned for one rank alone: for 2 plan it with buckets=memonger.Buckets()" in found["one rank"]
+
+
+def test_a_rank_with_fewer_rows_says_what_to_do_with_them(results: Any) -> None:
+    for rank, found in enumerate(results[1]):
+        assert found["uneven"].startswith(f"rank {rank} can't take step 0: input '")
+        assert "leave it out on all ranks, or fill it up with rows whose sample_weights are 0" in found["uneven"]
 
 
 def test_a_rank_that_ends_or_hangs_is_named_by_the_others(results: Any) -> None:

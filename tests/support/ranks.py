@@ -120,13 +120,15 @@ def _shards(folder: Path, rank: int, made: Callable[..., Any], found: dict[str, 
 
 
 def _refuses(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
-    """Another plan on one rank, and other weights."""
+    """Another plan on one rank, other weights, and fewer rows."""
     found["plans"] = _said(lambda: made("plain" if rank else "clipped"))
     session = made("plain")
     state = session.state_dict()
     state["last.weight"] += rank
     found["weights"] = _said(lambda: session.load_state_dict(state))
     found["one rank"] = _said(lambda: made("alone"))
+    fewer = {key: array[:-1] for key, array in batch(0, rank, "float64").items()}
+    found["uneven"] = _said(lambda: made("plain").step(fewer))
 
 
 def _ends(rank: int, folder: Path, found: dict[str, Any]) -> None:
