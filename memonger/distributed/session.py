@@ -107,15 +107,16 @@ class DistributedTrainingSession(TrainingSession):
             return super().step(inputs, learning_rate=learning_rate)
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
-        """See `memonger.runtime.trainer.Trainer`: a rank whose batch is too short says what to do with the last rows."""
+        """See `memonger.runtime.trainer.Trainer`: of a batch that is too short it says what to do with the last rows."""
         try:
             return super()._checked(inputs)
         except ShapeError as error:
             if self.size == 1:
                 raise
             raise ShapeError(
-                f"rank {self.rank} can't take step {self.steps}: {error} With several ranks every batch has the planned "
-                "size, the last one too: leave it out on all ranks, or fill it up with rows whose sample_weights are 0."
+                f"rank {self.rank} can't take step {self.steps}: {error.problem}",
+                "With several ranks every batch has the planned size, the last one too: leave it out on all ranks, or "
+                "fill it up with rows whose sample_weights are 0.",
             ) from error
 
     def save(self, path: str | Path, *, by_rank: bool = False) -> None:

@@ -214,15 +214,15 @@ def _model(model: ir.Model) -> Iterator[bytes]:
     yield repr((model.ir_version, sorted(model.opset_imports.items()), graph.name)).encode()
     yield repr((sorted(model.metadata_props.items()), sorted(graph.metadata_props.items()))).encode()
     for value in (*graph.inputs, *graph.outputs):
-        yield ir.to_proto(value).SerializeToString(deterministic=True)
+        yield ir.serde.serialize_value(value).SerializeToString(deterministic=True)
     for name, value in graph.initializers.items():
         yield repr((name, value.dtype, value.shape)).encode()
     for node in graph:
-        yield ir.to_proto(node).SerializeToString(deterministic=True)
+        yield ir.serde.serialize_node(node).SerializeToString(deterministic=True)
         for value in node.outputs:
             yield repr((value.name, value.type, value.shape, sorted(value.metadata_props.items()))).encode()
     for function in model.functions.values():
-        yield ir.to_proto(function).SerializeToString(deterministic=True)
+        yield ir.serde.serialize_function(function).SerializeToString(deterministic=True)
     for tensor in all_tensors(model):
         yield tensor_digest(tensor).encode()
 

@@ -22,7 +22,15 @@ Span = tuple[int, int] | None
 
 
 class ShapeError(SessionError):
-    """An input has another shape than the one planned for."""
+    """An input has another shape than the one planned for.
+
+    Attributes:
+        problem: The message without what to do.
+    """
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"{problem} {advice}")
+        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +355,8 @@ def _check_array(value: Input, feed: np.ndarray, where: str) -> None:
 def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:
     if value.shape is not None and shape != value.shape:
         raise ShapeError(
-            f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}. Plan the "
-            f"model for that shape as well ({option('batch')}, {option('dims')})."
+            f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}.",
+            f"Plan the model for that shape as well ({option('batch')}, {option('dims')}).",
         )
 
 

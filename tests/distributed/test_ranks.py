@@ -103,7 +103,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
         for rank in range(2)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=120)[1] for process in started]
+        said = [process.communicate(timeout=300)[1] for process in started]
     finally:
         for process in started:
             process.kill()
