@@ -71,6 +71,18 @@ class SessionError(MemongerError):
     """A session can't run: wrong inputs, an order the runtime didn't follow, a shape no plan was made for."""
 
 
+class ShapeError(SessionError):
+    """An input has another shape than the one planned for.
+
+    Attributes:
+        problem: The message without what to do.
+    """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(f"{problem} {advice}".rstrip())
+        self.problem = problem
+
+
 class BusyError(SessionError):
     """A run waited for as long as it may, and others still had the memory it needs: the same run may succeed later."""
 

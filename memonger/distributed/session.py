@@ -14,11 +14,10 @@ import numpy as np
 from memonger.devices import Device
 from memonger.distributed.engines import Engine, EngineError, Handle, engine_of
 from memonger.distributed.trace import Trace
-from memonger.errors import SessionError
+from memonger.errors import SessionError, ShapeError
 from memonger.files import write_whole
 from memonger.plan import Plan
 from memonger.runtime import state as states
-from memonger.runtime.feeds import ShapeError
 from memonger.runtime.segments import Bucket, Segments
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
@@ -107,7 +106,7 @@ class DistributedTrainingSession(TrainingSession):
             return super().step(inputs, learning_rate=learning_rate)
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
-        """See `memonger.runtime.trainer.Trainer`: of a batch that is too short it says what to do with the last rows."""
+        """See `memonger.runtime.trainer.Trainer`; of a batch of another size says what to do with the last rows."""
         try:
             return super()._checked(inputs)
         except ShapeError as error:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.devices import CPU, Device
-from memonger.errors import SessionError
+from memonger.errors import SessionError, ShapeError
 from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
@@ -19,18 +19,6 @@ from memonger.words import FILE, did_you_mean, option
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
 Span = tuple[int, int] | None
-
-
-class ShapeError(SessionError):
-    """An input has another shape than the one planned for.
-
-    Attributes:
-        problem: The message without what to do.
-    """
-
-    def __init__(self, problem: str, advice: str) -> None:
-        super().__init__(f"{problem} {advice}")
-        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
