@@ -29,7 +29,7 @@ from benchmarks.machine import HERE, MIB, Table, accelerator, keep, stamp
 
 EQUAL = Table(
     "network<10", "type<8", "ranks>6", "plan<16", "loss>10.1e", "weights>10.1e", "DDP: loss>11.1e", "weights>10.1e",
-    missing="-",
+    "N ranks>9.1e", "one>8.1e", "DDP>8.1e", "one>8.1e", missing="-",
 )  # fmt: skip
 SPEED = Table(
     "network<8", "contestant<22", "ranks>6", "ms>8.1f", "÷ DDP>7.3f", "spread>8.2f", "grown>8.1f", "peak>8.1f",
@@ -46,7 +46,7 @@ def plan_of(name: str, dtype: str, rows: int, path: Path, buckets: memonger.Buck
     """A training plan in a file, for the device of this run."""
     example = torch.from_numpy(batch(name, dtype, 0, rows)["x"])
     model = memonger.from_torch(network(name, dtype), (example,), input_names=["x"], output_names=["scores"])
-    if name == "dense":
+    if name.startswith("dense"):
         model = memonger.to_training_mode(model, sync_batch_norm=buckets is not None)
     training = memonger.differentiate(
         model, loss=memonger.SoftmaxCrossEntropy(), optimizer=memonger.Adam(lr=RATE, eps=EPS)
@@ -99,39 +99,63 @@ def _apart_losses(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
 
 
+WAYS = {
+    "kept": {"buckets": memonger.Buckets(first=20_000, rest=60_000)},
+    "rematerialized": {"buckets": memonger.Buckets(first=20_000, rest=60_000, wait="last"), "strategy": "sweep"},
+}
+CASES = [
+    (name, rows, dtype, ranks)
+    for name, rows, dtypes in (
+        ("small cnn", 2, ("float64", "float32")), ("small gpt", 2, ("float64", "float32")),
+        ("dense", 8, ("float64", "float32")), ("densenet", 4, ("float32",)),
+    )
+    for dtype in dtypes
+    for ranks in (2, 4)
+]  # fmt: skip
+
+
 def equal(folder: Path) -> Iterator[str]:
     """Whether N ranks train as one."""
     yield "N ranks with B rows against one with N·B, 5 steps of Adam: largest difference of losses, and of weights,"
-    yield "each over the largest of its tensor; DDP: PyTorch's against PyTorch's one process"
+    yield "each over the largest of its tensor; DDP: PyTorch's against PyTorch's one process. Behind that weights in"
+    yield "float32 against PyTorch's one process in float64: of N ranks, of one, of DDP, of PyTorch's one process."
+    yield "dense, a dense block, and densenet, DenseNet-BC of depth 40, have synchronized statistics. PyTorch's"
+    yield "SyncBatchNorm refuses tensors of CPUs: DDP has no figures. onnxruntime has no convolution in float64."
+    yield "densenet's weights are far from float64 in PyTorch too, in one process: judge it by its losses"
     yield EQUAL.heading
-    small = {"first": 20_000, "rest": 60_000}
-    ways = {
-        "next": ({"buckets": memonger.Buckets(**small)}, "kept"),
-        "last": ({"buckets": memonger.Buckets(**small, wait="last"), "strategy": "sweep"}, "rematerialized"),
-    }
-    for name, rows in (("small cnn", 2), ("small gpt", 2), ("dense", 8)):
-        for dtype in ("float64", "float32"):
-            for ranks in (2, 4):
-                whole = plan_of(name, dtype, rows * ranks, folder / "one.onnx", None)
-                common = {"dtype": dtype, "rows": rows * ranks, "steps": 5}
-                alone = run(folder, "memonger", name, 1, plan=whole, **common)
-                ddp: tuple[float | None, ...] = (None, None)  # PyTorch synchronizes statistics on GPUs only
-                torches = name != "dense" and [run(folder, "ddp", name, number, **common) for number in (1, ranks)]
-                if torches:
-                    mean = _mean([each["losses"] for each in torches[1][0]])
-                    ddp = _apart_losses(mean, torches[0][0][0]["losses"]), _apart(torches[1][1], torches[0][1])
-                before: Any = None
-                for options, words in ways.values():
-                    found = run(folder, "memonger", name, ranks,
-                                plan=plan_of(name, dtype, rows, folder / "part.onnx", **options), **common)  # fmt: skip
-                    losses = _apart_losses(found[0][0]["losses"], alone[0][0]["losses"])
-                    row = EQUAL.row(name, dtype, ranks, words, losses, _apart(found[1], alone[1]), *ddp)
-                    if before is not None:
-                        same = all(np.array_equal(found[1][n], before[1][n]) for n in before[1])
-                        row += "  the same bits as kept" if same else "  OTHER BITS than kept"
-                    yield row
-                    before = found
+    for case in CASES:
+        yield from _equal(folder, *case)
     yield ""
+
+
+def _equal(folder: Path, name: str, rows: int, dtype: str, ranks: int) -> Iterator[str]:
+    """Rows of one network in one type, for one number of ranks."""
+    common = {"dtype": dtype, "rows": rows * ranks, "steps": 5}
+    alone = run(
+        folder, "memonger", name, 1, plan=plan_of(name, dtype, rows * ranks, folder / "one.onnx", None), **common
+    )
+    torch_alone = run(folder, "ddp", name, 1, **common)
+    ddp = None if name.startswith("dense") else run(folder, "ddp", name, ranks, **common)
+    ddp_apart: tuple[float | None, ...] = (None, None)
+    if ddp is not None:
+        mean = _mean([each["losses"] for each in ddp[0]])
+        ddp_apart = _apart_losses(mean, torch_alone[0][0]["losses"]), _apart(ddp[1], torch_alone[1])
+    exact = run(folder, "ddp", name, 1, **{**common, "dtype": "float64"})[1] if dtype == "float32" else None
+    before: Any = None
+    for words, options in WAYS.items():
+        plan = plan_of(name, dtype, rows, folder / "part.onnx", **options)
+        several = run(folder, "memonger", name, ranks, plan=plan, **common)
+        losses = _apart_losses(several[0][0]["losses"], alone[0][0]["losses"])
+        errors = [
+            None if exact is None or each is None else _apart(each[1], exact)
+            for each in (several, alone, ddp, torch_alone)
+        ]
+        row = EQUAL.row(name, dtype, ranks, words, losses, _apart(several[1], alone[1]), *ddp_apart, *errors)
+        if before is not None:
+            same = all(np.array_equal(several[1][n], before[1][n]) for n in before[1])
+            row += "  the same bits as kept" if same else "  OTHER BITS than kept"
+        yield row
+        before = several
 
 
 def _mean(losses: list[list[float]]) -> list[float]:

@@ -115,8 +115,45 @@ class Dense(nn.Module):
         return self.classifier(x)
 
 
+class Layer(nn.Module):
+    """A bottleneck and a convolution of 3 × 3, whose channels join those it read."""
+
+    def __init__(self, before: int, growth: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(4 * growth)
+        self.conv1 = nn.Conv2d(before, 4 * growth, 1, bias=False)
+        self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All channels so far."""
+        return torch.cat([x, self.conv2(self.norm2(self.conv1(self.norm1(x).relu())).relu())], 1)
+
+
+class DenseNet(nn.Module):
+    """DenseNet-BC for images of 32 × 32, as `models.densenet` has it (Huang et al. 2017)."""
+
+    def __init__(self, depth: int, growth: int = 12) -> None:
+        super().__init__()
+        channels = 2 * growth
+        layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
+        for block in range(3):
+            for _ in range((depth - 4) // 6):
+                layers.append(Layer(channels, growth))
+                channels += growth
+            layers += [nn.BatchNorm2d(channels), nn.ReLU()]
+            if block < 2:
+                layers += [nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2)]
+                channels //= 2
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch of images."""
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
 NETWORKS = {
-    "dense": Dense, "cnn": lambda: Convolutions(64), "gpt": lambda: Language(256, 4),
+    "dense": Dense, "densenet": lambda: DenseNet(40), "cnn": lambda: Convolutions(64), "gpt": lambda: Language(256, 4),
     "small cnn": lambda: Products((16, 32, 64)), "small gpt": lambda: Language(32, 2),
 }  # fmt: skip
 
@@ -128,14 +165,13 @@ def network(name: str, dtype: str) -> nn.Module:
 
 
 def batch(name: str, dtype: str, step: int, rows: int) -> dict[str, np.ndarray]:
-    """All rows of a step: inputs and labels."""
+    """All rows of a step: inputs, the same float32 numbers in each type, and labels."""
     generator = np.random.default_rng(step)
     if name.endswith("gpt"):
         words = generator.integers(0, WORDS, (rows, LENGTH + 1))
         return {"x": words[:, :-1].copy(), "labels": words[:, 1:].reshape(-1).copy()}
-    if name == "dense":
-        return {"x": generator.standard_normal((rows, 64)).astype(dtype), "labels": generator.integers(0, 10, rows)}
-    return {"x": generator.standard_normal((rows, 3, 32, 32)).astype(dtype), "labels": generator.integers(0, 10, rows)}
+    x = generator.standard_normal((rows, 64) if name == "dense" else (rows, 3, 32, 32)).astype("float32")
+    return {"x": x.astype(dtype), "labels": generator.integers(0, 10, rows)}
 
 
 def part(whole: dict[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:

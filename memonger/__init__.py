@@ -15,6 +15,7 @@ from memonger.errors import (
     PlanFileError,
     RuntimeUnavailableError,
     SessionError,
+    ShapeError,
     VerificationError,
 )
 from memonger.units import GiB, KiB, MiB
@@ -62,7 +63,7 @@ __all__ = [
     "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
     "GiB", "GraphPlan", "HuberLoss", "KiB", "Layout", "LayoutError", "Lion", "LoadError", "MeanAbsoluteError",
     "MeanSquaredError", "MemongerError", "MiB", "Model", "Options", "Pipeline", "Plan", "PlanError", "PlanFileError",
-    "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "Sharing", "SoftmaxCrossEntropy",
+    "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "ShapeError", "Sharing", "SoftmaxCrossEntropy",
     "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw",
     "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all",
     "search_plan", "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",

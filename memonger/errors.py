@@ -40,6 +40,7 @@ class BudgetError(PlanError):
         budget: Bytes asked for.
         smallest: The smallest budget for which a plan was found: planning succeeds with it.
         lower_bound: No plan takes less.
+        hint: What the message ends with.
     """
 
     def __init__(self, budget: int, smallest: int, lower_bound: int, hint: str = "") -> None:
@@ -47,7 +48,7 @@ class BudgetError(PlanError):
             f"no plan within {in_full(budget)} was found. The smallest budget that was found to work is "
             f"{in_full(smallest)}; none below {in_full(lower_bound)} can work.{hint}"
         )
-        self.budget, self.smallest, self.lower_bound = budget, smallest, lower_bound
+        self.budget, self.smallest, self.lower_bound, self.hint = budget, smallest, lower_bound, hint
 
 
 class LayoutError(MemongerError):
@@ -68,6 +69,18 @@ class RuntimeUnavailableError(MemongerError):
 
 class SessionError(MemongerError):
     """A session can't run: wrong inputs, an order the runtime didn't follow, a shape no plan was made for."""
+
+
+class ShapeError(SessionError):
+    """An input has another shape than the one planned for.
+
+    Attributes:
+        problem: The message without what to do.
+    """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(f"{problem} {advice}".rstrip())
+        self.problem = problem
 
 
 class BusyError(SessionError):

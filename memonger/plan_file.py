@@ -202,7 +202,8 @@ def attribute_bytes(attribute: ir.Attr) -> bytes:
     if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return attribute.name.encode()  # its graphs are walked on their own
     try:
-        return ir.to_proto(attribute).SerializeToString(deterministic=True)
+        serialize = ir.serde.serialize_reference_attribute if attribute.is_ref() else ir.serde.serialize_attribute
+        return serialize(attribute).SerializeToString(deterministic=True)
     except Exception as error:  # of a file from outside onnx_ir raises several kinds
         raise PlanFileError(f"attribute '{attribute.name}' is malformed: {error}.") from error
 

@@ -15,7 +15,7 @@ from memonger.devices import CPU, Device
 from memonger.distributed.engines import Array, Engine, EngineError, Handle
 from memonger.distributed.join import device_of_rank, engine_of
 from memonger.distributed.trace import Trace
-from memonger.errors import SessionError
+from memonger.errors import SessionError, ShapeError
 from memonger.files import write_whole
 from memonger.plan import Plan
 from memonger.runtime import state as states
@@ -110,6 +110,19 @@ class DistributedTrainingSession(TrainingSession):
         self._losses = []
         with self._guarded():
             return super().step(inputs, learning_rate=learning_rate)
+
+    def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
+        """See `memonger.runtime.trainer.Trainer`; of a batch of another size says what to do with the last rows."""
+        try:
+            return super()._checked(inputs)
+        except ShapeError as error:
+            if self.size == 1:
+                raise
+            raise ShapeError(
+                f"rank {self.rank} can't take step {self.steps}: {error.problem}",
+                "With several ranks every batch has the planned size, the last one too: leave it out on all ranks, or "
+                "fill it up with rows whose sample_weights are 0.",
+            ) from error
 
     def save(self, path: str | Path, *, by_rank: bool = False) -> None:
         """Write the training state, whole or not at all; all ranks have to, and wait for it.

@@ -1,7 +1,8 @@
 """Plans that were made before: the folder that ``MEMONGER_CACHE`` names keeps each under a digest of what decides it.
 
 An entry is a planned file, and in its metadata what such a file doesn't say. It is checked like any file from outside,
-and what doesn't pass is planned anew: entries can be deleted at any time.
+and what doesn't pass is planned anew: entries can be deleted at any time. Where no plan held the budget, the entry is
+what was said then.
 """
 
 import dataclasses
@@ -15,14 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Device
-from memonger.errors import MemongerError, PlanFileError
-from memonger.model.decoding import decode
+from memonger.errors import BudgetError, MemongerError, PlanFileError
+from memonger.files import write_whole
+from memonger.model.decoding import AtLeast, decode
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
 from memonger.model.save import save_model
@@ -31,6 +33,7 @@ from memonger.plan import Plan
 from memonger.plan_file import tensor_digest, with_record
 from memonger.planning.options import Options
 from memonger.remat.strategy import Outcome
+from memonger.words import either
 
 FOLDER = "MEMONGER_CACHE"
 """The environment variable that names the folder; without it nothing is kept."""
@@ -58,14 +61,28 @@ class _Beside:
 
 
 @dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What is said where no plan holds a budget; see `memonger.errors.BudgetError`."""
+
+    smallest: Annotated[int, AtLeast(0)]
+    lower_bound: Annotated[int, AtLeast(0)]
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """Where the plan of a model and of options is kept.
+    """Where the plan of a model and of options is kept, or that there is none within the budget.
 
     Attributes:
-        path: Its file, which may not be there.
+        path: The planned file, which may not be there.
+        refusal: The file that says why there is no plan, which may not be there. Its name depends on the model's name
+            as well, and on whether messages name flags.
+        budget: Bytes; None: no budget.
     """
 
     path: Path
+    refusal: Path
+    budget: int | None
 
     def read(self) -> Plan | None:
         """The plan without its source; None where none is kept, or what is there can't be used."""
@@ -100,6 +117,28 @@ class Entry:
         except (OSError, PlanFileError) as error:
             logger.warning("the plan isn't kept in %s (%s): %s", self.path.parent, FOLDER, error)
 
+    def read_refusal(self) -> BudgetError | None:
+        """Why there is no plan; None where that isn't kept, or what is there can't be used."""
+        if self.budget is None or not self.refusal.is_file():
+            return None
+        try:
+            said = decode(_Refusal, json.loads(self.refusal.read_text()))
+        except (OSError, ValueError, RecursionError) as error:
+            logger.warning("%s is planned anew: %s", self.refusal, error)
+            return None
+        if not said.lower_bound <= said.smallest or not self.budget < said.smallest:
+            return None
+        return BudgetError(self.budget, said.smallest, said.lower_bound, said.hint)
+
+    def write_refusal(self, error: BudgetError) -> None:
+        """Keep why there is no plan. Where that can't be done a warning is logged."""
+        said = json.dumps(dataclasses.asdict(_Refusal(error.smallest, error.lower_bound, error.hint))).encode()
+        try:
+            self.refusal.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.refusal, lambda target: target.write(said))
+        except OSError as reason:
+            logger.warning("the refusal isn't kept in %s (%s): %s", self.refusal.parent, FOLDER, reason)
+
 
 def entry(source: Source | Model, options: Options, device: Device) -> Entry | None:
     """Where the plan of a model is kept; None where no folder is named, or what decides the plan has no digest.
@@ -115,10 +154,13 @@ def entry(source: Source | Model, options: Options, device: Device) -> Entry | N
     digest = hashlib.sha256()
     for part in (_versions(), _machine(device), str(device), said):
         digest.update(f"{part}\n".encode())
-    for content in _model(source.ir if isinstance(source, Model) else load_as_is(source).ir):
+    model = source if isinstance(source, Model) else load_as_is(source)
+    for content in _model(model.ir):
         digest.update(content)
     name = digest.hexdigest()
-    return Entry(Path(folder).expanduser() / name[:2] / f"{name}.onnx")
+    digest.update(repr((model.name, either("keywords", "flags"))).encode())
+    parent = Path(folder).expanduser() / name[:2]
+    return Entry(parent / f"{name}.onnx", parent / f"{digest.hexdigest()}.refused.json", options.budget_bytes)
 
 
 def _plain(number: Any) -> int | float:
@@ -172,15 +214,15 @@ def _model(model: ir.Model) -> Iterator[bytes]:
     yield repr((model.ir_version, sorted(model.opset_imports.items()), graph.name)).encode()
     yield repr((sorted(model.metadata_props.items()), sorted(graph.metadata_props.items()))).encode()
     for value in (*graph.inputs, *graph.outputs):
-        yield ir.to_proto(value).SerializeToString(deterministic=True)
+        yield ir.serde.serialize_value(value).SerializeToString(deterministic=True)
     for name, value in graph.initializers.items():
         yield repr((name, value.dtype, value.shape)).encode()
     for node in graph:
-        yield ir.to_proto(node).SerializeToString(deterministic=True)
+        yield ir.serde.serialize_node(node).SerializeToString(deterministic=True)
         for value in node.outputs:
             yield repr((value.name, value.type, value.shape, sorted(value.metadata_props.items()))).encode()
     for function in model.functions.values():
-        yield ir.to_proto(function).SerializeToString(deterministic=True)
+        yield ir.serde.serialize_function(function).SerializeToString(deterministic=True)
     for tensor in all_tensors(model):
         yield tensor_digest(tensor).encode()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Unpack, get_args
@@ -358,6 +359,9 @@ def _in_processes(joblib: ModuleType, tasks: Sequence[_Task], jobs: int | None) 
                 yield from run({number: task})
             except BrokenProcessPool:
                 yield number, dataclasses.replace(task.row, error=_ENDED)
+    finally:
+        if parent_process() is not None:  # as it ends, multiprocessing waits for these processes, which idle for 300 s
+            importlib.import_module("joblib.externals.loky").get_reusable_executor().shutdown()
 
 
 def _on_ray(ray: ModuleType, tasks: Sequence[_Task], jobs: int | None) -> Iterator[Numbered]:

@@ -76,8 +76,9 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         options: A record of all options to start from; keywords given beside it replace its fields.
         keywords: The fields of `Options`.
 
-    Where the environment variable ``MEMONGER_CACHE`` names a folder, the plan of a model is kept there, and the same
-    model with the same options, versions and machine gives it again; see `memonger.planning.cache`.
+    Where the environment variable ``MEMONGER_CACHE`` names a folder, the plan of a model is kept there, or that no plan
+    holds the budget, and the same model with the same options, versions and machine gives it again; see
+    `memonger.planning.cache`.
 
     Raises:
         LoadError: the model can't be read or its shapes can't be made static.
@@ -97,8 +98,16 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     if found is not None:
         own = _own(source, chosen)
         return dataclasses.replace(found, source=own, planning_seconds=time.perf_counter() - begin)
-    with collecting_later():
-        made = _search_plan(source, chosen, begin)
+    refused = kept.read_refusal() if kept is not None else None
+    if refused is not None:
+        raise refused
+    try:
+        with collecting_later():
+            made = _search_plan(source, chosen, begin)
+    except BudgetError as error:
+        if kept is not None and chosen.time_limit is None:  # with more time there may be one
+            kept.write_refusal(error)
+        raise
     if kept is not None:
         kept.write(made)
     return made

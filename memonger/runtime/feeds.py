@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.devices import CPU, Device
-from memonger.errors import SessionError
+from memonger.errors import SessionError, ShapeError
 from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
@@ -342,9 +342,9 @@ def _check_array(value: Input, feed: np.ndarray, where: str) -> None:
 
 def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:
     if value.shape is not None and shape != value.shape:
-        raise SessionError(
-            f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}. Plan the "
-            f"model for that shape as well ({option('batch')}, {option('dims')})."
+        raise ShapeError(
+            f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}.",
+            f"Plan the model for that shape as well ({option('batch')}, {option('dims')}).",
         )
 
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from ctypes.util import find_library
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,7 +93,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
     assert plans["sync"].recomputed
     for name, plan in plans.items():
         plan.save(folder / f"{name}.onnx")
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
     ports = [str(one.getsockname()[1]) for one in sockets]
     for one in sockets:
         one.close()
@@ -104,7 +107,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
         for rank in range(2)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=120)[1] for process in started]
+        said = [process.communicate(timeout=300)[1] for process in started]
     finally:
         for process in started:
             process.kill()
@@ -144,6 +147,22 @@ def test_two_ranks_train_as_one_with_both_batches(
         np.testing.assert_allclose(
             saved[key], array, rtol=0, atol=tolerance * max(1, float(abs(array).max())), err_msg=key
         )
+
+
+@pytest.mark.skipif(
+    not (shutil.which("mpirun") and find_library("mpi") and find_spec("mpi4py")), reason="needs MPI and mpi4py"
+)
+def test_ranks_of_mpi_train_to_the_same_bits(results: Any) -> None:
+    folder, found = results
+    allowed = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"), "1")
+    command = ["mpirun", "-n", "2", sys.executable, "-m", "tests.support.ranks", str(folder), "mpi"]
+    done = subprocess.run(
+        command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads((folder / f"mpi.{rank}.json").read_text()) for rank in range(2)] == [found[0]["plain"]] * 2
+    mpi, gloo = (load_file(folder / f"{name}.state") for name in ("mpi", "plain"))
+    assert all(np.array_equal(mpi[key], gloo[key]) for key in gloo)
 
 
 def test_synchronized_statistics_are_those_of_both_batches(results: Any) -> None:
@@ -209,10 +228,17 @@ def test_ranks_that_differ_are_named_before_anything_runs(results: Any) -> None:
         assert "is planned for one rank alone: for 2 plan it with buckets=memonger.Buckets()" in found["one rank"]
 
 
-def test_a_rank_that_ends_is_named_by_the_others(results: Any) -> None:
+def test_a_rank_with_fewer_rows_says_what_to_do_with_them(results: Any) -> None:
+    for rank, found in enumerate(results[1]):
+        assert found["uneven"].startswith(f"rank {rank} can't take step 0: input '")
+        assert "leave it out on all ranks, or fill it up with rows whose sample_weights are 0" in found["uneven"]
+
+
+def test_a_rank_that_ends_or_hangs_is_named_by_the_others(results: Any) -> None:
     _, (found, _) = results
     assert "rank 1 closed its session after 1 steps; ranks have to take equally many steps" in found["closed"]
-    assert "rank 1 has ended or hangs: no answer came" in found["gone"]
+    for name in ("gone", "hangs"):
+        assert found[name].startswith("step 1 failed on rank 0: rank 1 has ended or hangs: no answer came")
     assert "Make a new session" in found["after gone"]
 
 

@@ -10,7 +10,9 @@ import onnx
 import pytest
 
 import memonger
+from memonger.errors import BudgetError
 from memonger.planning import cache, search_plan
+from memonger.words import on_the_command_line
 from tests.support.open_models import block
 from tests.support.planning_models import LOSS, chain
 
@@ -120,3 +122,36 @@ def test_a_folder_that_cant_be_written_costs_a_warning(
     assert dataclasses.is_dataclass(plan)
     assert cache.FOLDER in caplog.text
     assert str(folder) in caplog.text
+
+
+def test_a_refused_budget_is_refused_again_with_the_same_words(
+    folder: Path, made: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(block().SerializeToString())
+
+    def refused(source: Any = path, **options: Any) -> BudgetError:
+        with pytest.raises(BudgetError) as raised:
+            memonger.search_plan(source, batch=4, budget=9000, device="none", chunks="off", **options)
+        return raised.value
+
+    first, again = refused(), refused()
+    assert len(made) == 1
+    assert str(again) == str(first)
+    assert "memonger.fit('" in str(first)
+    assert (again.budget, again.smallest, again.lower_bound) == (first.budget, first.smallest, first.lower_bound)
+    with on_the_command_line():
+        assert "memonger fit " in str(refused())
+    renamed = tmp_path / "renamed.onnx"
+    renamed.write_bytes(path.read_bytes())
+    assert "renamed.onnx" in str(refused(renamed))
+    for _ in range(2):
+        refused(time_limit=100)  # with more time there may be a plan
+    assert len(made) == 5
+    files = sorted(folder.rglob("*.refused.json"))
+    assert len(files) == 3
+    for file, text in zip(files, ("{", '{"smallest": "1", "lower_bound": 1, "hint": ""}', "[]"), strict=True):
+        file.write_text(text)
+    assert str(refused()) == str(first)
+    assert len(made) == 6
+    assert "is planned anew" in caplog.text

@@ -1,6 +1,7 @@
 """Plans of many models: those that `search_plan` makes, in one folder, whatever fails and however many at a time."""
 
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -60,8 +61,11 @@ def test_every_plan_is_that_of_search_plan(files: list[Path], tmp_path: Path) ->
     assert set(written["files"]) == files_said | {"memonger.json"}
 
 
-def test_processes_make_the_same_plans_and_one_that_is_killed_is_a_row(tmp_path: Path) -> None:
+def test_processes_make_the_same_plans_and_one_that_is_killed_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("joblib")
+    monkeypatch.setattr(plan_all, "parent_process", object)  # one that multiprocessing started waits for its children
     models: dict[str, Any] = {"loaded": memonger.load(layers(), batch=4), "deadly": Deadly()}
     here = memonger.plan_all({"loaded": models["loaded"]}, output=tmp_path / "here", **PORTABLE)
     rows = memonger.plan_all(models, jobs=2, output=tmp_path / "there", **PORTABLE)
@@ -69,6 +73,7 @@ def test_processes_make_the_same_plans_and_one_that_is_killed_is_a_row(tmp_path:
     assert here[0].file is not None
     assert rows[0].file is not None
     assert here[0].file.read_bytes() == rows[0].file.read_bytes()
+    assert not [child for child in multiprocessing.active_children() if "Loky" in type(child).__name__]
 
 
 def test_a_model_that_fails_stops_no_other(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

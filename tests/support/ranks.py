@@ -1,6 +1,7 @@
 """What a rank does in tests of distributed training: a program, started once for each of two ranks.
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.support.ranks FOLDER
+    mpirun -n 2 python -m tests.support.ranks FOLDER mpi
 
 It reads plans from the folder and writes there what `tests/distributed/test_ranks.py` looks at.
 """
@@ -9,7 +10,9 @@ import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,17 @@ def main(folder: Path) -> None:
     torch.distributed.destroy_process_group()
     _ends(rank, folder, found)
     (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def main_with_mpi(folder: Path) -> None:
+    """Train on ranks that MPI started."""
+    from mpi4py import MPI
+
+    session = memonger.DistributedTrainingSession(folder / "plain.onnx", group=MPI.COMM_WORLD)
+    losses = [session.step(batch(step, session.rank, "float64")) for step in range(STEPS)]
+    session.save(folder / "mpi.state")
+    (folder / f"mpi.{session.rank}.json").write_text(json.dumps(losses))
+    session.close()
 
 
 def _opening(folder: Path) -> Callable[..., memonger.DistributedTrainingSession]:
@@ -128,29 +142,40 @@ def _on_device(folder: Path, rank: int, made: Callable[..., Any], found: dict[st
 
 
 def _refuses(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
-    """Another plan on one rank, and other weights."""
+    """Another plan on one rank, other weights, and fewer rows."""
     found["plans"] = _said(lambda: made("plain" if rank else "clipped"))
     session = made("plain")
     state = session.state_dict()
     state["last.weight"] += rank
     found["weights"] = _said(lambda: session.load_state_dict(state))
     found["one rank"] = _said(lambda: made("alone"))
+    fewer = {key: array[:-1] for key, array in batch(0, rank, "float64").items()}
+    found["uneven"] = _said(lambda: made("plain").step(fewer))
 
 
 def _ends(rank: int, folder: Path, found: dict[str, Any]) -> None:
-    """A rank takes no more steps, and then one ends; each time the other is told which."""
-    for name, port in (("closed", 1), ("gone", 2)):
+    """A rank takes no more steps, then one hangs, and then one ends; each time the other is told which."""
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    for port, name in enumerate(("closed", "hangs", "gone"), 1):
         os.environ["MASTER_PORT"] = os.environ["PORTS"].split()[port]
-        session = memonger.DistributedTrainingSession(folder / "plain.onnx", timeout=8)
+        session = memonger.DistributedTrainingSession(folder / "plain.onnx", timeout=6)
         session.step(batch(0, rank, "float64"))
-        if rank == 1 and name == "closed":
-            session.close()
+        if name == "hangs":  # no sooner: a busy machine may take its time until here
+            _set_pg_timeout(timedelta(seconds=1))
+        if rank == 0:
+            found[name] = _said(lambda session=session: session.step(batch(1, rank, "float64")))
+            found[f"after {name}"] = _said(lambda session=session: session.step(batch(1, rank, "float64")))
+            (folder / name).touch()
             continue
-        if rank == 1:
+        if name == "gone":
             (folder / "1.json").write_text(json.dumps(found))
             os._exit(9)
-        found[name] = _said(lambda session=session: session.step(batch(1, rank, "float64")))
-        found[f"after {name}"] = _said(lambda session=session: session.step(batch(1, rank, "float64")))
+        if name == "closed":
+            session.close()
+        while not (folder / name).exists() and os.getppid() != 1:
+            time.sleep(0.01)
+        session.close()
 
 
 def _said(call: Callable[[], object]) -> str:
@@ -163,4 +188,4 @@ def _said(call: Callable[[], object]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (main_with_mpi if sys.argv[2:] else main)(Path(sys.argv[1]))
