@@ -73,13 +73,9 @@ class State(NamedTuple):
         mark: For each depth the number of releases changed before it.
         changed: Ranks whose release was changed.
         before: Their releases before that.
-        least: Of each rank that isn't placed the lowest offset that the rest of the search allows.
-        noted: For each depth the number of ``least`` raised before it.
-        raised: Ranks whose ``least`` was raised.
-        lower: Their ``least`` before that.
-        raiser: For each rank whose turn has passed the one that may raise it least, when that was last looked up.
-        by_least: All ranks, sorted by ``least`` when that was last needed.
-        height: For each step the bound; set and read by ``_fits`` only.
+        least: For each rank the lowest offset that the rest of the search allows; set and read by ``_bounded`` only.
+        by_least: All ranks, sorted by ``least``.
+        height: For each step the bound; set and read by ``_bounded`` only.
         failures: For each step how often its bound exceeded the capacity.
         spent: Placements tried, and loop turns.
     """
@@ -95,10 +91,6 @@ class State(NamedTuple):
     changed: Ints
     before: Ints
     least: Ints
-    noted: Ints
-    raised: Ints
-    lower: Ints
-    raiser: Ints
     by_least: Ints
     height: Ints
     failures: Ints
@@ -119,8 +111,6 @@ def explore(task: Instance, state: State, most_placements: int, most_turns: int)
         rank = _next_rank(task, state, depth)
         if rank >= 0:
             if state.spent[0] >= most_placements or state.spent[1] >= most_turns:
-                return STOPPED
-            if state.noted[depth] + count > len(state.raised):
                 return STOPPED
             advanced = _place(task, state, depth, rank) and _bounded(task, state, depth, rank)
             back_to = depth + 1 if advanced else depth
@@ -217,70 +207,41 @@ def _undo(state: State, depth: int) -> None:
     """Undo the placement at this depth."""
     for change in range(state.mark[depth + 1] - 1, state.mark[depth] - 1, -1):
         state.release[state.changed[change]] = state.before[change]
-    for note in range(state.noted[depth + 1] - 1, state.noted[depth] - 1, -1):
-        state.least[state.raised[note]] = state.lower[note]
     state.offset[state.tried[depth]] = -1
 
 
 def _bounded(task: Instance, state: State, depth: int, rank: int) -> bool:
-    """Whether the bounds of all steps of the component are within the capacity, after a rank was placed.
-
-    They were before, so only steps are looked at where a rank's least offset has risen since.
-    """
+    """Whether the bounds of all steps of the component are within the capacity, after a rank was placed."""
     begin, end, at = state.begin[depth], state.end[depth], state.tried_at[depth]
-    low, high, notes = end, begin, state.noted[depth]
-    first, last = task.first_at[begin], task.first_at[end]
-    good = True
-    for index in range(first, last):
+    for index in range(task.first_at[begin], task.first_at[end]):
         other = task.by_start[index]
         if state.offset[other] >= 0:
             continue
-        least, before = state.release[other], state.least[other]
+        least = state.release[other]
         if least < at or (least == at and other < rank):
             least = _raised(task, state, other, at)
-        if least > before:
-            state.raised[notes], state.lower[notes], state.least[other] = other, before, least
-            notes += 1
-            low, high = min(low, task.start[other]), max(high, task.stop[other])
             if least > task.limit[other]:
-                good = False
-                break
-    state.noted[depth + 1] = notes
-    state.spent[1] += last - first
-    return good and (low >= high or _fits(task, state, low, high))
-
-
-def _fits(task: Instance, state: State, low: int, high: int) -> bool:
-    """Whether the bounds of the steps from one to another are within the capacity."""
-    _sort_by_least(state)
-    height, offset, least = state.height, state.offset, state.least
-    for step in range(low, high):
-        height[step] = 0
-    turns = len(state.by_least)
-    for rank in state.by_least:
-        if offset[rank] >= 0 or task.start[rank] >= high or task.stop[rank] <= low:
-            continue
-        floor, size = least[rank], task.size[rank]
-        first, last = max(low, task.start[rank]), min(high, task.stop[rank])
-        turns += last - first
-        for step in range(first, last):
-            top = max(height[step], floor) + size
-            height[step] = top
-            if top > task.top:
-                state.failures[step] += 1
-                state.spent[1] += turns
                 return False
-    state.spent[1] += turns
+        state.least[other] = least
+    _sort_by_least(state)
+    for step in range(begin, end):
+        state.height[step] = 0
+    for other in state.by_least:
+        if state.offset[other] >= 0 or task.start[other] < begin or task.start[other] >= end:
+            continue
+        least, size = state.least[other], task.size[other]
+        state.spent[1] += task.stop[other] - task.start[other]
+        for step in range(task.start[other], task.stop[other]):
+            height = max(state.height[step], least) + size
+            state.height[step] = height
+            if height > task.top:
+                state.failures[step] += 1
+                return False
     return True
 
 
 def _sort_by_least(state: State) -> None:
-    """Sort all ranks; of equal ones neither passes the other. Compiled, it is ``insertion_sort``."""
-    state.by_least.sort(key=state.least.__getitem__)
-
-
-def insertion_sort(state: State) -> None:
-    """What ``_sort_by_least`` does, which takes few moves since little has changed."""
+    """Sort all ranks by insertion, which takes few moves since little has changed."""
     by_least, least = state.by_least, state.least
     for index in range(1, len(by_least)):
         rank, slot = by_least[index], index
@@ -288,26 +249,19 @@ def insertion_sort(state: State) -> None:
             by_least[slot] = by_least[slot - 1]
             slot -= 1
         by_least[slot] = rank
+        state.spent[1] += index - slot
 
 
 def _raised(task: Instance, state: State, rank: int, at: int) -> int:
-    """The least offset of a rank whose turn has passed: the lowest end of one that may still raise it.
-
-    It never falls while ranks are placed: where the one that was lowest still allows what it was, nothing else counts.
-    """
-    other = state.raiser[rank]
-    if other >= 0 and state.offset[other] < 0 and max(state.release[other], at) + task.size[other] == state.least[rank]:
-        return state.least[rank]
+    """The least offset of a rank whose turn has passed: the lowest end of one that may still raise it."""
     lowest = _FAR
     for index in range(task.overlap_at[rank], task.overlap_at[rank + 1]):
         other = task.overlaps[index]
         if state.offset[other] < 0:
-            end = max(state.release[other], at) + task.size[other]
-            if end < lowest:
-                lowest, state.raiser[rank] = end, other
+            lowest = min(lowest, max(state.release[other], at) + task.size[other])
     state.spent[1] += task.overlap_at[rank + 1] - task.overlap_at[rank]
     return lowest
 
 
-HELPERS = (_choose_component, _smallest_component, _next_rank, _place, _undo, _bounded, _fits, _raised)
-"""What `explore` calls, for the compiler; and ``_sort_by_least``."""
+HELPERS = (_choose_component, _smallest_component, _next_rank, _place, _undo, _bounded, _sort_by_least, _raised)
+"""What `explore` calls, for the compiler."""

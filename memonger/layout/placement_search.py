@@ -26,31 +26,19 @@ from memonger.layout.columns import Columns, Ints
 _MOST_OVERLAPS = 2_000_000
 """Problems with more pairs of buffers alive at the same time aren't searched: they would take hundreds of megabytes."""
 
-_FIRST_PLACEMENTS = 500
+_FIRST_PLACEMENTS = 2_000
 """What the first attempts may try."""
 
-_GROWTH = 1.05
+_GROWTH = 1.02
 """Factor on the placements from one attempt to the next."""
-
-_NOTES = 64
-"""Room for so many changes of each buffer's least offset along a path, besides those by overlapping ones."""
 
 _SEED = 4
 
 _MEMORY = 0.7
 """What is left of an attempt's failures in the weights after the next one."""
 
-_FIXED_ORDERS = (
-    ("total", "overlaps"),
-    ("total", "duration", "area"),
-    ("total", "size"),
-    ("area", "total"),
-    ("duration", "overlaps"),
-    ("duration", "area"),
-    ("overlaps", "duration"),
-    ("overlaps", "area"),
-)
-"""What the first attempts rank by: where one of them suits a problem, it mostly does so within few placements."""
+_FIXED_ORDERS = (("total", "overlaps"), ("total", "duration"), ("duration", "total"))
+"""What the first attempts rank by."""
 
 _TIE_BREAKS = (("duration",), ("overlaps",), ("duration", "size"), ("size",))
 """What later attempts rank by in turn, where failures are equal."""
@@ -158,7 +146,7 @@ class Attempts:
         noisy = self.weights / (0.05 + self.random.random_sample(len(self.weights)))
         keys = self.problem.keys(noisy)
         if self.number < len(_FIXED_ORDERS):
-            names: tuple[str, ...] = _FIXED_ORDERS[self.number]
+            names = _FIXED_ORDERS[self.number]
         else:
             names = ("weight", *_TIE_BREAKS[self.number % len(_TIE_BREAKS)])
         return np.lexsort(tuple(-keys[name] for name in reversed(names)))
@@ -183,7 +171,7 @@ def improve(
     attempts, unit = Attempts.of(problem, effort), problem.columns.unit
     step = max(1, (best.size - max(low, enough)) // 4)
     while best.size > max(low, enough) and attempts.effort > 0:
-        careful = attempts.number >= len(_FIXED_ORDERS) and attempts.number % 2 == 1 and not direct
+        careful = attempts.number % 2 == 1 and not direct
         target = max(low, enough, best.size - step) if careful else max(low, enough)
         result, layout = attempts.next(target)
         if layout is not None:
@@ -223,11 +211,10 @@ def _prepared(problem: Problem, order: NDArray[np.intp], capacity: int) -> tuple
         steps=steps,
         top=-(-capacity // unit) * unit,
     )
-    notes = len(pairs) + _NOTES * count
-    lengths = [count] * 2 + [count + 2] * 6 + [len(pairs) + 1] * 2 + [count, count + 2, notes, notes] + [count] * 2
-    state = State(*(as_wanted(np.zeros(length, np.int64)) for length in [*lengths, steps, steps, 2]))
+    lengths = [count] * 2 + [count + 2] * 6 + [len(pairs) + 1] * 2 + [count] * 2 + [steps] * 2 + [2]
+    state = State(*(as_wanted(np.zeros(length, np.int64)) for length in lengths))
     for rank in range(count):
-        state.offset[rank], state.raiser[rank], state.by_least[rank] = -1, -1, rank
+        state.offset[rank], state.by_least[rank] = -1, rank
     return task, state
 
 
@@ -253,10 +240,9 @@ def compiled_explore() -> Callable[[Instance, State, int, int], int]:
     if not has_numba():
         return canonical.explore
     import numba
-    from numba.extending import overload, register_jitable
+    from numba.extending import register_jitable
 
     for helper in canonical.HELPERS:
         register_jitable(helper)
-    overload(canonical._sort_by_least, strict=False)(lambda state: canonical.insertion_sort)
     compiled: Callable[[Instance, State, int, int], int] = numba.njit(cache=True)(canonical.explore)
     return compiled
