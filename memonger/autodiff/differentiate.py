@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import onnx_ir as ir
-from onnx_ir.passes import common as passes
 
 from memonger.autodiff import backward, losses, optimizers, training_mode
 from memonger.autodiff.expand import expand, write_out_bodies
@@ -27,6 +26,7 @@ from memonger.model.model import Model
 from memonger.model.names import name_nodes
 from memonger.model.opset import raise_opset
 from memonger.model.training_roles import Training
+from memonger.model.unused import remove_unused
 from memonger.model.values import all_values, is_floating
 from memonger.words import NAME, did_you_mean, either, option
 
@@ -358,7 +358,7 @@ class _Namer:
 def _finish(work: _Work, source: ir.Model) -> None:
     model = work.model.ir
     training_roles.write(model, work.roles)
-    passes.RemoveUnusedNodesPass()(model)
+    remove_unused(model)
     updates_last(model, work.roles)
     if forward_model.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
         forward_model.embed(model, source, work.roles)

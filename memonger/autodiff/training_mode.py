@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
-from onnx_ir.passes import common as passes
 
 from memonger.autodiff.over_ranks import over_ranks
 from memonger.autodiff.separate import separate_parameters
@@ -22,6 +21,7 @@ from memonger.model.model import Model
 from memonger.model.names import name_nodes
 from memonger.model.opset import raise_opset
 from memonger.model.training_roles import Training
+from memonger.model.unused import remove_unused
 from memonger.model.values import input_at
 
 logger = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
         new.name = work.op.fresh(f"{old.name}.next")
         graph.outputs.append(new)
         work.updates[str(old.name)] = str(new.name)
-    passes.RemoveUnusedNodesPass()(model)
+    remove_unused(model)
     scalars = {role: str(value.name) for role, value in work.op.scalars.items()}
     roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates), scalars=scalars)
     training_roles.write(model, roles)

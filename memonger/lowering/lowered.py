@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes import common as passes
 
 from memonger.devices import Stamp
 from memonger.errors import PlanError
@@ -18,6 +17,7 @@ from memonger.graph.schedule import updates_last
 from memonger.model.marks import forget_composites
 from memonger.model.model import Model
 from memonger.model.names import name_nodes
+from memonger.model.unused import remove_unused
 from memonger.words import option
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -64,7 +64,7 @@ def portable(model: Model) -> Lowered:
     """
     copy = model.clone()
     forget_composites(copy.ir)
-    passes.RemoveUnusedNodesPass()(copy.ir)
+    remove_unused(copy.ir)
     name_nodes(copy.ir)
     updates_last(copy.ir, model.training)
     _check_types(copy)

@@ -22,6 +22,7 @@ from memonger.errors import LoadError, RuntimeUnavailableError
 from memonger.model.load import load
 from memonger.model.model import Model
 from memonger.model.parameters import KEY
+from memonger.model.unused import remove_unused
 from memonger.model.values import all_values, input_at
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def from_torch(
     _keep_inference_form(model)
     _copy_weights(model)
     passes.IdentityEliminationPass()(model)
-    passes.RemoveUnusedNodesPass()(model)
+    remove_unused(model)
     _write_parameters(model, module)
     model.graph.name = name
     return Model(model, name) if dynamic_batch else load(model)

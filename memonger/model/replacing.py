@@ -27,7 +27,10 @@ def insert_for(node: ir.Node, made: Sequence[ir.Node], results: Sequence[ir.Valu
             continue
         if new in written:
             old.name, new.name = None, old.name
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        outputs = node.graph.outputs
+        for _ in range(outputs.count(old)):  # onnx-ir would look at each of a step's thousands of outputs in Python
+            outputs[outputs.index(old)] = new
+        old.replace_all_uses_with(new)
 
 
 @dataclass(slots=True)

@@ -115,17 +115,18 @@ def read(model: ir.Model, name: str) -> Training | None:
 def _check_roles(training: Training, name: str) -> None:
     """No input has two roles, only what persists is updated, and scalars have roles that a session feeds."""
     kept = (*training.parameters, *training.statistics, *training.state, *training.accumulated.values())
+    counts = Counter(kept)
     wrong = [
-        *(f"'{value}' has two roles" for value, count in Counter(kept).items() if count > 1),
-        *(f"'{value}' is updated, and doesn't persist" for value in training.updates if value not in kept),
+        *(f"'{value}' has two roles" for value, count in counts.items() if count > 1),
+        *(f"'{value}' is updated, and doesn't persist" for value in training.updates if value not in counts),
         *(f"'{role}' is no role of a scalar" for role in training.scalars if role not in SCALARS),
-        *(f"'{value}' is accumulated, and no parameter" for value in training.accumulated if value not in kept),
+        *(f"'{value}' is accumulated, and no parameter" for value in training.accumulated if value not in counts),
         *(
             f"'{value}' averages, and is no state"
             for value in training.averages.values()
             if value not in training.state
         ),
-        *(f"'{value}' is averaged, and no parameter" for value in training.averages if value not in kept),
+        *(f"'{value}' is averaged, and no parameter" for value in training.averages if value not in counts),
         *(
             f"'{value}' ignores a label, and has no classes"
             for value in training.ignored
