@@ -61,8 +61,6 @@ _LAYERS: Mapping[str, Any] = {
     "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
 }  # fmt: skip
 _BERT: Mapping[str, Any] = {**_LAYERS, "max_position_embeddings": 40, "pad_token_id": 1}
-_EAGER: Mapping[str, Any] = {"attn_implementation": "eager"}
-"""PyTorch's exporter fails at the fused attention with a bias that is learned: it takes a view where it has to copy."""
 _GPT: Mapping[str, Any] = {**_BERT, "use_cache": False}
 _LLAMA: Mapping[str, Any] = {**_GPT, "num_key_value_heads": 2, "head_dim": 12}
 _GPT2: Mapping[str, Any] = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 40, "use_cache": False}
@@ -111,13 +109,13 @@ CONVOLUTIONS: Mapping[str, Network] = {
 VISION: Mapping[str, Network] = {
     "ViT": _vision("ViT", **_VIT),
     "DeiT": _vision("DeiT", **_VIT),
-    "BEiT": _vision("Beit", **_VIT, **_EAGER, use_relative_position_bias=True),
+    "BEiT": _vision("Beit", **_VIT, use_relative_position_bias=True),
     "DINOv2": _encoder(
         "Dinov2Model", images(), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, image_size=32,
         patch_size=8,
     ),
     "CLIP vision": _encoder("CLIPVisionModel", images(), **_VIT),
-    "Swin": _vision("Swin", **_SWIN, **_EAGER),
+    "Swin": _vision("Swin", **_SWIN),
     "Swin v2": _vision("Swinv2", **_SWIN),
     "MaxViT": Network(modules.MaxViT, images(16)),
     "MobileViT": _vision(
@@ -169,7 +167,7 @@ TEXT: Mapping[str, Network] = {
     "RWKV": _text(
         "Rwkv", batch=2, hidden_size=WIDTH, num_hidden_layers=2, context_length=40, rescale_every=0, use_cache=False
     ),
-    "T5": _translator("T5", **_EAGER, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0),
+    "T5": _translator("T5", d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0),
     "BART": _translator(
         "Bart", encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=96, decoder_ffn_dim=96, max_position_embeddings=40,
