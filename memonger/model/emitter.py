@@ -24,8 +24,8 @@ from memonger.model.values import INFERENCE_ERRORS, all_values, input_at, static
 
 SMALL = 1024  # elements; a larger constant never decides a shape
 
-FEW_ROWS = 32  # from which a product with ones sums rows faster than ReduceSum does
-MANY_ROWS = 64  # from which that is done in two levels
+MANY_ROWS = 64  # of one sample, from which they are summed in two levels
+MANY_SAMPLES = 256  # from which these are
 LONG_ROW = 256  # from which a sum along the last axes is
 
 BROADCASTING = frozenset({
@@ -313,19 +313,18 @@ class Emitter:
         """The sum over ``axes``; ``x`` itself over none.
 
         onnxruntime's kernels add one number after another. A long sum is written as sums of about its root, so that
-        the error of n numbers grows with the fourth root of n, not the root (Higham 1993, in two levels); sums of rows
-        as products with ones, which are faster as well.
+        the error of n numbers grows with the fourth root of n, not the root (Higham 1993, in two levels).
         """
         dims = self.dims(x)
         summed = sorted(axis % len(dims) for axis in axes)
-        exact = x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
         if not summed:
             return x
         rest = [1 if axis in summed else size for axis, size in enumerate(dims)]
         shape = rest if keepdims else [size for axis, size in enumerate(dims) if axis not in summed]
-        if exact and summed[-1] == len(summed) - 1 < len(dims) - 1 and self.size(x) >= FEW_ROWS * math.prod(rest) > 0:
+        exact = x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        if exact and self.size(x) and summed[-1] == len(summed) - 1 < len(dims) - 1:
             rows = self.reshape(x, (self.size(x) // math.prod(rest), math.prod(rest)))
-            return self.reshape(self.weighted_rows(None, rows), shape)
+            return self.reshape(self.weighted_rows(None, rows, samples=dims[0]), shape)
         first = next(axis for axis in range(len(dims), -1, -1) if axis - 1 not in summed)
         last = math.prod(dims[first:])
         size = _block(last) if exact and last >= LONG_ROW else 1
@@ -336,18 +335,27 @@ class Emitter:
         outer = [axis for axis in summed if axis < first]
         return self.reshape(self.ReduceSum(sums, self.ints(*outer, first), keepdims=0), shape)
 
-    def weighted_rows(self, weights: ir.Value | None, x: ir.Value) -> ir.Value:
-        """The sum ``[1, n]`` of the rows of a matrix ``[m, n]``, each times its weight (m numbers; None: 1)."""
-        m, n = self.dims(x)
-        size = _block(m) if m >= MANY_ROWS else 1
-        count, size = (m // size, size) if size > 1 else (1, m)
-        parts = self.reshape(x, (count, size, n) if count > 1 else (m, n))
-        if weights is None:
-            vectors = self.constant([[1.0] * size], x.dtype)
-        else:
-            vectors = self.reshape(weights, (count, 1, size) if count > 1 else (1, m))
-        sums = self.MatMul(vectors, parts)
-        return sums if count == 1 else self.weighted_rows(None, self.reshape(sums, (count, n)))
+    def weighted_rows(self, weights: ir.Value | None, x: ir.Value, *, samples: int) -> ir.Value:
+        """The sum ``[1, n]`` of the rows of a matrix ``[m, n]``, each times its weight (m numbers; None: 1).
+
+        Products with ones, which are faster than ReduceSum and nearer to the sum. Rows of a sample are summed first,
+        so that the nodes are the same at every batch.
+
+        Args:
+            samples: How many the rows are of; the rows of each lie side by side.
+        """
+        rows, n = self.dims(x)
+        for size in _levels(rows // samples, MANY_ROWS) + _levels(samples, MANY_SAMPLES):
+            rows //= size
+            many = (rows,) if rows > 1 else ()
+            if weights is None:
+                vectors = self.constant([[1.0] * size], x.dtype)
+            else:
+                vectors = self.reshape(weights, (*many, 1, size))
+            x, weights = self.MatMul(vectors, self.reshape(x, (*many, size, n))), None
+        if weights is not None:  # of one row
+            x = self.Mul(self.reshape(weights, (1, 1)), x)
+        return self.reshape(x, (1, n))
 
     def sum_to(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
         """The adjoint of broadcasting ``dims`` to the shape of ``x``: sums over the axes that broadcasting repeated."""
@@ -433,6 +441,12 @@ def _runs_along(node: ir.Node, op_type: str, axis: int) -> bool:
         return False
     rank = len(static_shape(node.outputs[0]) or ())
     return rank > 0 and node.attributes.get_int("axis", 0) % rank == axis
+
+
+def _levels(count: int, many: int) -> list[int]:
+    """How many numbers each level of a sum adds up, the first level first."""
+    block = _block(count) if count >= many else count
+    return [size for size in (block, count // block) if size > 1]
 
 
 def _block(count: int) -> int:

@@ -204,20 +204,20 @@ def _of_statistics(op: Emitter, node: ir.Node, dmean: Gradient, dinverse: Gradie
 def _of_rows(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     """As for a batch, each row a channel. Sums are products with vectors: those are the fastest."""
     x, scale = op.given(node, 0), op.given(node, 1)
-    rows, size = _matrix_dims(op, node)
+    rows, size, samples = _matrix_dims(op, node)
     mean, inverse = (
         op.reshape(op.cast(op.add_output(node, i, name), dy.dtype), (rows, 1))
         for i, name in ((1, "mean"), (2, "inverse"))
     )
     gradient_rows = op.reshape(dy, (rows, size))
-    dbias = op.reshape(op.weighted_rows(None, gradient_rows), op.dims(scale)) if op.wants(2) else None
+    dbias = op.reshape(op.weighted_rows(None, gradient_rows, samples=samples), op.dims(scale)) if op.wants(2) else None
     if not op.wants(0) and not op.wants(1):
         return None, None, dbias
     product = op.Mul(gradient_rows, op.reshape(x, (rows, size)))
     dscale = None
     if op.wants(1):
-        moved = op.weighted_rows(op.Mul(inverse, mean), gradient_rows)
-        dscale = op.Sub(op.weighted_rows(inverse, product), moved)
+        moved = op.weighted_rows(op.Mul(inverse, mean), gradient_rows, samples=samples)
+        dscale = op.Sub(op.weighted_rows(inverse, product, samples=samples), moved)
         dscale = op.reshape(dscale, op.dims(scale))
     if not op.wants(0):
         return None, dscale, dbias
@@ -232,22 +232,22 @@ def _of_rows(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     return op.reshape(op.Add(scaled, rest), op.dims(x)), dscale, dbias
 
 
-def _matrix_dims(op: Emitter, node: ir.Node) -> tuple[int, int]:
-    """How many rows a node normalizes, and of which size."""
+def _matrix_dims(op: Emitter, node: ir.Node) -> tuple[int, int, int]:
+    """How many rows a node normalizes, of which size, and of how many samples."""
     dims = op.dims(node.inputs[0])
     first = op.attribute(node, "axis", -1) % len(dims)
-    return math.prod(dims[:first]), math.prod(dims[first:])
+    return math.prod(dims[:first]), math.prod(dims[first:]), dims[0] if first else 1
 
 
 @gradient("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_normalization(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
     x, scale = op.given(node, 0), op.given(node, 1)
-    rows, size = _matrix_dims(op, node)
+    rows, size, samples = _matrix_dims(op, node)
     matrix, gradient_rows = op.reshape(x, (rows, size)), op.reshape(dy, (rows, size))
     square = op.ReduceMean(op.Mul(matrix, matrix), op.ints(1), keepdims=1)
     inverse = _inverse(op, square, _epsilon(op, node))
     product = op.Mul(gradient_rows, matrix)
-    dscale = op.reshape(op.weighted_rows(inverse, product), op.dims(scale)) if op.wants(1) else None
+    dscale = op.reshape(op.weighted_rows(inverse, product, samples=samples), op.dims(scale)) if op.wants(1) else None
     if not op.wants(0):
         return None, dscale
     column = op.reshape(op.cast(scale, dy.dtype), (size, 1))
