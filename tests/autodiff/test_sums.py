@@ -73,3 +73,11 @@ def test_long_sums_are_nearly_exact(x: tuple[int, ...], b: tuple[int, ...]) -> N
     axes = tuple(axis for axis in range(len(x)) if axis < lead or b[axis - lead] == 1)
     true = numbers.astype(np.float64).sum(axes).reshape(b)
     assert np.abs(gradient / true - 1).max() < 12 * 2.0**-24
+
+
+def test_sums_have_the_same_nodes_at_every_batch() -> None:
+    def operators(batch: int) -> Counter[str]:
+        text = f"g (FLOAT[{batch},100,8] x, FLOAT[8] b) => (FLOAT[{batch},100,8] y) {{ y = Mul(x, b) }}"
+        return backward_operators(check(text, lambda x, b: x * b, wrt=["b"]), 1)
+
+    assert operators(3) == operators(7) == operators(128)
