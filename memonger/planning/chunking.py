@@ -325,7 +325,8 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
 def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """Of the ways that take next to the least memory with their sessions the one that takes least without them.
 
-    The model as it is counts among those ways; None where none takes much less.
+    The model as it is counts among those ways; None where none takes much less. Where chunks save time, no more of that
+    is given up than they may cost elsewhere.
 
     Args:
         plain: Bytes that the model takes as it is.
@@ -345,8 +346,10 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
             least = min(least, way.with_sessions)
             if way.total + sessions > least:
                 break
-    near = (way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * least)
-    return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
+    near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * least]
+    fastest = min((way.extra for way in near), default=0.0)
+    quick = (way for way in near if way.extra <= most + min(0.0, fastest))
+    return min(quick, key=lambda way: (way.total, way.with_sessions), default=None)
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
