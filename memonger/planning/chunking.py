@@ -325,8 +325,8 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
 def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """Of the ways that take next to the least memory with their sessions the one that takes least without them.
 
-    The model as it is counts among those ways; None where none takes much less. Where chunks save time, no more of that
-    is given up than they may cost elsewhere.
+    The model as it is counts among those ways; None where none takes much less. A quarter of
+    the time that one of them saves may be given up.
 
     Args:
         plain: Bytes that the model takes as it is.
@@ -348,7 +348,7 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
                 break
     near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * least]
     fastest = min((way.extra for way in near), default=0.0)
-    quick = (way for way in near if way.extra <= most + min(0.0, fastest))
+    quick = (way for way in near if way.extra <= most + min(0.0, fastest) * 0.75)
     return min(quick, key=lambda way: (way.total, way.with_sessions), default=None)
 
 
