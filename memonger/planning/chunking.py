@@ -325,8 +325,8 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
 def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """Of the ways that take next to the least memory with their sessions the one that takes least without them.
 
-    The model as it is counts among those ways; None where none takes much less. A quarter of
-    the time that one of them saves may be given up.
+    The model as it is counts among those ways; None where none takes much less. Of the time that one of them saves a
+    quarter may be given up.
 
     Args:
         plain: Bytes that the model takes as it is.
