@@ -63,6 +63,9 @@ ROUNDS = 4
 NEXT_TO = 1.25
 """Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
 
+SAVED = 0.75
+"""Of the time that the fastest of those is estimated to save, so much has to be saved."""
+
 MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
 
@@ -348,7 +351,7 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
                 break
     near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * least]
     fastest = min((way.extra for way in near), default=0.0)
-    quick = (way for way in near if way.extra <= most + min(0.0, fastest) * 0.75)
+    quick = (way for way in near if way.extra <= most + SAVED * min(0.0, fastest))
     return min(quick, key=lambda way: (way.total, way.with_sessions), default=None)
 
 

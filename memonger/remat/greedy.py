@@ -203,7 +203,7 @@ def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions)
         if not timeline.fixed[node]:
             for anchor in _anchors(timeline, node, at, stop, options.plain):
                 yield saved / price, (node, anchor, -1)
-        if not options.plain and timeline.until(value, timeline.source(value, stop)) == stop:
+        if not options.plain and timeline.last_use(value, stop) == stop:
             anchor = _earliest(timeline, stop)
             if 0 <= anchor <= labels[at]:
                 yield saved / _EPSILON, (timeline.node[stop], anchor, stop)
@@ -244,7 +244,7 @@ def _anchors(timeline: Timeline, node: int, worst: int, stop: int, plain: bool) 
     seen = {stop}
     anchors = [_before_larger(timeline, node, stop)]
     for value in timeline.inputs[node]:
-        dies = timeline.until(value, timeline.source(value, stop))
+        dies = timeline.last_use(value, stop)
         anchors.append(labels[bisect_right(labels, dies)] if dies < stop else stop)
     for anchor in anchors:
         if anchor not in seen and labels[worst] < anchor < stop and anchor <= limit:
@@ -371,7 +371,7 @@ def _may_fit(timeline: Timeline, label: int, budget: int) -> bool:
     longest, needed = label, 0
     for value in timeline.problem.writes[node]:
         if timeline.until(value, label) > label:
-            longest = min(longest, timeline.until(value, timeline.source(value, label)))
+            longest = min(longest, timeline.last_use(value, label))
             needed = max(needed, timeline.sizes[value])
     low, high = bisect_right(timeline.labels, longest), bisect_left(timeline.labels, label)
     return high <= low or int(timeline.memory[low:high].max()) + needed - freed <= budget
