@@ -1,7 +1,7 @@
 """Which operators a training step spends its time in: ``python -m benchmarks.step_shares [--rows NAME ...] [-o FILE]``.
 
-The networks of `benchmarks.peers` with nothing recomputed. Node times are of onnxruntime's profiler in steps 4 to 6:
-the first steps have the page faults of fresh memory in them. Shares are of the time of all nodes. Written to
+The networks of `benchmarks.peers` with nothing recomputed. Node times are of onnxruntime's profiler in steps 5 to 8,
+their medians: the first steps have the page faults of fresh memory in them. Shares are of the time of all nodes. Written to
 step_shares.txt where no network is left out.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.side_by_side.planning import Planner, Wish
 from memonger.runtime.feeds import Feeds
 from memonger.runtime.profile import NodeRun, read_profile
 
-STEPS = 6  # the second half counts
+STEPS = 8  # the second half counts
 LISTED = 10
 LAYOUT = ("Where", "Transpose")  # what a step does beside the mathematics
 TABLE = Table(
@@ -58,7 +58,7 @@ def by_operator(runs: Sequence[NodeRun]) -> Counter[str]:
     for run in runs:
         each[run.name, run.op].append(run.seconds)
     for (_, operator), times in each.items():
-        totals[operator] += sum(times[len(times) // 2 :]) / (STEPS - STEPS // 2)
+        totals[operator] += statistics.median(times[len(times) // 2 :]) * len(times) / STEPS
     return totals
 
 
@@ -80,7 +80,7 @@ def lines(names: Sequence[str], times: Sequence[int], threads: int, command: str
     """The table as it grows."""
     yield "Shares of a training step by operator, nothing recomputed, SGD with momentum"
     yield from stamp(command, ("onnxruntime", "torch", "transformers", "onnx", "numpy"))
-    yield f"means of steps {STEPS // 2 + 1} to {STEPS}, profiled; {threads} threads; the first {LISTED} operators"
+    yield f"medians of each node in steps {STEPS // 2 + 1} to {STEPS}, profiled; {threads} threads; the first {LISTED} operators"
     yield from ("", TABLE.heading)
     for name in names:
         for count in times:
