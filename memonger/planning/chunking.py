@@ -347,8 +347,8 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
             break
         if ladder.estimated(index) <= slowest:
             ways.append(ladder[index])
-            fastest = min((way.extra for way in ways if way.with_sessions <= NEXT_TO * _least(ways, whole)), default=0.0)
-            slowest = most + SAVED * min(0.0, fastest)
+            most_bytes = NEXT_TO * _least(ways, whole)
+            slowest = most + SAVED * min([0.0, *(way.extra for way in ways if way.with_sessions <= most_bytes)])
             ways = [way for way in ways if way.extra <= slowest]
     near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * _least(ways, whole)]
     return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
