@@ -67,9 +67,15 @@ def session_bytes(model: ir.Model, is_training: bool) -> int:
         model: The planned model, recomputations included.
         is_training: Whether it is a training session, which has two onnxruntime sessions.
     """
-    base, each = _TRAINING if is_training else _INFERENCE
     steps = model.graph.num_nodes()
-    nodes = _nodes_in_sessions(model) if not is_training and shares_sessions(model) else steps
+    return bytes_of(
+        _nodes_in_sessions(model) if not is_training and shares_sessions(model) else steps, steps, is_training
+    )
+
+
+def bytes_of(nodes: int, steps: int, is_training: bool) -> int:
+    """The same for so many nodes in all sessions, which run so many steps."""
+    base, each = _TRAINING if is_training else _INFERENCE
     if nodes < steps:
         base += _CHUNKS[0] + _CHUNKS[1] * steps
     return round(base + each * nodes)

@@ -11,6 +11,7 @@ its ``mirror_stage``. The others are its *parts*: those that can't run twice are
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -124,14 +125,20 @@ class Chunk:
 
 def chunk_of(node: ir.Node) -> Chunk | None:
     """The chunk that a node is of; None where it has no mark, or one that chunks aren't written with."""
-    parts = node.metadata_props.get(CHUNK, "").split(".")
+    mark = node.metadata_props.get(CHUNK)
+    return None if mark is None else _chunk(mark)
+
+
+@lru_cache(100_000)
+def _chunk(mark: str) -> Chunk | None:
+    parts = mark.split(".")
     return Chunk(*map(int, parts)) if len(parts) == 4 and all(map(_NUMBER.fullmatch, parts)) else None
 
 
 def before_chunks(node: ir.Node) -> str:
     """The name that a node had before chunks were made; of one that cuts or joins that of the value it does so with."""
-    name = str(node.name)
-    return without_slice(name) if {CHUNK, WINDOW, STRIP}.intersection(node.metadata_props) else name
+    name, props = str(node.name), node.metadata_props
+    return without_slice(name) if CHUNK in props or WINDOW in props or STRIP in props else name
 
 
 def without_slice(name: str) -> str:

@@ -85,7 +85,7 @@ def is_swapped(value: ir.Value | None) -> bool:
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Bodies of If, Loop, Scan and their like."""
     bodies: list[ir.Graph] = []
-    for attribute in node.attributes.values():
+    for attribute in node.attributes.values() if node.attributes else ():
         if attribute.type == ir.AttributeType.GRAPH:
             bodies.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:

@@ -124,15 +124,19 @@ def seconds_of(model: ir.Model, alive: Sequence[float], cores: int, trains: bool
         cores: How many there are.
         trains: Whether it is a training step.
     """
-    shares, seconds, seen = not trains and shares_sessions(model), 0.0, set[str]()
+    shares, seconds, works = not trains and shares_sessions(model), 0.0, dict[str, dict[int, Work]]()
     steps = [
         (node, size) for node, size in zip(model.graph, alive, strict=True) if not _is_left_out(node, trains, shares)
     ]
-    for node, size in steps:
-        seconds += work_of(node).seconds(cores, size, is_first=before_chunks(node) not in seen)
-        seen.add(before_chunks(node))
-    runs = sum(1 for _ in itertools.groupby(chunk_of(node) for node, _ in steps))
-    return seconds + run_seconds(shares, cores) * runs
+    chunks = [chunk_of(node) for node, _ in steps]
+    for (node, size), chunk in zip(steps, chunks, strict=True):
+        name, length = before_chunks(node), 0 if chunk is None else chunk.end - chunk.begin
+        alike = works.setdefault(name, {})
+        is_first = not alike
+        if length not in alike or chunk is None:
+            alike[length] = work_of(node)
+        seconds += alike[length].seconds(cores, size, is_first=is_first)
+    return seconds + run_seconds(shares, cores) * sum(1 for _ in itertools.groupby(chunks))
 
 
 def _is_left_out(node: ir.Node, trains: bool, shares: bool) -> bool:

@@ -13,6 +13,7 @@ of a CNN by patches of the image. Here the axis needs no overlap, and the layout
 import dataclasses
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
-from memonger.graph.session_memory import PACKED, session_bytes, shares_sessions
+from memonger.graph.session_memory import PACKED, bytes_of, session_bytes, shares_sessions
 from memonger.lowering.chunks import Band, Stage, chunked
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import training_roles
@@ -83,6 +84,7 @@ class Chunking:
         extra: Seconds beyond those of the model as it was, by the constants of `memonger.planning.chunk_times`.
         each_node: Seconds that a copy of a node takes however little it does.
         each_run: Seconds that a run of a chunk takes beside its nodes.
+        sessions: About the bytes that sessions take of the process: each copy of a node is one more.
         axis: The model as it was, ordered for the axis that it is cut along.
         notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
@@ -96,6 +98,7 @@ class Chunking:
     extra: float
     each_node: float
     each_run: float
+    sessions: int
     axis: "_Axis"
     notes: tuple[str, ...] = ()
     outer: "Chunking | None" = None
@@ -138,8 +141,8 @@ class Chunking:
 
     @property
     def with_sessions(self) -> int:
-        """The same with about what sessions take of the process: each copy of a node is one more."""
-        return self.total + session_bytes(self.lowered.model, self.axis.number < 0)
+        """The same with sessions."""
+        return self.total + self.sessions
 
 
 def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
@@ -202,7 +205,7 @@ class _Search:
         self._known: dict[frozenset[str], list[_Ladder]] = {}
         self._most = math.inf
         if job.request.budget is None and options.axis_and_chunks is None:
-            once = seconds_of(job.lowered.model, _alive(job.plain.graph).tolist(), job.cores, job.training is not None)
+            once = seconds_of(job.lowered.model, _near(job.plain.graph), job.cores, job.training is not None)
             self._most = options.max_overhead * once
 
     def within(self, room: float) -> "Chunking | None":
@@ -250,16 +253,16 @@ class _Search:
         axes = [_along(self.job, seeds, self._refused) for seeds in seeds_of(self.job.lowered.model, self.batch)]
         ladders = [_Ladder(self.job, axis, ways_of(self.job, axis, self._most), None) for axis in axes]
         if len(axes) == 2 and all(axis.ranges for axis in axes):
-            ladders += self._rows_of_elements(*axes)
+            ladders += self._rows_of_elements(ladders[0], *axes)
         return ladders
 
-    def _rows_of_elements(self, batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
+    def _rows_of_elements(self, ways: "_Ladder", batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
         nodes = sum(one.end - one.begin for one in batch.ranges)
         bands = in_slices(batch, batch.axes.size)
         if nodes * batch.axes.size > MOST_NODES or _estimated(self.job, batch, bands) > self._most:
             return []
-        outer = _tried(self.job, batch, bands)
+        outer = ways.written(bands)
         model = outer.lowered.model
         cut = [node for node in model.graph if WINDOW in node.metadata_props]
         starts = (node for node in cut if node.op_type == "Slice" and node.inputs[0] in model.graph.inputs)
@@ -328,8 +331,8 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
 def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
     """Of the ways that take next to the least memory with their sessions the one that takes least without them.
 
-    The model as it is counts among those ways; None where none takes much less. Of the time that one of them saves a
-    quarter may be given up.
+    The model as it is counts among those ways; None where none takes much less. Ways are written in the order of what
+    they take at least, until none can be next to the least.
 
     Args:
         plain: Bytes that the model takes as it is.
@@ -337,22 +340,23 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
         most: Seconds that a way may take longer, by estimate.
         ladders: The ways.
     """
-    ways, least = list[Chunking](), plain + sessions
-    for ladder in ladders:
-        for index in range(len(ladder)):
-            if ladder.bound(index) > min(WORTH * plain, least):
-                break  # coarser ones aren't smaller
-            way = ladder[index]
-            if way.extra > most:
-                continue
-            ways.append(way)
-            least = min(least, way.with_sessions)
-            if way.total + sessions > least:
-                break
-    near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * least]
-    fastest = min((way.extra for way in near), default=0.0)
-    quick = (way for way in near if way.extra <= most + SAVED * min(0.0, fastest))
-    return min(quick, key=lambda way: (way.total, way.with_sessions), default=None)
+    ways, whole, slowest = list[Chunking](), plain + sessions, most
+    places = [(ladder.least(index), ladder, index) for ladder in ladders for index in range(len(ladder))]
+    for at_least, ladder, index in sorted(places, key=lambda place: place[0]):
+        if at_least > NEXT_TO * _least(ways, whole):
+            break
+        if ladder.estimated(index) <= slowest:
+            ways.append(ladder[index])
+            most_bytes = NEXT_TO * _least(ways, whole)
+            slowest = most + SAVED * min([0.0, *(way.extra for way in ways if way.with_sessions <= most_bytes)])
+            ways = [way for way in ways if way.extra <= slowest]
+    near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * _least(ways, whole)]
+    return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
+
+
+def _least(ways: Sequence[Chunking], whole: int) -> int:
+    """The least bytes that one of these ways takes with its sessions, or the model as it is."""
+    return min([whole, *(way.with_sessions for way in ways)])
 
 
 def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
@@ -376,7 +380,7 @@ class _Ladder(Sequence[Chunking]):
 
     def __init__(self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None) -> None:
         self._job, self._axis, self._bands, self._outer = job, axis, bands, outer
-        self._known: dict[int, Chunking] = {}
+        self._written: dict[tuple[tuple[Stage, ...], ...], Chunking] = {}
 
     def __len__(self) -> int:
         return len(self._bands)
@@ -385,11 +389,24 @@ class _Ladder(Sequence[Chunking]):
         """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
         return _alive_whole(self._axis, self._bands[index])
 
+    def least(self, index: int) -> int:
+        """About what the way takes at least, sessions included: it isn't written for that."""
+        return _at_least(self._job, self._axis, self._bands[index])
+
+    def estimated(self, index: int) -> float:
+        """About how many seconds longer the way takes, but for what cuts and joins; nor for that."""
+        return _estimated(self._job, self._axis, self._bands[index])
+
     def __getitem__(self, index: int) -> Chunking:  # type: ignore[override]  # no slices of it are taken
-        if index not in self._known:
-            way = _tried(self._job, self._axis, self._bands[index])
-            self._known[index] = way if self._outer is None else _within(self._outer, way)
-        return self._known[index]
+        return self.written(self._bands[index])
+
+    def written(self, bands: tuple[Band, ...]) -> Chunking:
+        """The way with these bands of the ladder's axis."""
+        stages = tuple(band.stages for band in bands)
+        if stages not in self._written:
+            way = _tried(self._job, self._axis, bands)
+            self._written[stages] = way if self._outer is None else _within(self._outer, way)
+        return self._written[stages]
 
 
 def _has(value: ir.Value, axis: int, size: int) -> bool:
@@ -435,7 +452,8 @@ class _Axis:
     """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
 
     A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
-    what each one does, and ``alive`` how many bytes are.
+    what each one does, ``alive`` how many bytes are, ``near`` those of them that are read again, and ``seconds`` about
+    how long all nodes take.
     """
 
     number: int
@@ -445,6 +463,8 @@ class _Axis:
     ranges: tuple[Range, ...]
     works: tuple[Work, ...]
     alive: np.ndarray
+    near: Sequence[float]
+    seconds: float
 
 
 def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _Axis:
@@ -453,7 +473,7 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
     schedule_model(model, order, graph)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
-    works = _works(model, axes)
+    works, near = _works(model, axes), _near(graph)
     return _Axis(
         max(seeds.values()),
         dataclasses.replace(job.lowered, model=model),
@@ -462,6 +482,8 @@ def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _
         measured(graph, axes, ranges, [work.waits for work in works]),
         works,
         _alive(graph),
+        near,
+        seconds_of(model, near, job.cores, job.training is not None),
     )
 
 
@@ -471,7 +493,9 @@ def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
     schedule_model(model, regions.order, regions.graph)
     lowered, works = dataclasses.replace(job.lowered, model=model), _works(model, regions.axes)
-    return _Axis(-1, lowered, regions.graph, regions.axes, regions.ranges, works, _alive(regions.graph))
+    alive, near = _alive(regions.graph), _near(regions.graph)
+    seconds = seconds_of(model, near, job.cores, True)
+    return _Axis(-1, lowered, regions.graph, regions.axes, regions.ranges, works, alive, near, seconds)
 
 
 def _works(model: ir.Model, axes: Axes) -> tuple[Work, ...]:
@@ -483,6 +507,23 @@ def _alive(graph: Graph) -> np.ndarray:
     return live_bytes(assign_storage(graph).buffers, len(graph.nodes))
 
 
+def _near(graph: Graph) -> list[float]:
+    """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
+    storage = assign_storage(graph)
+    moves = zip(graph.reads, graph.windows, graph.views, strict=True)
+    read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
+    unread = {storage.of_value[value] for value in graph.outputs} - read
+    buffers = [buffer for number, buffer in enumerate(storage.buffers) if number not in unread]
+    return [float(size) for size in live_bytes(buffers, len(graph.nodes))]
+
+
+def _parts(axis: _Axis, band: Band) -> Iterator[tuple[Stage, Range]]:
+    """The stages of a band, each with the range that it is a part of."""
+    begins = [one.begin for one in axis.ranges]
+    for stage in band.stages:
+        yield stage, axis.ranges[bisect_right(begins, stage.begin) - 1]
+
+
 def _alive_whole(axis: _Axis, bands: Sequence[Band]) -> int:
     """The most bytes alive at a step of no band."""
     whole = np.ones(len(axis.alive), bool)
@@ -491,18 +532,49 @@ def _alive_whole(axis: _Axis, bands: Sequence[Band]) -> int:
     return int(axis.alive[whole].max(initial=0))
 
 
+def _at_least(job: _Job, axis: _Axis, bands: Sequence[Band]) -> int:
+    """About the bytes that bands take at least, sessions included, but for what cuts and joins.
+
+    At a step that is cut what it reads whole is alive, and its slice of the rest.
+    """
+    alive, workspace = float(_alive_whole(axis, bands)), np.array(axis.graph.workspace, float)
+    steps = nodes = len(axis.alive)
+    shares = _packs_again(job, axis, bands)
+    for stage, slices, part in ((s, len(s.slices) - 1, p) for b in bands for s, p in _parts(axis, b)):
+        own = slice(stage.begin, stage.end)
+        cut = part.cut[stage.begin - part.begin : stage.end - part.begin]
+        alive = max(alive, part.fixed + float(cut.max()) / slices)
+        workspace[own] /= slices
+        copied = sum(isinstance(how, Slicing) for how in axis.axes.nodes[own])
+        steps += copied * (slices - 1)
+        nodes += 0 if shares else copied * (slices - 1)
+    alive += float(workspace.max(initial=0.0))
+    return round(alive) + bytes_of(nodes, steps, axis.number < 0)
+
+
+def _packs_again(job: _Job, axis: _Axis, bands: Sequence[Band]) -> bool:
+    """Whether copies of nodes would pack so much again that chunks share sessions."""
+    stages = ((range(stage.begin, stage.end), len(stage.slices) - 2) for band in bands for stage in band.stages)
+    packed = (
+        axis.works[step].packed * more
+        for steps, more in stages
+        for step in steps
+        if isinstance(axis.axes.nodes[step], Slicing)
+    )
+    return job.training is None and sum(packed) > PACKED
+
+
 def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
     """About how much longer bands take, but for what cuts and joins."""
-    more, runs, packed = 0.0, 0, 0
+    more, runs = 0.0, 0
     for stage in (stage for band in bands for stage in band.stages):
         slices = len(stage.slices) - 1
         runs += slices
         for step in range(stage.begin, stage.end):
             if isinstance(axis.axes.nodes[step], Slicing):
-                work, alive = axis.works[step], float(axis.alive[step])
-                more += work.seconds(job.cores, alive / slices, slices) - work.seconds(job.cores, alive)
-                packed += work.packed * (slices - 1)
-    return more + runs * run_seconds(job.training is None and packed > PACKED, job.cores)
+                work, near = axis.works[step], axis.near[step]
+                more += work.seconds(job.cores, near / slices, slices) - work.seconds(job.cores, near)
+    return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
 def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
@@ -594,11 +666,10 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
         job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
     solution, trains = decide(asked, "none", "file"), roles is not None
-    extra = seconds_of(made.model, _alive(solution.graph).tolist(), job.cores, trains)
-    extra -= seconds_of(axis.lowered.model, axis.alive.tolist(), job.cores, trains)
+    extra = seconds_of(made.model, _near(solution.graph), job.cores, trains) - axis.seconds
     each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
-    constants = base - job.request.base
-    return Chunking(bands, made, asked, solution, constants, extra, launch_seconds(job.cores), each_run, axis)
+    sessions, constants = session_bytes(made.model, trains), base - job.request.base
+    return Chunking(bands, made, asked, solution, constants, extra, launch_seconds(job.cores), each_run, sessions, axis)
 
 
 def _sizes(model: ir.Model) -> dict[int, int]:

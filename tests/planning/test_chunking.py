@@ -17,6 +17,7 @@ from memonger.graph import session_memory
 from memonger.lowering import calibrate
 from memonger.model.axes import axes_of
 from memonger.model.load import load
+from memonger.planning import chunking
 from memonger.planning.chunk_stages import ranges_in_order, slice_levels
 from memonger.runtime.chunked import cut_up
 from tests.support import networks
@@ -298,3 +299,17 @@ def test_chunks_whose_sessions_take_more_than_they_save_are_left_out() -> None:
     assert asked.arena_bytes < 0.8 * made.arena_bytes
     assert not made.chunks
     assert made.total_bytes + made.session_bytes < asked.total_bytes + asked.session_bytes
+
+
+def test_no_way_takes_less_than_what_says_that_it_need_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, ways = chunking._tried, []
+
+    def noted(job: Any, axis: Any, bands: Any) -> chunking.Chunking:
+        ways.append((chunking._at_least(job, axis, bands), write(job, axis, bands)))
+        return ways[-1][1]
+
+    monkeypatch.setattr(chunking, "_tried", noted)
+    monkeypatch.setattr(chunking, "NEXT_TO", 100.0)
+    assert plan(convolutions(64), max_overhead=10.0).chunks
+    assert len(ways) > 3
+    assert all(least <= way.with_sessions for least, way in ways)
