@@ -284,10 +284,7 @@ def apply(timeline: Timeline, move: Move, budget: int, keep: bool) -> None:
     """
     node, anchor, gone = move
     nodes = chain(timeline, node, anchor, budget, keep)
-    added = list(zip(timeline.between(anchor, len(nodes)), nodes, strict=True))
-    for label, each in added:
-        timeline.add(label, each)
-    for label, each in added:  # only now: a run that nobody reads any more may be what the next of them reads
+    for label, each in zip(timeline.add(anchor, nodes), nodes, strict=True):  # only now: a run that nobody reads any more may be what the next of them reads
         copies = timeline.copies[each]
         turn = bisect_left(copies, label)
         timeline.prune(copies[turn - 1 : turn] if turn else [])

@@ -198,8 +198,7 @@ def move(timeline: Timeline, rng: random.Random) -> bool:
     to = low + int(rng.random() * (high - low + 1))
     if at <= to <= at + 1:
         return False
-    new = timeline.between(labels[to], 1)[0]
-    timeline.add(new, node)
+    (new,) = timeline.add(labels[to], [node])
     if new < label or timeline.unread(label):
         timeline.remove(label)
     return True

@@ -8,7 +8,7 @@ which the live range of each of them changes. Changes can be rolled back.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,7 @@ class Timeline:
         cost: Of all steps.
         journal: (label, node) of every step added, and (inverted label, node) of every step removed.
         first_runs_move: Whether the first run of a node is removed when nobody reads it any more.
+        weight: Of each node, what `work` grows by where a step of it is added or removed.
         overwrites: For each node the values it may overwrite; see `Problem.inplace`.
         work: Number of steps added and removed, rollbacks included, and what else callers add. One takes some 10 µs.
     """
@@ -55,6 +56,7 @@ class Timeline:
         self.sizes = problem.sizes
         self.inputs = [[v for v in reads if problem.producer[v] >= 0] for reads in problem.reads]
         self.own = [problem.workspace[i] + sum(problem.sizes[v] for v in problem.writes[i]) for i in range(n)]
+        self.weight = [1 + len(values) // 4 for values in self.inputs]
         self.pinned = [False] * len(problem.sizes)
         for value in problem.pinned:
             self.pinned[value] = True
@@ -168,35 +170,36 @@ class Timeline:
         at = bisect_left(reads, copies[turn] if turn < len(copies) else self.end)
         return reads[at - 1] if at and reads[at - 1] > copy else copy
 
-    def add(self, label: int, node: int) -> None:
-        """Run the node at this label. What it reads stays in memory until then, and later readers read the new copy.
+    def add(self, anchor: int, nodes: Sequence[int]) -> list[int]:
+        """Run these nodes one after the other right before the step at the anchor, and return their labels.
 
-        Every value it reads must have a copy before the label, and no other step may have the label.
+        What they read stays in memory until then, and later readers read the new copies. Every value that one of them
+        reads must have a copy before it.
+
+        Raises:
+            CrowdedError: there is no room for so many. Nothing has changed.
         """
-        labels, count = self.labels, len(self.labels)
-        at = bisect_left(labels, label)
-        if count == len(self._memory):
+        added, at, count = self.between(anchor, len(nodes)), bisect_left(self.labels, anchor), len(self.labels)
+        while count + len(added) > len(self._memory):
             self._memory = np.concatenate((self._memory, np.zeros_like(self._memory)))
-        memory, own = self._memory, self.own
-        if at < count:
-            next_ = labels[at]
-            here = int(memory[at]) + self._credit.get(next_, 0) - own[self.node[next_]] + own[node]
-            memory[at + 1 : count + 1] = memory[at:count]
-        else:
-            here = self.problem.base + sum(self.sizes[v] for v in self.problem.pinned) + own[node]
-        memory[at] = here
-        labels.insert(at, label)
-        self.node[label] = node
-        self._add_copy(node, label, at)
-        for value in self.inputs[node]:
-            self._add_read(value, label, at)
-        if self.overwrites[node]:
-            self._changed.append(label)
+        memory, own, first_read = self._memory, self.own, at + len(added)
+        before = int(memory[at]) + self._credit.get(anchor, 0) - own[self.node[anchor]]
+        memory[first_read : count + len(added)] = memory[at:count]
+        memory[at:first_read] = [before + own[node] for node in nodes]
+        self.labels[at:at] = added
+        for turn, (label, node) in enumerate(zip(added, nodes, strict=True), at):
+            self.node[label] = node
+            self._add_copy(node, label, turn)
+            for value in self.inputs[node]:
+                self._add_read(value, label, turn)
+            if self.overwrites[node]:
+                self._changed.append(label)
+            self.cost += self.problem.costs[node]
+            self.work += self.weight[node]
+            self.journal.append((label, node))
         if self._changed:
             self._settle()
-        self.cost += self.problem.costs[node]
-        self.work += 1 + len(self.inputs[node]) // 4
-        self.journal.append((label, node))
+        return added
 
     def _add_copy(self, node: int, label: int, at: int) -> None:
         copies, memory = self.copies[node], self._memory
@@ -253,7 +256,7 @@ class Timeline:
         if self._changed:
             self._settle()
         self.cost -= self.problem.costs[node]
-        self.work += 1 + len(self.inputs[node]) // 4
+        self.work += self.weight[node]
         self.journal.append((~label, node))
 
     def _remove_read(self, value: int, label: int, at: int) -> None:
@@ -291,7 +294,7 @@ class Timeline:
                 self._forget(label, node)
             else:
                 self._recall(~label, node)
-            self.work += 1 + len(self.inputs[node]) // 4
+            self.work += self.weight[node]
         while len(self._credits) > mark.credits:
             label, credit = self._credits.pop()
             self._credit[label] = credit
