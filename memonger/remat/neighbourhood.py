@@ -172,7 +172,8 @@ def _insert(timeline: Timeline, rng: random.Random) -> None:
     value, stop = uses[int(rng.random() * len(uses))]
     node = timeline.problem.producer[value]
     if stop <= timeline.limit(node):
-        greedy.apply(timeline, (node, stop, -1), int(timeline.memory.max()), keep=rng.random() < 0.5)
+        step = node, stop, -1
+        greedy.apply(timeline, step, greedy.chain(timeline, step, int(timeline.memory.max()), rng.random() < 0.5))
 
 
 def move(timeline: Timeline, rng: random.Random) -> bool:
