@@ -196,7 +196,8 @@ def _current(timeline: Timeline, worst: int, move: Move) -> bool:
 def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions) -> Iterator[tuple[float, Move, float]]:
     """Moves at this step, each with upper bounds on the bytes × steps it takes away: per cost, and in all.
 
-    The latter is infinite where another run may become superfluous: the move may then cost less than what it runs.
+    The latter is infinite where another run may become superfluous, as the move may then cost less than what it runs,
+    and with noise, which is drawn for each move that is tried.
     """
     above = np.maximum(timeline.memory - budget, 0)
     bytes_to = [0, *np.cumsum(above).tolist()]
@@ -209,7 +210,7 @@ def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions)
         saved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
         movable = begin == copies[node][0]  # then a first run may just move, for free
         price = _EPSILON if movable else max(costs[node], _EPSILON)
-        most = inf if begin in copies[node] else saved
+        most = inf if options.noise or begin in copies[node] else saved
         if not timeline.fixed[node]:
             for anchor in _anchors(timeline, node, at, stop, options.plain):
                 yield saved / price, (node, anchor, -1), most
