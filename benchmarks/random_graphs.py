@@ -2,7 +2,7 @@
 
 Run from the repository's root: ``python -m benchmarks.random_graphs [--nodes N ...] [--resume] [--minutes N]``, some 20
 minutes on two cores. Rows are kept in a JSON file as they are measured, and ``--resume`` goes on where a run ended. The
-table is printed once all rows are there, and written to benchmarks/random_graphs.txt unless numbers of nodes are given.
+table is printed once all rows are there, and written to benchmarks/random_graphs.txt or to another file (``-o``).
 A node reads up to so many in a window before it. The plain greedy is the search's own simplest variant, by itself and
 run to its end.
 """
@@ -25,6 +25,7 @@ from memonger.remat.problem import Problem, peak
 SHAPES = ((1.0, 1), (1.0, 3), (0.3, 3), (0.1, 2), (0.1, 4), (0.03, 2), (0.03, 4))
 """Windows as fractions of the nodes, and the most that a node reads."""
 
+SIZES = (250, 500, 1000, 2000)
 PERCENT = (90, 80, 70, 60)
 COLUMNS = Table("nodes>6", "window>7", "reads>6", "seed>5", "budget %>9", "greedy>9", "ours>11", "cpu s>7.1f", "<6")
 
@@ -84,9 +85,9 @@ def _collect(running: dict[str, Any], record: Record) -> None:
         print(line(name, row) if row else f"{name}: no schedule holds this budget", flush=True)
 
 
-def table(names: Sequence[str], record: Record) -> Iterator[str]:
+def table(names: Sequence[str], record: Record, command: str) -> Iterator[str]:
     """The lines of the table."""
-    yield from stamp("random_graphs", ["numpy"])
+    yield from stamp(command, ["numpy"])
     yield "overheads in percent of the cost of one pass; worse: the plain greedy's is smaller"
     yield COLUMNS.heading
     yield from (line(name, record.rows[name]) for name in names if record.rows.get(name))
@@ -95,19 +96,21 @@ def table(names: Sequence[str], record: Record) -> Iterator[str]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", nargs="*", type=int, metavar="N", help="only these; no table is written")
+    parser.add_argument("--nodes", nargs="+", type=int, metavar="N", default=SIZES, help="sizes of graphs")
     parser.add_argument("--seeds", type=int, default=2, help="graphs of each shape")
     parser.add_argument("--jobs", type=int, default=2, help="searches at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the last run")
     parser.add_argument("--rows", type=Path, default=Path(tempfile.gettempdir(), "random_graphs.json"),
                         help="where rows are kept")  # fmt: skip
+    parser.add_argument("-o", dest="output", type=Path, default=HERE / "random_graphs.txt", help="write the table here")
     options = parser.parse_args()
-    names = names_of(options.nodes or (250, 500, 1000, 2000), options.seeds)
+    names = names_of(options.nodes, options.seeds)
     record = Record(options.rows, options.resume, options.minutes)
     measure(names, record, options.jobs)
     if all(name in record.rows for name in names):
-        keep(table(names, record), None if options.nodes else HERE / "random_graphs.txt")
+        command = f"random_graphs --nodes {' '.join(map(str, options.nodes))} --seeds {options.seeds}"
+        keep(table(names, record, command), options.output)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ may run earlier); and scores may be perturbed.
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memonger.remat.timeline import Timeline
 
@@ -44,7 +46,7 @@ class GreedyOptions:
     plain: bool = False
     noise: Callable[[], float] | None = None
     pick_step: Callable[[int], int] | None = None
-    cost_limit: float = float("inf")
+    cost_limit: float = inf
     bulk: bool = False
     tried: int = 12
 
@@ -97,11 +99,15 @@ def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: G
     candidates.sort(key=lambda c: (-c[0], c[1]))
     timeline.work += 5 + len(candidates) + len(timeline.sizes) // 20
     best: tuple[float, Move] | None = None
-    for index, (promise, move) in enumerate(candidates):
+    for index, (promise, move, saved) in enumerate(candidates):
         if best is not None and (promise <= best[0] or (not options.plain and index >= options.tried)):
             break
+        nodes = chain(timeline, move, budget, keep=not options.plain)
+        if best is not None and saved <= best[0] * sum(timeline.problem.costs[each] for each in nodes):
+            timeline.work += 2 * sum(timeline.weight[each] for each in nodes)  # as much as if it were tried
+            continue
         mark, before = timeline.mark(), timeline.cost
-        apply(timeline, move, budget, keep=not options.plain)
+        apply(timeline, move, nodes)
         gain = above - excess(timeline, budget)
         added = timeline.cost - before
         timeline.rollback(mark)
@@ -115,7 +121,7 @@ def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: G
     if best is None:
         return None
     changes = len(timeline.journal)
-    apply(timeline, best[1], budget, keep=not options.plain)
+    apply(timeline, best[1], chain(timeline, best[1], budget, keep=not options.plain))
     return excess(timeline, budget) if options.plain else _merge(timeline, budget, changes)
 
 
@@ -153,7 +159,7 @@ def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options
     worst, begin = timeline.labels[at], above
     noise = options.noise or _silence
     heap = [
-        (-promise * (factor := noise()), move, factor) for promise, move in _promising(timeline, budget, at, options)
+        (-promise * (factor := noise()), move, factor) for promise, move, _ in _promising(timeline, budget, at, options)
     ]
     heapq.heapify(heap)
     timeline.work += len(heap)
@@ -162,7 +168,7 @@ def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options
         if not _current(timeline, worst, move):
             continue
         mark, before = timeline.mark(), timeline.cost
-        apply(timeline, move, budget, keep=True)
+        apply(timeline, move, chain(timeline, move, budget, keep=True))
         gain = above - excess(timeline, budget)
         score = factor * gain / max(timeline.cost - before, _EPSILON)
         if gain > 0 and (not heap or -score <= _NEARLY * heap[0][0]):
@@ -187,26 +193,31 @@ def _current(timeline: Timeline, worst: int, move: Move) -> bool:
     return turn > 0 and timeline.copies[node][turn - 1] < worst
 
 
-def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions) -> Iterator[tuple[float, Move]]:
-    """Moves at this step, each with an upper bound on the bytes × steps it takes away per cost."""
+def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions) -> Iterator[tuple[float, Move, float]]:
+    """Moves at this step, each with upper bounds on the bytes × steps it takes away: per cost, and in all.
+
+    The latter is infinite where another run may become superfluous, as the move may then cost less than what it runs,
+    and with noise, which is drawn for each move that is tried.
+    """
     above = np.maximum(timeline.memory - budget, 0)
     bytes_to = [0, *np.cumsum(above).tolist()]
     steps_to = [0, *np.cumsum(above > 0).tolist()]
-    costs, sizes, labels = timeline.problem.costs, timeline.sizes, timeline.labels
+    costs, sizes, labels, copies = timeline.problem.costs, timeline.sizes, timeline.labels, timeline.copies
     for value, begin, stop in idle_values(timeline, labels[at]):
         node = timeline.problem.producer[value]
         low, high = bisect_right(labels, begin), bisect_left(labels, stop)
         low -= value in timeline.overwrites[timeline.node[begin]]  # that step then overwrites it
         saved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
-        movable = begin == timeline.copies[node][0]  # then a first run may just move, for free
+        movable = begin == copies[node][0]  # then a first run may just move, for free
         price = _EPSILON if movable else max(costs[node], _EPSILON)
+        most = inf if options.noise or begin in copies[node] else saved
         if not timeline.fixed[node]:
             for anchor in _anchors(timeline, node, at, stop, options.plain):
-                yield saved / price, (node, anchor, -1)
+                yield saved / price, (node, anchor, -1), most
         if not options.plain and timeline.last_use(value, stop) == stop:
             anchor = _earliest(timeline, stop)
             if 0 <= anchor <= labels[at]:
-                yield saved / _EPSILON, (timeline.node[stop], anchor, stop)
+                yield saved / _EPSILON, (timeline.node[stop], anchor, stop), inf
 
 
 def idle_values(timeline: Timeline, label: int) -> Iterator[tuple[int, int, int]]:
@@ -273,38 +284,39 @@ def _earliest(timeline: Timeline, label: int) -> int:
     return timeline.labels[bisect_right(timeline.labels, first)] if first >= 0 else -1
 
 
-def apply(timeline: Timeline, move: Move, budget: int, keep: bool) -> None:
-    """Make a move: run the node there, and before it what it needs, then remove the runs that nobody reads any more.
-
-    Args:
-        timeline: Changed.
-        move: What to do.
-        budget: Bytes.
-        keep: Whether a dead input that fits into the budget until then is kept, rather than computed again.
-    """
-    node, anchor, gone = move
-    nodes = chain(timeline, node, anchor, budget, keep)
-    added = list(zip(timeline.between(anchor, len(nodes)), nodes, strict=True))
-    for label, each in added:
-        timeline.add(label, each)
-    for label, each in added:  # only now: a run that nobody reads any more may be what the next of them reads
+def apply(timeline: Timeline, move: Move, nodes: Sequence[int]) -> None:
+    """Make a move: run these nodes, which `chain` returns for it, then remove the runs that nobody reads any more."""
+    _, anchor, gone = move
+    for label, each in zip(
+        timeline.add(anchor, nodes), nodes, strict=True
+    ):  # only now: a run that nobody reads any more may be what the next of them reads
         copies = timeline.copies[each]
         turn = bisect_left(copies, label)
-        timeline.prune(copies[turn - 1 : turn] if turn else [])
+        if turn and timeline.unread(copies[turn - 1]):
+            timeline.prune([copies[turn - 1]])
     if gone >= 0:
         remove_recomputation(timeline, gone)
 
 
-def chain(timeline: Timeline, node: int, anchor: int, budget: int, keep: bool) -> list[int]:
-    """The node and the producers of its dead inputs, and of theirs, in the order in which they must run here."""
-    producer = timeline.problem.producer
+def chain(timeline: Timeline, move: Move, budget: int, keep: bool) -> list[int]:
+    """What a move runs: the node and the producers of its dead inputs, and of theirs, in the order they must run in.
+
+    Args:
+        timeline: Only its work changes.
+        move: What is to be done.
+        budget: Bytes.
+        keep: Whether a dead input that fits into the budget until then is kept, rather than computed again.
+    """
+    node, anchor, _ = move
+    producer, at = timeline.problem.producer, bisect_left(timeline.labels, anchor)
+    most = np.maximum.accumulate(timeline.memory[:at][::-1]) if keep else None  # of the last steps before the anchor
     seen = {node}
     pending, order = [(node, iter(timeline.inputs[node]))], list[int]()
     while pending:
         current, left = pending[-1]
         for value in left if len(seen) < _LONGEST else ():
             source = producer[value]
-            if source not in seen and _dead(timeline, value, anchor, budget, keep):
+            if source not in seen and _dead(timeline, value, anchor, budget, most):
                 seen.add(source)
                 pending.append((source, iter(timeline.inputs[source])))
                 break
@@ -315,10 +327,11 @@ def chain(timeline: Timeline, node: int, anchor: int, budget: int, keep: bool) -
     return order
 
 
-def _dead(timeline: Timeline, value: int, anchor: int, budget: int, keep: bool) -> bool:
+def _dead(timeline: Timeline, value: int, anchor: int, budget: int, most: NDArray[np.int64] | None) -> bool:
     """Whether the value has to be computed again to be read right before the anchor.
 
-    With ``keep`` it needn't if it fits into the budget from its last use on.
+    Given the most bytes of the last steps before the anchor, it needn't if it fits into the budget from its last use
+    on.
     """
     node = timeline.problem.producer[value]
     if timeline.fixed[node]:
@@ -326,10 +339,10 @@ def _dead(timeline: Timeline, value: int, anchor: int, budget: int, keep: bool) 
     last = timeline.last_use(value, anchor)
     if last >= anchor or anchor > timeline.limit(node):
         return False
-    if not keep:
+    if most is None:
         return True
-    low, high = bisect_right(timeline.labels, last), bisect_left(timeline.labels, anchor)
-    return high > low and int(timeline.memory[low:high].max()) + timeline.sizes[value] > budget
+    steps = len(most) - bisect_right(timeline.labels, last)
+    return steps > 0 and bool(most[steps - 1] + timeline.sizes[value] > budget)
 
 
 def remove_redundant(timeline: Timeline, budget: int, expired: Callable[[], bool]) -> None:

@@ -172,7 +172,8 @@ def _insert(timeline: Timeline, rng: random.Random) -> None:
     value, stop = uses[int(rng.random() * len(uses))]
     node = timeline.problem.producer[value]
     if stop <= timeline.limit(node):
-        greedy.apply(timeline, (node, stop, -1), int(timeline.memory.max()), keep=rng.random() < 0.5)
+        step = node, stop, -1
+        greedy.apply(timeline, step, greedy.chain(timeline, step, int(timeline.memory.max()), rng.random() < 0.5))
 
 
 def move(timeline: Timeline, rng: random.Random) -> bool:
@@ -198,8 +199,7 @@ def move(timeline: Timeline, rng: random.Random) -> bool:
     to = low + int(rng.random() * (high - low + 1))
     if at <= to <= at + 1:
         return False
-    new = timeline.between(labels[to], 1)[0]
-    timeline.add(new, node)
+    (new,) = timeline.add(labels[to], [node])
     if new < label or timeline.unread(label):
         timeline.remove(label)
     return True

@@ -8,7 +8,7 @@ which the live range of each of them changes. Changes can be rolled back.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,13 @@ from memonger.remat.problem import Problem, usage
 
 _SPACE = 1 << 1024
 """Distance of two labels in a schedule just loaded: room for about a thousand insertions in a row at one index."""
+
+
+_FEW = 16
+"""Spans that are added one by one; of more, the bytes at which each begins and ends are summed up."""
+
+Span = tuple[int, int, int]
+"""Index of the first step, of the one after the last, and bytes."""
 
 
 class CrowdedError(Exception):
@@ -45,6 +52,7 @@ class Timeline:
         cost: Of all steps.
         journal: (label, node) of every step added, and (inverted label, node) of every step removed.
         first_runs_move: Whether the first run of a node is removed when nobody reads it any more.
+        weight: Of each node, what `work` grows by where a step of it is added or removed.
         overwrites: For each node the values it may overwrite; see `Problem.inplace`.
         work: Number of steps added and removed, rollbacks included, and what else callers add. One takes some 10 µs.
     """
@@ -55,6 +63,7 @@ class Timeline:
         self.sizes = problem.sizes
         self.inputs = [[v for v in reads if problem.producer[v] >= 0] for reads in problem.reads]
         self.own = [problem.workspace[i] + sum(problem.sizes[v] for v in problem.writes[i]) for i in range(n)]
+        self.weight = [1 + len(values) // 4 for values in self.inputs]
         self.pinned = [False] * len(problem.sizes)
         for value in problem.pinned:
             self.pinned[value] = True
@@ -168,70 +177,94 @@ class Timeline:
         at = bisect_left(reads, copies[turn] if turn < len(copies) else self.end)
         return reads[at - 1] if at and reads[at - 1] > copy else copy
 
-    def add(self, label: int, node: int) -> None:
-        """Run the node at this label. What it reads stays in memory until then, and later readers read the new copy.
+    def add(self, anchor: int, nodes: Sequence[int]) -> list[int]:
+        """Run these nodes one after the other right before the step at the anchor, and return their labels.
 
-        Every value it reads must have a copy before the label, and no other step may have the label.
+        What they read stays in memory until then, and later readers read the new copies. Every value that one of them
+        reads must have a copy before it.
+
+        Raises:
+            CrowdedError: there is no room for so many. Nothing has changed.
         """
-        labels, count = self.labels, len(self.labels)
-        at = bisect_left(labels, label)
-        if count == len(self._memory):
+        added, at, count = self.between(anchor, len(nodes)), bisect_left(self.labels, anchor), len(self.labels)
+        while count + len(added) > len(self._memory):
             self._memory = np.concatenate((self._memory, np.zeros_like(self._memory)))
-        memory, own = self._memory, self.own
-        if at < count:
-            next_ = labels[at]
-            here = int(memory[at]) + self._credit.get(next_, 0) - own[self.node[next_]] + own[node]
-            memory[at + 1 : count + 1] = memory[at:count]
-        else:
-            here = self.problem.base + sum(self.sizes[v] for v in self.problem.pinned) + own[node]
-        memory[at] = here
-        labels.insert(at, label)
-        self.node[label] = node
-        self._add_copy(node, label, at)
-        for value in self.inputs[node]:
-            self._add_read(value, label, at)
-        if self.overwrites[node]:
-            self._changed.append(label)
+        memory, own, stop = self._memory, self.own, at + len(added)
+        before = int(memory[at]) + self._credit.get(anchor, 0) - own[self.node[anchor]]
+        memory[stop : count + len(added)] = memory[at:count]
+        memory[at:stop] = [before + own[node] for node in nodes]
+        self.labels[at:at] = added
+        spans: list[Span] = []
+        for turn, (label, node) in enumerate(zip(added, nodes, strict=True), at + 1):
+            self.node[label] = node
+            copies = self.copies[node]
+            index = bisect_left(copies, label)
+            copies.insert(index, label)
+            self._spans_of_copy(node, index, turn, spans)
+            for value in self.inputs[node]:
+                reads = self.reads[value]
+                i = bisect_left(reads, label)
+                self._span_of_read(value, label, turn, i, spans)
+                reads.insert(i, label)
+            if self.overwrites[node]:
+                self._changed.append(label)
+            self.cost += self.problem.costs[node]
+            self.work += self.weight[node]
+            self.journal.append((label, node))
+        self._spread(spans, 1)
         if self._changed:
             self._settle()
-        self.cost += self.problem.costs[node]
-        self.work += 1 + len(self.inputs[node]) // 4
-        self.journal.append((label, node))
+        return added
 
-    def _add_copy(self, node: int, label: int, at: int) -> None:
-        copies, memory = self.copies[node], self._memory
-        index = bisect_left(copies, label)
-        before = copies[index - 1] if index else -1
-        after = copies[index] if index < len(copies) else self.end
-        copies.insert(index, label)
+    def _spans_of_copy(self, node: int, index: int, stop: int, spans: list[Span]) -> None:
+        """How a node's index-th copy changes the bytes: steps before it needn't keep the copy before for its readers.
+
+        A first copy that is pinned is kept all the same.
+        """
+        copies = self.copies[node]
+        label, before = copies[index], copies[index - 1] if index else -1
+        after = copies[index + 1] if index + 1 < len(copies) else self.end
         for value in self.problem.writes[node]:
             reads, size = self.reads[value], self.sizes[value]
-            i = bisect_left(reads, label)
-            if size and i < len(reads) and reads[i] < after and not (index == 1 and self.pinned[value]):
-                last = reads[i - 1] if i and reads[i - 1] > before else before
-                memory[bisect_right(self.labels, last) : at + 1] -= size
+            if not size:
+                continue
+            if index == 1 and self.pinned[value]:
+                last = self.until(value, label)
+                spans.append((stop, bisect_right(self.labels, last), size))
                 self._note(value, last)
-            elif size and index == 1 and self.pinned[value]:
-                memory[at + 1 : bisect_right(self.labels, self.until(value, label))] += size
-                self._note(value, self.until(value, label))
+                continue
+            i = bisect_left(reads, label)
+            if i < len(reads) and reads[i] < after:
+                last = reads[i - 1] if i and reads[i - 1] > before else before
+                spans.append((bisect_right(self.labels, last), stop, -size))
+                self._note(value, last)
 
-    def _add_read(self, value: int, label: int, at: int) -> None:
-        reads, size = self.reads[value], self.sizes[value]
-        i = bisect_left(reads, label)
-        self._extend_for_read(value, label, at, i, size)
-        reads.insert(i, label)
-
-    def _extend_for_read(self, value: int, label: int, at: int, i: int, size: int) -> None:
-        """Add ``size`` to the steps that keep the value for this read only; ``i`` is its index among the reads."""
+    def _span_of_read(self, value: int, label: int, stop: int, i: int, spans: list[Span]) -> None:
+        """The steps that keep the value for the read at this label only; ``i`` is its index among the other reads."""
         reads, copies = self.reads[value], self.copies[self.problem.producer[value]]
         c = bisect_left(copies, label)
+        if i < len(reads) and (c == len(copies) or reads[i] < copies[c]):
+            return
+        size = self.sizes[value]
         if size and not (c == 1 and self.pinned[value]):
-            after = copies[c] if c < len(copies) else self.end
-            if not (i < len(reads) and reads[i] < after):
-                before = copies[c - 1]
-                last = reads[i - 1] if i and reads[i - 1] > before else before
-                self._memory[bisect_right(self.labels, last) : at + 1] += size
-                self._note(value, last)
+            before = copies[c - 1]
+            last = reads[i - 1] if i and reads[i - 1] > before else before
+            spans.append((bisect_right(self.labels, last), stop, size))
+            self._note(value, last)
+
+    def _spread(self, spans: list[Span], sign: int) -> None:
+        """Add the bytes of each span to its steps, or take them away."""
+        memory = self._memory
+        if len(spans) < _FEW:
+            for start, stop, size in spans:
+                memory[start:stop] += sign * size
+            return
+        starts, stops, sizes = np.array(spans, np.int64).T
+        first, end = int(starts.min()), int(stops.max())
+        change = np.zeros(end - first + 1, np.int64)
+        np.add.at(change, starts - first, sizes)
+        np.subtract.at(change, stops - first, sizes)
+        memory[first:end] += sign * np.cumsum(change[:-1])
 
     def _note(self, value: int, label: int) -> None:
         """Remember that the step at this label began or ceased to be the last reader of a copy of the value."""
@@ -242,9 +275,17 @@ class Timeline:
         """Remove this step. Its readers read the copy before it; if it has readers, there must be one."""
         node, labels, memory = self.node[label], self.labels, self._memory
         at = bisect_left(labels, label)
+        spans: list[Span] = []
         for value in self.inputs[node]:
-            self._remove_read(value, label, at)
-        self._remove_copy(node, label, at)
+            reads = self.reads[value]
+            i = bisect_left(reads, label)
+            del reads[i]
+            self._span_of_read(value, label, at + 1, i, spans)
+        copies = self.copies[node]
+        index = bisect_left(copies, label)
+        self._spans_of_copy(node, index, at + 1, spans)
+        del copies[index]
+        self._spread(spans, -1)
         count = len(labels)
         memory[at : count - 1] = memory[at + 1 : count]
         del labels[at], self.node[label]
@@ -253,31 +294,8 @@ class Timeline:
         if self._changed:
             self._settle()
         self.cost -= self.problem.costs[node]
-        self.work += 1 + len(self.inputs[node]) // 4
+        self.work += self.weight[node]
         self.journal.append((~label, node))
-
-    def _remove_read(self, value: int, label: int, at: int) -> None:
-        reads, size = self.reads[value], self.sizes[value]
-        i = bisect_left(reads, label)
-        del reads[i]
-        self._extend_for_read(value, label, at, i, -size)
-
-    def _remove_copy(self, node: int, label: int, at: int) -> None:
-        copies, memory = self.copies[node], self._memory
-        index = bisect_left(copies, label)
-        before = copies[index - 1] if index else -1
-        after = copies[index + 1] if index + 1 < len(copies) else self.end
-        for value in self.problem.writes[node]:
-            reads, size = self.reads[value], self.sizes[value]
-            i = bisect_left(reads, label)
-            if size and i < len(reads) and reads[i] < after and not (index == 1 and self.pinned[value]):
-                last = reads[i - 1] if i and reads[i - 1] > before else before
-                memory[bisect_right(self.labels, last) : at + 1] += size
-                self._note(value, last)
-            elif size and index == 1 and self.pinned[value]:
-                memory[at + 1 : bisect_right(self.labels, self.until(value, label))] -= size
-                self._note(value, self.until(value, label))
-        del copies[index]
 
     def mark(self) -> Mark:
         """What `rollback` needs to come back to this state. It holds until the next `load`."""
@@ -291,7 +309,7 @@ class Timeline:
                 self._forget(label, node)
             else:
                 self._recall(~label, node)
-            self.work += 1 + len(self.inputs[node]) // 4
+            self.work += self.weight[node]
         while len(self._credits) > mark.credits:
             label, credit = self._credits.pop()
             self._credit[label] = credit
@@ -301,8 +319,11 @@ class Timeline:
     def _forget(self, label: int, node: int) -> None:
         """Undo the addition of a step, all but its bytes."""
         del self.node[label]
-        for labels in (self.copies[node], *(self.reads[value] for value in self.inputs[node])):
-            del labels[bisect_left(labels, label)]
+        copies = self.copies[node]
+        del copies[bisect_left(copies, label)]
+        for value in self.inputs[node]:
+            reads = self.reads[value]
+            del reads[bisect_left(reads, label)]
         self.cost -= self.problem.costs[node]
 
     def _recall(self, label: int, node: int) -> None:

@@ -90,7 +90,7 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
         kind = rng.random()
         if kind < 0.6 and not timeline.fixed[node] and timeline.copies[node][0] < anchor <= timeline.limit(node):
             if runnable:
-                timeline.add(timeline.between(anchor, 1)[0], node)
+                timeline.add(anchor, [node])
         elif kind < 0.85 and timeline.copies[timeline.node[anchor]][0] != anchor:
             timeline.remove(anchor)
         else:
@@ -328,9 +328,9 @@ def test_labels_may_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = load("mobilenet")
     timeline = Timeline(problem)
     for _ in range(4):
-        timeline.add(timeline.between(timeline.labels[50], 1)[0], 3)
+        timeline.add(timeline.labels[50], [3])
     with pytest.raises(timelines.CrowdedError):
-        timeline.between(timeline.labels[50], 16)
+        timeline.add(timeline.labels[50], [3] * 16)
     budget = peak(problem, problem.schedule) * 3 // 10
     assert search(problem, budget, effort=10_000).peak <= budget
 
