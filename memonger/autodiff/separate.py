@@ -7,6 +7,7 @@ gradient. What is one by intention, an embedding that the output layer reads as 
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,11 @@ from memonger.model.values import all_values, is_floating
 from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)
+
+_SIGNATURE, _FOLDED = "pkg.torch.export.ExportedProgram.graph_signature", "pkg.onnxscript.optimizer.folded_from"
+"""Where PyTorch's exporter lists parameters, and at an initializer what it was computed from."""
+
+_PARAMETERS, _QUOTED = re.compile(r": PARAMETER target='([^']+)'"), re.compile(r"'([^']+)'")
 
 _CORNER = 8
 _MANY = 64  # elements: two matrices of fewer may agree by chance
@@ -99,6 +105,7 @@ def separate_parameters(
     if patterns is None:
         _tell_of_others(model, {name: uses for name, uses in shared.items() if name not in chosen})
         _tell_of_transposed(model)
+        _tell_of_folded(model)
     if not chosen and patterns is None:
         return model
     trained = parameters.trainable(model)
@@ -204,6 +211,20 @@ def _tell_of_transposed(model: Model) -> None:
         corner = matrix[:_CORNER, :_CORNER]
         if corner.min() != corner.max():
             corners.setdefault(corner.tobytes(), (name, matrix))
+
+
+def _tell_of_folded(model: Model) -> None:
+    """Warn of parameters that became constants in the export, as of ``x @ w.t()``: nothing says how, so none trains."""
+    names = set(_PARAMETERS.findall(model.graph.metadata_props.get(_SIGNATURE, "")))
+    trained = set(parameters.trainable(model))
+    for name, value in model.graph.initializers.items():
+        made_of = [each for each in _QUOTED.findall(value.metadata_props.get(_FOLDED, "")) if each in names]
+        if made_of and name not in trained:
+            logger.warning(
+                "%s: '%s' isn't trained: PyTorch's exporter computed the constant '%s' from it. memonger.from_torch "
+                "keeps it a parameter, and so does torch.onnx.export(..., optimize=False).",
+                model.name, "' and '".join(made_of), name,
+            )  # fmt: skip
 
 
 def _separate(model: ir.Model, name: str, uses: Sequence[_Use]) -> list[str]:

@@ -167,6 +167,7 @@ def pareto_command(**arguments: Any) -> None:
     *MOST_EXTRA_TIME,
     *LOWERING,
     *TRAINING,
+    LORA,
     AS_JSON,
     QUIET,
 )  # fmt: skip

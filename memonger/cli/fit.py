@@ -22,6 +22,7 @@ def fit(
     as_json: bool,
     quiet: bool,
     train_mode: bool,
+    lora: tuple[int, str] | None,
     **flags: Any,
 ) -> None:
     """Find the largest size that fits, write what is asked for, and print the answer. The exit status is 1 if none."""
@@ -30,7 +31,7 @@ def fit(
     _, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Fitting {model.name}") as tell:
         fitted = planner.fit(
-            model, memory, vary, train_mode=train_mode, frontier=frontier, options=options, progress=tell
+            model, memory, vary, train_mode=train_mode, lora=lora, frontier=frontier, options=options, progress=tell
         )
     written = None
     if fitted.plan is not None:

@@ -11,7 +11,6 @@ from click.core import ParameterSource
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
-from memonger.autodiff.training_mode import to_training_mode
 from memonger.autodiff.updates import Optimizer
 from memonger.cli.command import given_again
 from memonger.cli.options import ONLY_PLANNING
@@ -20,12 +19,11 @@ from memonger.devices import Cuda
 from memonger.errors import PlanError
 from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
-from memonger.model.load import load
-from memonger.model.lora import add_lora
 from memonger.model.model import Model
 from memonger.model.save import save_model
 from memonger.plan import Plan
 from memonger.planning import search_plan as planner
+from memonger.planning.at_size import Changes
 from memonger.planning.options import Options
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
@@ -125,7 +123,7 @@ def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
 def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     """Write a model and its backward pass as one model."""
     optimizer, wrt, precision = _optimizer(flags), flags.pop("wrt") or None, flags.pop("precision")
-    read = _read(model, **{key: flags.pop(key) for key in ("batch", "dims", "train_mode", "lora")})
+    read = _changes(flags).made(model, flags.pop("batch"), flags.pop("dims"))
     if precision is not None:
         read = to_mixed_precision(read, precision)
     training = differentiate(read, optimizer=optimizer, wrt=wrt, **flags)
@@ -148,20 +146,15 @@ def refuse_planning_options(model: Path, *others: str) -> None:
 
 def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model, Options]:
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
-    changes = {key: flags.pop(key, None) for key in ("train_mode", "lora")}
-    sizes = {key: flags.pop(key) for key in ("batch", "dims")} if any(changes.values()) else {}
+    changes = _changes(flags)
+    sizes = {key: flags.pop(key) for key in ("batch", "dims")} if changes else {}
     options = options_of(flags)
-    return (_read(model, **sizes, **changes) if sizes else model), options
+    return (changes.made(model, **sizes) if sizes else model), options
 
 
-def _read(
-    model: Path, batch: int | None, dims: Mapping[str, int], train_mode: bool, lora: tuple[int, str] | None
-) -> Model:
-    """The model at these sizes, with adapters and in training form where that is asked for."""
-    read = load(model, batch=batch, dims=dims)
-    if lora is not None:
-        read = add_lora(read, *lora)
-    return to_training_mode(read) if train_mode else read
+def _changes(flags: dict[str, Any]) -> Changes:
+    """What the flags ask to be done to the model first, taken out of them."""
+    return Changes(flags.pop("train_mode", False), *(flags.pop("lora", None) or ()))
 
 
 def options_of(flags: dict[str, Any]) -> Options:

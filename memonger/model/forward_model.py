@@ -6,6 +6,7 @@ It stands in ``metadata_props["memonger.forward"]`` without the weights that the
 import base64
 import binascii
 import zlib
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +18,7 @@ from memonger.model.values import tensor_shape
 
 KEY = "memonger.forward"
 SMALL = 64  # elements; up to that many stay with the forward model
+LARGE = 1 << 10  # bytes of a weight that may lie in a file beside the model
 LARGEST = 1 << 30  # bytes of a forward model without its weights: what is larger when unpacked is refused
 
 
@@ -77,15 +79,36 @@ def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | 
     return forward
 
 
-def packed(forward: ir.Model | None) -> onnx.ModelProto | None:
-    """The model as a message, which takes a fraction of its memory; `unpacked` undoes it."""
+def frozen(forward: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """Its large weights by name: those that aren't trained. Shape inference reads the others."""
+    tensors = {name: value.const_value for name, value in forward.graph.initializers.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.nbytes >= LARGE}
+
+
+def packed(forward: ir.Model | None, folder: Path | None) -> onnx.ModelProto | None:
+    """The model as a message, which takes a fraction of its memory; `unpacked` undoes it.
+
+    Args:
+        forward: Changed, where a folder is given.
+        folder: Where its large weights are written to, in place of the message; None: the message has them.
+
+    Raises:
+        OSError: they can't be written.
+    """
+    if forward is not None and folder is not None:
+        own = frozen(forward)
+        written = ir.external_data.convert_tensors_to_external([*own.values()], folder, "weights")
+        for name, tensor in zip(own, written, strict=True):
+            forward.graph.initializers[name].const_value = tensor
     return None if forward is None else ir.to_proto(forward)
 
 
-def unpacked(message: onnx.ModelProto | None) -> ir.Model | None:
-    """The model that `packed` was given."""
+def unpacked(message: onnx.ModelProto | None, folder: Path | None) -> ir.Model | None:
+    """The model that `packed` was given, with the same folder."""
     if message is None:
         return None
     forward = ir.from_proto(message)
+    if folder is not None:
+        ir.external_data.set_base_dir(forward.graph, folder)
     forward.graph.meta[load.FOREIGN] = True
     return forward

@@ -23,7 +23,7 @@ from memonger.graph.liveness import Sharing
 from memonger.model.decoding import AtLeast, DecodingError, OneOf, decode
 from memonger.plan import Plan
 from memonger.plan_file import graph_digest, weight_digests
-from memonger.planning.at_size import lower, lower_bound
+from memonger.planning.at_size import Changes, lower, lower_bound
 from memonger.planning.dimension import open_dimension
 from memonger.planning.options import Options
 from memonger.planning.search_plan import Job
@@ -58,6 +58,8 @@ class Recipe:
     mode: Annotated[str, OneOf(("training", "inference"))]
     device: str
     train_mode: bool = False
+    rank: Annotated[int, AtLeast(1)] | None = None
+    pattern: str = "*"
     batch: Annotated[int, AtLeast(1, MOST_BATCH)] | None = None
     dims: Mapping[str, Annotated[int, AtLeast(0, MOST_BATCH)]] = field(default_factory=dict)
     loss: str | None = None
@@ -157,7 +159,7 @@ def write(path: Path, answer: Answer, model: Path, planned: Path | None) -> None
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def recipe(options: Options, train_mode: bool) -> Recipe:
+def recipe(options: Options, changes: Changes) -> Recipe:
     """The options as a certificate holds them.
 
     Raises:
@@ -170,7 +172,7 @@ def recipe(options: Options, train_mode: bool) -> Recipe:
     return Recipe(
         mode=options.chosen_mode,
         device=str(options.device),
-        train_mode=train_mode,
+        **dataclasses.asdict(changes),
         batch=options.batch,
         dims=options.sizes,
         loss=options.loss,
@@ -258,11 +260,12 @@ def verify(path: Path) -> Certificate:
     """
     certificate = read(path)
     model = _file(path, certificate.model, certificate.model_digest, "model")
-    options = _options(certificate.recipe)
+    recipe = certificate.recipe
+    options, changes = _options(recipe), Changes(recipe.train_mode, recipe.rank, recipe.pattern)
     dimension = open_dimension(model, certificate.vary, options)
 
     def at(size: int) -> Job:
-        return lower(model, dimension, size, options, certificate.recipe.train_mode)
+        return lower(model, dimension, size, options, changes)
 
     if (certificate.planned is None) != (certificate.size == 0):
         raise VerificationError(f"{path}: it says that size {certificate.size} fits, and names no plan of that size.")

@@ -14,6 +14,7 @@ from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning import certificate
+from memonger.planning.at_size import Changes
 from memonger.planning.certificate import Beyond
 from memonger.planning.fit_chunks import InChunks
 from memonger.planning.names import Strategy
@@ -60,7 +61,7 @@ class Fit:
         strategy: What decided what is recomputed. With ``none`` the bounds are for plans that recompute nothing.
         source: Where the model came from.
         options: The options of the plan.
-        train_mode: Whether BatchNormalization and Dropout were turned into training form first.
+        changes: What was done to the model before it was planned.
     """
 
     memory: int
@@ -75,12 +76,17 @@ class Fit:
     strategy: Strategy
     source: Source | Model = field(repr=False)
     options: Options = field(repr=False)
-    train_mode: bool = False
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def fits(self) -> bool:
         """Whether any size fits."""
         return self.plan is not None
+
+    @property
+    def train_mode(self) -> bool:
+        """Whether BatchNormalization and Dropout were turned into training form first."""
+        return self.changes.train_mode
 
     @property
     def total_bytes(self) -> int | None:
@@ -119,7 +125,7 @@ class Fit:
             recomputes=self.recomputes,
             total_bytes=self.total_bytes,
             beyond=self.beyond,
-            recipe=certificate.recipe(self.options, self.train_mode),
+            recipe=certificate.recipe(self.options, self.changes),
         )
         certificate.write(Path(path), answer, Path(self.source), None if planned is None else Path(planned))
 
@@ -131,6 +137,7 @@ def fit(
     vary: str = "batch",
     *,
     train_mode: bool = False,
+    lora: tuple[int, str] | None = None,
     frontier: int = 0,
     options: Options | None = None,
     **keywords: Unpack[Keywords],
@@ -147,6 +154,7 @@ def fit(
         vary: ``batch``, or the name or place of another open dimension: ``seq``, ``x[1]``.
         train_mode: Turn BatchNormalization and Dropout into their training form first; see
             `memonger.to_training_mode`.
+        lora: Rank and pattern of adapters that alone are trained: see `memonger.add_lora`. None: there are none.
         frontier: How many sizes, up to the largest one, are planned for `Fit.frontier`.
         options: A record of options to start from; keywords given beside it replace its fields.
         keywords: The fields of `Options`.
@@ -169,7 +177,7 @@ def fit(
     if not device.is_host or device.facts.is_portable:
         chosen = dataclasses.replace(chosen, chunks="off")
     with collecting_later():
-        sizing = Sizing(source, in_bytes("memory", memory), vary, train_mode, chosen)
+        sizing = Sizing(source, in_bytes("memory", memory), vary, Changes(train_mode, *(lora or ())), chosen)
         sizing.run()
         answer = _answer(sizing, frontier)
         return answer if chosen.chunks == "off" else _in_chunks(answer, sizing)
@@ -204,7 +212,7 @@ def _answer(sizing: Sizing, frontier: int) -> Fit:
         source=sizing.source,
         strategy=sizing.strategy,
         options=dataclasses.replace(sizing.options, mode=sizing.mode),
-        train_mode=sizing.train_mode,
+        changes=sizing.changes,
     )
 
 

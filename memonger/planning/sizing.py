@@ -16,7 +16,7 @@ from memonger.model import training_roles
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan, parameter_bytes
-from memonger.planning.at_size import lower, lower_bound
+from memonger.planning.at_size import Changes, lower, lower_bound
 from memonger.planning.certificate import Beyond
 from memonger.planning.course import Course
 from memonger.planning.decide import Solution, decide, orders_of, total_bytes
@@ -80,12 +80,12 @@ class Sizing:
         source: What `memonger.load` takes.
         memory: Bytes for everything.
         vary: The dimension's name.
-        train_mode: See `memonger.fit`.
+        changes: What is done to the model before it is planned.
         options: The options of the plan.
     """
 
-    def __init__(self, source: Source | Model, memory: int, vary: str, train_mode: bool, options: Options) -> None:
-        self.source, self.memory, self.vary, self.train_mode = source, memory, vary, train_mode
+    def __init__(self, source: Source | Model, memory: int, vary: str, changes: Changes, options: Options) -> None:
+        self.source, self.memory, self.vary, self.changes = source, memory, vary, changes
         self.begin, self.course = time.perf_counter(), Course(options.progress, _USUAL)
         self.dimension = open_dimension(source, vary, options)
         self.strategy: Strategy = options.strategy or "budget"
@@ -130,7 +130,7 @@ class Sizing:
     def lower(self, size: int) -> Job:
         """The model lowered at a size."""
         with self.course.doing("lower", f"{self.vary} {size}: lowering"):
-            job = lower(self.source, self.dimension, size, self.options, self.train_mode)
+            job = lower(self.source, self.dimension, size, self.options, self.changes)
             return rehearsed(job, self.begin) if job.is_uncalibrated else job
 
     # Estimates, of the family

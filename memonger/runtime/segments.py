@@ -9,7 +9,7 @@ of a bucket lie where the engine of the ranks adds them up.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -50,8 +50,8 @@ class Segment:
     handed: tuple[str, ...]
 
 
-def segments_of(model: ir.Model, program: Program, cuts: Sequence[int]) -> tuple[Segment, ...]:
-    """A model with every planned value among its outputs, cut before these steps.
+def segments_of(model: ir.Model, program: Program, cuts: Sequence[int]) -> Iterator[Segment]:
+    """A model with every planned value among its outputs, cut before these steps; each segment made as it is asked for.
 
     Args:
         model: Its nodes are the schedule.
@@ -60,33 +60,26 @@ def segments_of(model: ir.Model, program: Program, cuts: Sequence[int]) -> tuple
     """
     steps = len(program.order)
     bounds = [0, *(cut for cut in dict.fromkeys(cuts) if 0 < cut < steps), steps]
-    return tuple(_segment(model, program, begin, end) for begin, end in pairwise(bounds))
+    return (_segment(model, program, begin, end) for begin, end in pairwise(bounds))
 
 
 def _segment(model: ir.Model, program: Program, begin: int, end: int) -> Segment:
-    copy = model.clone()
-    graph, nodes = copy.graph, list(copy.graph)
+    nodes = list(model.graph)
+    own = {value for node in nodes[begin:end] for value in node.outputs}
     earlier = {value for node in nodes[:begin] for value in node.outputs}
-    later = {value for node in nodes[end:] for value in node.outputs}
-    own = {value: None for node in nodes[begin:end] for value in node.outputs}
-    taken = dict.fromkeys(v for node in nodes[begin:end] for v in read_values(node) if v in earlier)
-    given = dict.fromkeys(v for node in nodes[end:] for v in read_values(node) if v in own)
-    graph.outputs[:] = dict.fromkeys([*(v for v in graph.outputs if v not in earlier and v not in later), *given])
-    _remove(graph, nodes[end:])
-    for value in taken:
-        graph.inputs.append(ir.Value(name=value.name, type=value.type, shape=value.shape))
-        value.replace_all_uses_with(graph.inputs[-1])
-    _remove(graph, nodes[:begin])
-    _drop_unread(graph)
-    written = {str(value.name) for value in own}
-    names = {str(value.name) for value in taken}
+    read = dict.fromkeys(v for node in nodes[begin:end] for v in read_values(node))
+    taken = [value for value in read if value in earlier]
+    later = [value for node in nodes[end:] for value in read_values(node)]
+    given = [*(v for v in model.graph.outputs if v in own or v.producer() is None), *(v for v in later if v in own)]
+    written, names = {str(value.name) for value in own}, {str(value.name) for value in taken}
+    copy = _part(model, nodes[begin:end], taken, list(dict.fromkeys(given)), {*read, *given})
     received = tuple(tensor for tensor in program.planned if tensor.name in names)
     handed = names - {tensor.name for tensor in received}
     planned = {tensor.name for tensor in program.planned}
-    kept = [str(value.name) for value in graph.outputs if value.name not in planned]
+    kept = [str(value.name) for value in copy.graph.outputs if value.name not in planned]
     part = replace(
         program,
-        inputs=tuple(value for value in feeding.inputs_of(graph) if value.name not in names),
+        inputs=tuple(value for value in feeding.inputs_of(copy.graph) if value.name not in names),
         outputs=tuple(dict.fromkeys([*(v for v in program.outputs if v in written), *kept])),
         planned=tuple(tensor for tensor in program.planned if tensor.name in written),
         order=program.order[begin:end],
@@ -94,6 +87,23 @@ def _segment(model: ir.Model, program: Program, begin: int, end: int) -> Segment
         replacing=program.replacing & written,
     )
     return Segment(copy, part, received, tuple(sorted(handed)))
+
+
+def _part(
+    model: ir.Model, nodes: Sequence[ir.Node], taken: Sequence[ir.Value], given: Sequence[ir.Value],
+    used: Collection[ir.Value],
+) -> ir.Model:  # fmt: skip
+    """A copy of these nodes alone, with the model's inputs and initializers that are used."""
+    graph = model.graph
+    view = ir.GraphView(
+        [*(value for value in graph.inputs if value in used), *taken],
+        given,
+        nodes=nodes,
+        initializers=[value for value in graph.initializers.values() if value in used],
+        opset_imports=graph.opset_imports,
+        name=graph.name,
+    )
+    return ir.Model(view.clone(), ir_version=model.ir_version, functions=tuple(model.functions.values()))
 
 
 def _remove(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
@@ -206,11 +216,12 @@ def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut
     found = [(each, step_of[plan.graph.nodes[each.begin]], step_of[plan.graph.nodes[each.wait]])
              for each in collectives_of(plan.graph)]  # fmt: skip
     cuts = sorted({program.first_update, *(step for _, *steps in found for step in steps)})
-    parts = segments_of(whole, program, cuts)
-    models = tuple(message(part.model) for part in parts)
-    records = tuple((part.program, part.received, part.handed) for part in parts)
+    models, records = list[Message](), list[tuple[Program, tuple[ArenaTensor, ...], tuple[str, ...]]]()
+    for part in segments_of(whole, program, cuts):
+        models.append(message(part.model))
+        records.append((part.program, part.received, part.handed))
     settings = plan.stamp.cuda if plan.stamp is not None else None
-    ends = list(accumulate(len(part.program.order) for part in parts))
+    ends = list(accumulate(len(part.order) for part, *_ in records))
     place = {tensor.name: tensor for tensor in program.planned}
     buckets = tuple(
         Bucket(
@@ -221,7 +232,15 @@ def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut
         )
         for each, begin, wait in found
     )
-    return Cut(program, records, kept, models, settings, max(1, bisect_right(ends, program.first_update)), buckets)
+    return Cut(
+        program,
+        tuple(records),
+        kept,
+        tuple(models),
+        settings,
+        max(1, bisect_right(ends, program.first_update)),
+        buckets,
+    )
 
 
 def _without_outputs(model: ir.Model, program: Program, left_out: Collection[str]) -> Program:

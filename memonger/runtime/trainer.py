@@ -22,7 +22,7 @@ from memonger.plan import Plan
 from memonger.runtime import compact, process_memory
 from memonger.runtime import feeds as feeding
 from memonger.runtime import state as states
-from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
@@ -32,7 +32,7 @@ from memonger.runtime.segments import Cut, Exchange, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
-from memonger.units import format_size, shown
+from memonger.units import MiB, format_size, shown
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,10 @@ TYPES = {
     "learning_rate": np.float32, "accumulation_scale": np.float32, "loss_scale": np.float32, "step": np.int64,
     "random_key": np.uint32, "ranks": np.float32,
 }  # fmt: skip
+
+
+_FROZEN = MiB
+"""Bytes of frozen weights from which on they wait in a file for evaluation and export."""
 
 
 class Trainer:
@@ -72,7 +76,7 @@ class Trainer:
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the segments of a step
-        packed, starts = _read(plan, accumulation, device, self._share)
+        packed, filled, self._frozen = _read(plan, accumulation, device, self._share)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: _Read = compact.unpacked(packed)
@@ -86,8 +90,8 @@ class Trainer:
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
         }
         self._arena = backend(self.device).arena(read.arena_bytes)
-        self._allocate(read.tensors, starts)
-        del starts
+        self._names = tuple(read.tensors)
+        self._weights, self._state = _stores(read.tensors, self._roles[0], self._owners, self.device, filled)
         self._bound = [self._bind(one, own, check_order) for one, own in zip(read.cuts, self._roles, strict=True)]
         del read, packed
         process_memory.settle()
@@ -95,7 +99,7 @@ class Trainer:
     @property
     def _forward(self) -> ir.Model | None:
         """The forward model that the plan holds, made anew."""
-        return forward_model.unpacked(self._packed_forward)
+        return forward_model.unpacked(self._packed_forward, None if self._frozen is None else self._frozen.path)
 
     def __repr__(self) -> str:
         """As ``<TrainingSession digits on cpu: 12 steps, arena 1.20 MiB>``."""
@@ -398,16 +402,6 @@ class Trainer:
         if role in self._scalars and content is not None:
             self._scalars[role][...] = content
 
-    def _allocate(self, tensors: Mapping[str, ArenaTensor], starts: Mapping[str, np.ndarray]) -> None:
-        """Take memory for what persists, and fill it; all but the weights can be given back between steps."""
-        self._names = tuple(tensors)
-        own = sorted(self._roles[0].parameters, key=lambda name: self._owners.get(name, 0))  # each rank's together
-        weights = (*own, *self._roles[0].statistics)
-        self._weights = Store((tensors[name] for name in weights), self.device)
-        self._state = Store((tensor for name, tensor in tensors.items() if name not in weights), self.device)
-        for name, array in starts.items():
-            self._write(name, array)
-
     def _bind(self, plan: Cut, roles: Training, check_order: bool) -> Segments:
         kept = [name for name in roles.persistent if name in self._names]
         fixed = {name: self._weights if name in self._weights else self._state for name in kept}
@@ -525,8 +519,9 @@ def _read(
     accumulation: Plan | str | Path | None,
     device: str | Device | None,
     share: tuple[int, int] | None,
-) -> tuple[compact.Packed, dict[str, np.ndarray]]:
-    """A packed `_Read`, and what persistent inputs are before the first step.
+) -> tuple[compact.Packed, tuple[Arena, Arena], ScratchFolder | None]:
+    """A packed `_Read`; the memory of `_stores`, filled with what persistent inputs are before the first step; and a
+    folder of frozen weights: onnxruntime has them, and only evaluation and export read them again.
 
     Raises:
         SessionError: the plans aren't for training, of different models, or for another device; the machine lacks room.
@@ -539,7 +534,7 @@ def _read(
         check_stamp(one, where)
     check_room(plans, where)
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
-    forward = forward_model.packed(forward_model.extract(first.model, first.name))
+    forward, folder = _packed_forward(forward_model.extract(first.model, first.name))
     shares = Shares.of(first, roles[0])
     others = shares.of_others(*share) if share is not None else frozenset()
     cuts = [
@@ -558,8 +553,42 @@ def _read(
         roles, tensors, cuts, forward, where, cuda, first.name, rate, scale, first.threads, arena_bytes, digest, whole,
         shares,
     )  # fmt: skip
-    starts = _starts(first.model, roles[0])
-    return compact.packed(read), {name: array for name, array in starts.items() if name in tensors}
+    weights, state = _stores(tensors, roles[0], shares.owners(share[1]) if share is not None else {}, where)
+    for name, array in _starts(first.model, roles[0]).items():
+        if name in tensors:
+            (weights if name in weights else state).fill(name, array)
+    return compact.packed(read), (weights.arena, state.arena), folder
+
+
+def _stores(
+    tensors: Mapping[str, ArenaTensor], roles: Training, owners: Mapping[str, int], device: Device,
+    filled: tuple[Arena | None, Arena | None] = (None, None),
+) -> tuple[Store, Store]:  # fmt: skip
+    """Weights, each rank's together, and all else that persists, which can be given back between steps.
+
+    Args:
+        tensors: What persists.
+        roles: Of the first plan.
+        owners: The rank that keeps each tensor, where they share the state.
+        device: Where.
+        filled: Memory that was taken for the same before; None to take it.
+    """
+    own = sorted(roles.parameters, key=lambda name: owners.get(name, 0))
+    weights = dict.fromkeys((*own, *roles.statistics))
+    others = (tensor for name, tensor in tensors.items() if name not in weights)
+    return Store((tensors[name] for name in weights), device, arena=filled[0]), Store(others, device, arena=filled[1])
+
+
+def _packed_forward(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFolder | None]:
+    """A forward model packed, and the temporary folder that its frozen weights are in, if they are many."""
+    if forward is None or sum(tensor.nbytes for tensor in forward_model.frozen(forward).values()) < _FROZEN:
+        return forward_model.packed(forward, None), None
+    try:
+        folder = ScratchFolder()
+        return forward_model.packed(forward, folder.path), folder
+    except OSError as error:
+        logger.warning("frozen weights stay in memory for evaluation, as no temporary folder takes them: %s.", error)
+        return forward_model.packed(forward, None), None
 
 
 def plan_digest(plan: Plan) -> str:

@@ -1,10 +1,12 @@
 """How a model's weights reach onnxruntime without being serialized: that would copy them twice, at a crawl."""
 
+import copy
 import hashlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
@@ -80,20 +82,17 @@ class SharedWeights(Lending):
         return found
 
 
-def split(model: ir.Model) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
-    """A copy of the model, and its large weights. What lies in files of its own stays there."""
-    try:
-        copy = model.clone()
-    except RuntimeError as error:  # onnx-ir's
-        raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
-    weights = {}
-    for value in copy.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < LARGE:
-            continue
-        if _is_plain(tensor):
-            weights[str(value.name)] = tensor
-    return copy, weights
+def _large(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """Its large weights by name, but for what lies in files of its own."""
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor is not None
+        and not isinstance(tensor, ir.ExternalTensor)
+        and tensor.nbytes >= LARGE
+        and _is_plain(tensor)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +126,25 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
     Raises:
         SessionError: it can't be cloned or written.
     """
-    copy, large = split(model)
-    constants = copy.graph.initializers
+    large, constants = _large(model), model.graph.initializers
     if sum(tensor.nbytes for tensor in large.values()) > MOST_IN_MESSAGE:
         lending = LEND_ALL
     if lending is None or lending.is_shared:
         lent = {} if lending is None else _shared(constants.values(), lending)
-        for name in large:
-            del constants[name]
-        return Message(b"".join([_serialized(copy), *_joined(large)]), _folder(model), lent, is_shared=True)
-    for name, tensor in large.items():
-        where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=name)
-        constants[name].const_value = where
-    return Message(_serialized(copy), _folder(model), {name: lending.held(tensor) for name, tensor in large.items()})
+        rest = [value for name, value in constants.items() if name not in large]
+        return Message(b"".join([_serialized(model, rest), *_joined(large)]), _folder(model), lent, is_shared=True)
+    referring = [_lent(value) if name in large else value for name, value in constants.items()]
+    return Message(
+        _serialized(model, referring), _folder(model), {name: lending.held(tensor) for name, tensor in large.items()}
+    )
+
+
+def _lent(value: ir.Value) -> ir.Value:
+    """An initializer that says only that its content is given beside the model."""
+    tensor = value.const_value
+    assert tensor is not None
+    where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name))
+    return ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=where)
 
 
 def _shared(constants: Iterable[ir.Value], lending: Lending) -> dict[str, Held]:
@@ -157,9 +162,18 @@ def _is_plain(tensor: ir.TensorProtocol) -> bool:
     return tensor.dtype != ir.DataType.STRING and tensor.dtype.bitwidth >= 8
 
 
-def _serialized(model: ir.Model) -> bytes:
+def _serialized(model: ir.Model, constants: Sequence[ir.Value]) -> bytes:
+    """The model with these initializers instead of its own: its nodes are written as they are, and never copied."""
+    graph, view = model.graph, copy.copy(model)
+    view.graph = cast(
+        ir.Graph,
+        ir.GraphView(
+            graph.inputs, graph.outputs, nodes=graph, initializers=constants, doc_string=graph.doc_string,
+            opset_imports=graph.opset_imports, name=graph.name,
+        ),
+    )  # fmt: skip
     try:
-        return ir.to_proto(model).SerializeToString()
+        return ir.to_proto(view).SerializeToString()
     except RuntimeError as error:  # onnx-ir's
         raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
 

@@ -153,17 +153,23 @@ class _Folded(nn.Module):
         super().__init__()
         self.linear, self.lstm = nn.Linear(6, 5), nn.LSTM(5, 4, batch_first=True)
         self.register_buffer("filters", torch.randn(7, 4))
+        self.turned = nn.Parameter(torch.randn(3, 7))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(self.lstm(torch.tanh(self.linear(x)))[0], self.filters)  # type: ignore[arg-type]
+        y = nn.functional.linear(self.lstm(torch.tanh(self.linear(x)))[0], self.filters)  # type: ignore[arg-type]
+        return y @ self.turned.t()
 
 
-def test_weights_that_the_exporter_turned_are_trained_and_buffers_are_not() -> None:
+def test_what_the_exporter_turned_is_trained_or_named_and_buffers_are_neither(caplog: pytest.LogCaptureFixture) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(_Folded(), (torch.randn(2, 3, 6),), dynamo=True, verbose=False)
     assert program is not None
-    made = memonger.differentiate(program.model_proto, loss="mean_squared_error")
+    with caplog.at_level(logging.WARNING):
+        made = memonger.differentiate(program.model_proto, loss="mean_squared_error")
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("memonger")]
+    assert len(said) == 1
+    assert "'turned' isn't trained" in said[0]
     assert made.training is not None
     shapes = [list(v.shape.numpy()) for v in made.ir.graph.inputs if v.name in made.training.parameters and v.shape]
     assert sorted(shapes) == [[1, 16, 4], [1, 16, 5], [1, 32], [5], [6, 5]]

@@ -69,6 +69,23 @@ def test_training_flags(tmp_path: Path) -> None:
     assert (record["plan"]["mode"], record["strategy"]) == ("training", "none")
 
 
+def test_the_largest_batch_with_adapters_alone(tmp_path: Path) -> None:
+    model, written = tmp_path / "layers.onnx", tmp_path / "fit.json"
+    onnx.save(layers(1), model)
+    flags = ("--loss", "softmax_cross_entropy", "--optimizer", "adam", "--device", "none", "--strategy", "none")
+    flags = (*flags, "--lora", "1:last", "--quiet", "--json")
+    done = _invoke("fit", model, "--memory", "8KiB", *flags, "-o", tmp_path / "planned.onnx", "--certificate", written)
+    assert done.exit_code == 0, done.output
+    size = json.loads(done.stdout)["size"]
+    totals = [json.loads(_invoke("plan", model, "--batch", n, *flags).stdout)["total_bytes"] for n in (size, size + 1)]
+    assert totals[0] <= 8 * 1024 < totals[1]
+    checked = _invoke("verify", written)
+    assert checked.exit_code == 0, checked.output
+    training = memonger.Plan.load(tmp_path / "planned.onnx").training
+    assert training is not None
+    assert all(".lora_" in name for name in training.parameters)
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [

@@ -66,3 +66,21 @@ def test_averages_are_evaluated_exported_and_resumed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, other.evaluate({"x": x}, averaged=True)["y"])
     with pytest.raises(SessionError, match="keeps no averages: differentiate it with ema"):
         memonger.TrainingSession(plan()).evaluate({"x": x}, averaged=True)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_frozen_weights_wait_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    planned, x = plan(frozen=["first.weight"]), batch(99)["x"]
+    whole = memonger.TrainingSession(planned)
+    with monkeypatch.context() as patch:
+        patch.setattr("memonger.runtime.trainer._FROZEN", 1)
+        if fails:
+            patch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "absent"))
+        trainer = memonger.TrainingSession(planned, check_order=False)
+    assert (whole._frozen, trainer._frozen is None) == (None, fails)
+    for step in range(2):
+        assert trainer.step(batch(step)) == whole.step(batch(step))
+    np.testing.assert_array_equal(trainer.evaluate({"x": x})["y"], whole.evaluate({"x": x})["y"])
+    for name, each in (("one.onnx", trainer), ("other.onnx", whole)):
+        each.export(tmp_path / name)
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "other.onnx").read_bytes()

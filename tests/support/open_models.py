@@ -26,9 +26,9 @@ def block() -> onnx.ModelProto:
     return model
 
 
-def layers() -> onnx.ModelProto:
+def layers(count: int = 5) -> onnx.ModelProto:
     """Layers whose gradients need what the forward pass computed, on an open batch."""
-    model = chain(5)
+    model = chain(count)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return model

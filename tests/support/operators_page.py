@@ -18,12 +18,14 @@ from memonger.autodiff import rules as rules  # registers them
 from memonger.autodiff.open_operators import OPEN
 from memonger.autodiff.registry import EXPANSIONS, RULES
 from memonger.errors import MemongerError
+from memonger.model.checks import RUNTIME_OPERATORS
 from memonger.model.operators import facts_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "OPERATORS.md"
 FIRST = 13  # the oldest operator set on the page
 FLOATS = ("float)", "double)", "float16)")
 FUSED = "com.microsoft::"
+TABLE = ("| operator | operator sets | gradient | keeps |", "|---|---|---|---|")
 Kept = Mapping[str, tuple[tuple[str, ...], int]]
 
 HEAD = """# Operators and their gradients
@@ -140,13 +142,23 @@ def row(name: str, versions: Iterable[int], kept: Kept) -> str:
     return f"| {name.removeprefix(FUSED)} | {', '.join(map(str, versions))} | {gradient_of(name)} | {keeps} |"
 
 
+def _of_runtime() -> set[str]:
+    """Operators that onnxruntime adds, in its own domain or in the standard's."""
+    own = {name for name in (*EXPANSIONS, *OPEN) if name.startswith(FUSED)}
+    return own | {name for name in RUNTIME_OPERATORS if schema_of(name) is None}
+
+
 def page(kept: Kept) -> str:
     """The page."""
     lines = [HEAD.format(version=onnx.__version__, opset=onnx.defs.onnx_opset_version())]
-    lines += ["## ai.onnx\n", "| operator | operator sets | gradient | keeps |", "|---|---|---|---|"]
+    lines += ["## ai.onnx\n", *TABLE]
     lines += [row(name, versions, kept) for name, versions in standard().items()]
-    lines += ["\n## com.microsoft\n", "| operator | operator sets | gradient | keeps |", "|---|---|---|---|"]
-    lines += [row(name, (1,), kept) for name in sorted({*EXPANSIONS, *OPEN}) if name.startswith(FUSED)]
+    lines += [
+        "\n## com.microsoft, and what onnxruntime writes into ai.onnx\n",
+        "| operator | operator sets | gradient | keeps |",
+        "|---|---|---|---|",
+    ]
+    lines += [row(name, (1,), kept) for name in sorted(_of_runtime(), key=lambda name: name.removeprefix(FUSED))]
     return "\n".join(lines) + "\n"
 
 
