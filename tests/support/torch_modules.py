@@ -13,8 +13,8 @@ def resnet18(dropout: float) -> nn.Module:
 
 
 def mobilenet_v2(dropout: float) -> nn.Module:
-    """Sandler et al. 2018: every stage, two units where the second reads what the first adds."""
-    units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 1, 2), (6, 16, 1, 2), (6, 24, 1, 1), (6, 40, 1, 2), (6, 80, 1, 1))
+    """Sandler et al. 2018: every stage, at most two units each."""
+    units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 2, 2), (6, 16, 2, 2), (6, 24, 2, 1), (6, 40, 2, 2), (6, 80, 1, 1))
     return torch_models.MobileNetV2(units, stem=8, head=160, classes=10, dropout=dropout)
 
 
