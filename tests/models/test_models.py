@@ -60,7 +60,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "resnet152": {"image": 32, "width": 0.125},
     "resnet200": {"image": 32, "width": 0.125},
     "resnet110": {"image": 16, "width": 0.25},
-    "resnet1001": {"image": 8, "width": 0.25},
+    "resnet1001": {"image": 8, "width": 0.25, "depth": 56},
     "densenet121": {"image": 32, "growth": 4},
     "densenet201": {"image": 32, "growth": 4},
     "densenet_bc100": {"image": 16, "growth": 4},

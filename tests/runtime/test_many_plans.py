@@ -16,6 +16,7 @@ from memonger.runtime.program import group_plans
 from tests.support import networks
 
 BATCHES = (1, 8, 32)
+WIDE = 16384  # weights of 9 MB: what a second copy takes stands out
 
 
 def _model(width: int = 256, seed: int = 0) -> onnx.ModelProto:
@@ -140,7 +141,7 @@ def test_three_plans_take_the_arena_of_the_largest_and_the_weights_once(tmp_path
     paths = {}
     for batch in BATCHES:
         paths[batch] = str(tmp_path / f"{batch}.onnx")
-        memonger.search_plan(_model(width=65536), batch=batch, device="cpu", mode="inference", chunks="off").save(
+        memonger.search_plan(_model(width=WIDE), batch=batch, device="cpu", mode="inference", chunks="off").save(
             paths[batch]
         )
 
@@ -150,7 +151,7 @@ def test_three_plans_take_the_arena_of_the_largest_and_the_weights_once(tmp_path
         found: list[int] = json.loads(done.stdout)
         return found
 
-    weights = 128 * 65536 * 4 + 65536 * 10 * 4
+    weights = 128 * WIDE * 4 + WIDE * 10 * 4
     one, three = measured((32,)), measured(BATCHES)
     assert one[0] > weights
     assert three[0] - one[0] < 2 * mib, "loading two more plans adds no weights"

@@ -8,8 +8,8 @@ from benchmarks import torch_models
 
 
 def resnet18(dropout: float) -> nn.Module:
-    """He et al. 2015: all 18 layers, an eighth of the width."""
-    return torch_models.ResNet((2, 2, 2, 2), bottleneck=False, width=8, classes=10, dropout=dropout)
+    """He et al. 2015: every stage, an eighth of the width; as in 18 layers, the first stage has no shortcut."""
+    return torch_models.ResNet((1, 2, 1, 1), bottleneck=False, width=8, classes=10, dropout=dropout)
 
 
 def mobilenet_v2(dropout: float) -> nn.Module:
@@ -78,7 +78,7 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Szegedy et al. 2014: the nine inception modules, LRN in the stem, no auxiliary classifiers."""
+    """Szegedy et al. 2014: four inception modules, LRN in the stem, no auxiliary classifiers."""
 
     def __init__(self, dropout: float, width: int = 8, classes: int = 10) -> None:
         super().__init__()
@@ -87,9 +87,9 @@ class GoogLeNet(nn.Module):
             nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, 3 * width, 3, padding=1), nn.ReLU(),
             nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2, ceil_mode=True),
         )  # fmt: skip
-        self.modules3 = nn.Sequential(Inception(3 * width, width), Inception(4 * width, width))
-        self.modules4 = nn.Sequential(*(Inception(4 * width, width) for _ in range(5)))
-        self.modules5 = nn.Sequential(*(Inception(4 * width, width) for _ in range(2)))
+        self.modules3 = Inception(3 * width, width)
+        self.modules4 = nn.Sequential(*(Inception(4 * width, width) for _ in range(2)))
+        self.modules5 = Inception(4 * width, width)
         self.pool, self.dropout = nn.MaxPool2d(3, 2, ceil_mode=True), nn.Dropout(dropout)
         self.fc = nn.Linear(4 * width, classes)
 

@@ -72,7 +72,7 @@ def _trained(choice: random.Random, path: Path, tell: Tell) -> str:
     turn = memonger.to_training_mode if choice.random() < 0.3 else memonger.load
     training = memonger.differentiate(turn(path), loss=loss)
     tell(stage="plan")
-    plan = memonger.search_plan(training, device="none", threads=1)
+    plan = memonger.search_plan(training, device="none", threads=1, effort=1000)
     proto = ir.to_proto(training.ir)
     feeds = corpus.feeds_for(choice, proto, {})
     tell(stage="run")
