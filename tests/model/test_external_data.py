@@ -25,9 +25,10 @@ from pathlib import Path
 import memonger
 plan = memonger.search_plan(sys.argv[1], batch=8, device="none", mode="inference")
 plan.save(sys.argv[2])
+again = memonger.Plan.load(sys.argv[2])
 # Not ru_maxrss: a child begins with its parent's.
 peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
-print(json.dumps({"peak": peak, "parameters": plan.parameter_bytes, "arena": plan.arena_bytes}))
+print(json.dumps({"peak": peak, "parameters": again.parameter_bytes, "arena": again.arena_bytes}))
 """
 
 
