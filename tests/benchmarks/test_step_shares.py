@@ -24,7 +24,9 @@ def test_every_node_is_profiled_in_every_step(tmp_path: Path) -> None:
     assert seconds > 0
 
 
-def test_the_first_half_of_the_steps_does_not_count() -> None:
-    runs = [NodeRun("a", "Mul", 9.0 if step < 3 else 2.0, ()) for step in range(6)]
-    runs += [NodeRun(name, "Add", 1.0, ()) for name in "bc" for _ in range(6)]
+def test_the_first_half_of_the_steps_and_outliers_do_not_count() -> None:
+    half = step_shares.STEPS // 2
+    times = [9.0] * half + [50.0] + [2.0] * (half - 1)
+    runs = [NodeRun("a", "Mul", seconds, ()) for seconds in times]
+    runs += [NodeRun(name, "Add", 1.0, ()) for name in "bc" for _ in range(step_shares.STEPS)]
     assert step_shares.by_operator(runs) == {"Mul": 2.0, "Add": 2.0}
