@@ -71,12 +71,15 @@ def pyplot() -> Any:
 
 
 def machine(packages: Sequence[str]) -> str:
-    """Processor, cores, Python and the versions of some packages."""
+    """Processor with its widest vectors, which products run as fast as, cores, Python, and versions of packages."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    fields = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    features = fields.get("flags", fields.get("Features", "")).split()
+    vectors = next((f" ({width})" for width in ("avx512f", "avx2", "sve", "asimd") if width in features), "")
+    model = fields.get("model name") or platform.processor()
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
-    return f"{model or platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}"
+    return f"{model}{vectors}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}"
 
 
 def _version(package: str) -> str:

@@ -1,7 +1,7 @@
 """Which operators a training step spends its time in: ``python -m benchmarks.step_shares [--rows NAME ...] [-o FILE]``.
 
-The networks of `benchmarks.peers` with nothing recomputed. Node times are of onnxruntime's profiler in steps 5 to 8,
-their medians: the first steps have the page faults of fresh memory in them. Shares are of the time of all nodes. Written to
+The networks of `benchmarks.peers` with nothing recomputed. Node times are medians of onnxruntime's profiler in steps
+5 to 8: the first steps have the page faults of fresh memory in them. Shares are of the time of all nodes. Written to
 step_shares.txt where no network is left out.
 """
 
@@ -80,7 +80,8 @@ def lines(names: Sequence[str], times: Sequence[int], threads: int, command: str
     """The table as it grows."""
     yield "Shares of a training step by operator, nothing recomputed, SGD with momentum"
     yield from stamp(command, ("onnxruntime", "torch", "transformers", "onnx", "numpy"))
-    yield f"medians of each node in steps {STEPS // 2 + 1} to {STEPS}, profiled; {threads} threads; the first {LISTED} operators"
+    steps = f"steps {STEPS // 2 + 1} to {STEPS}"
+    yield f"medians of each node in {steps}, profiled; {threads} threads; the first {LISTED} operators"
     yield from ("", TABLE.heading)
     for name in names:
         for count in times:

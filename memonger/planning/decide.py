@@ -177,7 +177,8 @@ class Budgets:
         least = self.least()
         if self.total(least) > budget:
             raise BudgetError(budget, self.total(least), self._lower_bound())
-        return least
+        within = self._tried(self.total(least), budget, limit, f"{told}the smallest budget's cheapest, ")
+        return min([least, *within[-1:]], key=lambda each: (self.total(each) > budget, each.cost))
 
     def _tried(self, target: int, budget: int, time_limit: float | None, told: str) -> list[Solution]:
         """What is found for a target, the cheapest first, to the first that is within the budget; empty: nothing."""

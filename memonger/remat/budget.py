@@ -17,6 +17,9 @@ from memonger.remat.sweep import sweep
 
 Tell = Callable[[str], None]
 
+_TRIALS = 3
+"""Searches for a budget: what one finds may need more than the reduced problem says."""
+
 
 class BudgetSearch:
     """Searches of one request for any number of budgets, which share what doesn't depend on the budget.
@@ -38,18 +41,29 @@ class BudgetSearch:
             time_limit: Seconds after which nothing is improved.
             tell: Called with a few words on how far the search is.
         """
-        needed = self.request.needed
+        needed, target = self.request.needed, budget
         if needed(self._plain) <= budget:  # the problem counts a little more, where small nodes were folded
             return [Outcome(self._plain)]
-        result = self._search(budget, time_limit, tell)
-        if result.peak > budget:
-            # The reduced problem overestimates the bytes, so a schedule above the budget there may be within it here.
-            spare = peak(self._staged.problem, self._staged.problem.schedule) - needed(self._plain)
-            if result.peak > budget + spare:
+        for _ in range(_TRIALS):
+            schedules = self._schedules(target, time_limit, tell)
+            fitting = [Outcome(schedule) for schedule in schedules if needed(schedule) <= budget]
+            if fitting or not schedules:
+                return fitting
+            target -= min(map(needed, schedules)) - budget
+        return []
+
+    def _schedules(self, target: int, time_limit: float | None, tell: Tell | None) -> list[tuple[int, ...]]:
+        """What the reduced problem has within a target, the cheapest first.
+
+        Nodes are folded into one another there: it counts a little more or less than they need.
+        """
+        result = self._search(target, time_limit, tell)
+        if result.peak > target:
+            spare = peak(self._staged.problem, self._staged.problem.schedule) - self.request.needed(self._plain)
+            if result.peak > target + spare:
                 return []
-            result = self._search(budget + spare, time_limit, tell)
-        expanded = map(self._staged.reduced.expand, (result.schedule, *result.others))
-        return [Outcome(schedule) for schedule in expanded if needed(schedule) <= budget]
+            result = self._search(target + spare, time_limit, tell)
+        return [self._staged.reduced.expand(schedule) for schedule in (result.schedule, *result.others)]
 
     def least(self, *, time_limit: float | None = None, tell: Tell | None = None) -> Outcome:
         """The schedule with the smallest peak found. It is the same whatever was searched before."""

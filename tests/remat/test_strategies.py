@@ -1,5 +1,6 @@
 """The registry of strategies: what every record promises holds for every strategy."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -78,3 +79,18 @@ def test_a_strategy_that_needs_a_model_does_nothing_for_a_graph_without_one(stra
     if strategy.needs_model:
         bare = Request(graph("node"), alignment=1)
         assert strategy.run(bare).schedule == tuple(range(2 * LAYERS))
+
+
+class _Folded(Request):
+    """Needs more than its reduced problem says, as where what runs inside of folded nodes takes room."""
+
+    def needed(self, schedule: Sequence[int]) -> int:
+        return super().needed(schedule) + 700
+
+
+def test_a_budget_is_held_where_the_reduced_problem_says_too_little() -> None:
+    request = _Folded(graph(), alignment=1, effort=2000, budget=9000)
+    schedule = STRATEGIES["budget"].run(request).schedule
+    check(chain(LAYERS), schedule)
+    assert request.needed(schedule) <= 9000
+    assert Request(graph(), alignment=1, effort=2000, budget=9000).needed(schedule) > 9000 - 1700  # one value's bytes
