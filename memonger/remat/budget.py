@@ -146,8 +146,10 @@ class Report:
         if not progress.lowering:
             self.best = min(self.best, (progress.excess, progress.cost))
         excess, cost = self.best
-        found = "nothing within the budget yet" if excess else f"best {cost / (self.once or 1) - 1:+.2%}"
-        self.tell(f"{self.done:.0%}, {found}{self._left()}")
+        state = "nothing within the budget yet" if excess else f"best {cost / (self.once or 1) - 1:+.2%}"
+        if progress.lowering:
+            state = "looking for less memory"  # costs don't count there
+        self.tell(f"{self.done:.0%}, {state}{self._left()}")
 
     def _left(self) -> str:
         seconds = time.monotonic() - self.begin

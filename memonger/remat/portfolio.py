@@ -81,8 +81,9 @@ def search_best(
     once = Result.of(problem, problem.schedule)
     if once.peak <= budget:
         return once
-    searching = Search(problem, Effort(effort, time_limit, progress), seed, initial)
-    return searching.cheapest(budget) if budget >= problem.lower_bound else searching.smallest(budget)
+    holds = budget >= problem.lower_bound
+    searching = Search(problem, Effort(effort, time_limit, progress, lowering=not holds), seed, initial)
+    return searching.cheapest(budget) if holds else searching.smallest(budget)
 
 
 def smallest_budget(
