@@ -35,7 +35,7 @@ SETTINGS = {
     "max_position_embeddings": LENGTH, "num_labels": 5, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
 TABLE = Table(
-    "trained<10", "contestant<18", "steps>6", "parameters>10,", "predicted MiB>15.1f", "grew by MiB>13.1f",
+    "trained<10", "contestant<18", "steps>6", "parameters>12,", "predicted MiB>15.1f", "grew by MiB>13.1f",
     "ms a step>11.1f", "of PyTorch's>14.2f", "last losses>13.4f", "accuracy>10.1%", "loss apart by>15.1e",
     missing="-",
 )  # fmt: skip
