@@ -13,12 +13,12 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
 from memonger.model import load, save
+from memonger.model.tensors import is_large
 from memonger.model.training_roles import Training
 from memonger.model.values import tensor_shape
 
 KEY = "memonger.forward"
 SMALL = 64  # elements; up to that many stay with the forward model
-LARGE = 1 << 10  # bytes of a weight that may lie in a file beside the model
 LARGEST = 1 << 30  # bytes of a forward model without its weights: what is larger when unpacked is refused
 
 
@@ -82,7 +82,7 @@ def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | 
 def frozen(forward: ir.Model) -> dict[str, ir.TensorProtocol]:
     """Its large weights by name: those that aren't trained. Shape inference reads the others."""
     tensors = {name: value.const_value for name, value in forward.graph.initializers.items()}
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.nbytes >= LARGE}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None and is_large(tensor)}
 
 
 def packed(forward: ir.Model | None, folder: Path | None) -> onnx.ModelProto | None:

@@ -4,6 +4,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+_LARGE = 1024  # bytes
+
+
+def is_large(tensor: ir.TensorProtocol) -> bool:
+    """Whether a weight is worth handling apart from the graph: smaller ones travel with it."""
+    return tensor.nbytes >= _LARGE
+
 
 def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
     """Whatever holds nodes: the graph, the bodies of functions, and the subgraphs in all of them."""

@@ -15,12 +15,13 @@ from memonger.errors import SessionError
 from memonger.graph.aliasing import floating_names
 from memonger.model.names import inner_names
 from memonger.model.operators import facts
+from memonger.model.tensors import is_large
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.cuda.replay import copies_from_host
-from memonger.runtime.weights import LARGE, Message
+from memonger.runtime.weights import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ def _structure(plan: Plan) -> list[object]:
 
 def _large(plan: Plan) -> list[str]:
     values = plan.model.graph.initializers
-    return sorted(name for name, v in values.items() if v.const_value is None or v.const_value.nbytes >= LARGE)
+    return sorted(name for name, v in values.items() if v.const_value is None or is_large(v.const_value))
 
 
 def _equal(one: ir.Value, other: ir.Value) -> bool:

@@ -11,7 +11,7 @@ of a bucket lie where the engine of the ranks adds them up.
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,33 +60,45 @@ def segments_of(model: ir.Model, program: Program, cuts: Sequence[int]) -> Itera
     """
     steps = len(program.order)
     bounds = [0, *(cut for cut in dict.fromkeys(cuts) if 0 < cut < steps), steps]
-    return (_segment(model, program, begin, end) for begin, end in pairwise(bounds))
-
-
-def _segment(model: ir.Model, program: Program, begin: int, end: int) -> Segment:
     nodes = list(model.graph)
-    own = {value for node in nodes[begin:end] for value in node.outputs}
-    earlier = {value for node in nodes[:begin] for value in node.outputs}
-    read = dict.fromkeys(v for node in nodes[begin:end] for v in read_values(node))
-    taken = [value for value in read if value in earlier]
-    later = [value for node in nodes[end:] for value in read_values(node)]
-    given = [*(v for v in model.graph.outputs if v in own or v.producer() is None), *(v for v in later if v in own)]
+    written = {value: step for step, node in enumerate(nodes) for value in node.outputs}
+    last_read = {value: step for step, node in enumerate(nodes) for value in read_values(node)}
+    for begin, end in pairwise(bounds):
+        read = dict.fromkeys(value for node in nodes[begin:end] for value in read_values(node))
+        taken = [value for value in read if written.get(value, end) < begin]
+        own = [value for node in nodes[begin:end] for value in node.outputs]
+        outputs = [value for value in model.graph.outputs if begin <= written.get(value, begin) < end]
+        given = dict.fromkeys([*outputs, *(value for value in own if last_read.get(value, begin) >= end)])
+        copy = _part(model, nodes[begin:end], taken, list(given), {*read, *given})
+        yield _segment(copy, replace(program, order=program.order[begin:end]), begin, taken, own)
+
+
+def _segment(
+    model: ir.Model, program: Program, begin: int, taken: Sequence[ir.Value], own: Sequence[ir.Value]
+) -> Segment:
+    """A segment of which the model is made.
+
+    Args:
+        model: The segment alone.
+        program: Of the whole plan, but for the order.
+        begin: Its first step.
+        taken: What it reads of earlier segments.
+        own: What its nodes write.
+    """
     written, names = {str(value.name) for value in own}, {str(value.name) for value in taken}
-    copy = _part(model, nodes[begin:end], taken, list(dict.fromkeys(given)), {*read, *given})
     received = tuple(tensor for tensor in program.planned if tensor.name in names)
     handed = names - {tensor.name for tensor in received}
     planned = {tensor.name for tensor in program.planned}
-    kept = [str(value.name) for value in copy.graph.outputs if value.name not in planned]
+    kept = [str(value.name) for value in model.graph.outputs if value.name not in planned]
     part = replace(
         program,
-        inputs=tuple(value for value in feeding.inputs_of(copy.graph) if value.name not in names),
+        inputs=tuple(value for value in feeding.inputs_of(model.graph) if value.name not in names),
         outputs=tuple(dict.fromkeys([*(v for v in program.outputs if v in written), *kept])),
         planned=tuple(tensor for tensor in program.planned if tensor.name in written),
-        order=program.order[begin:end],
         first_update=max(0, program.first_update - begin),
         replacing=program.replacing & written,
     )
-    return Segment(copy, part, received, tuple(sorted(handed)))
+    return Segment(model, part, received, tuple(sorted(handed)))
 
 
 def _part(
@@ -213,33 +225,31 @@ def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut
     if left_out:
         program = _without_outputs(whole, program, left_out)
     program, step_of = _expanded(whole, program)
-    found = [(each, step_of[plan.graph.nodes[each.begin]], step_of[plan.graph.nodes[each.wait]])
-             for each in collectives_of(plan.graph)]  # fmt: skip
-    cuts = sorted({program.first_update, *(step for _, *steps in found for step in steps)})
-    models, records = list[Message](), list[tuple[Program, tuple[ArenaTensor, ...], tuple[str, ...]]]()
-    for part in segments_of(whole, program, cuts):
-        models.append(message(part.model))
-        records.append((part.program, part.received, part.handed))
-    settings = plan.stamp.cuda if plan.stamp is not None else None
-    ends = list(accumulate(len(part.order) for part, *_ in records))
+    collectives, nodes = collectives_of(plan.graph), plan.graph.nodes
+    steps = [(step_of[nodes[each.begin]], step_of[nodes[each.wait]]) for each in collectives]
+    parts = [
+        (message(part.model), (part.program, part.received, part.handed))
+        for part in segments_of(whole, program, sorted({program.first_update, *chain.from_iterable(steps)}))
+    ]
+    ends = list(accumulate(len(part.order) for _, (part, *_) in parts))
     place = {tensor.name: tensor for tensor in program.planned}
     buckets = tuple(
         Bucket(
-            tuple(place[plan.graph.values[v]] for v in each.members),
+            tuple(place[plan.graph.values[member]] for member in collective.members),
             bisect_right(ends, begin),
             bisect_right(ends, wait),
-            each.is_mean,
+            collective.is_mean,
         )
-        for each, begin, wait in found
+        for collective, (begin, wait) in zip(collectives, steps, strict=True)
     )
     return Cut(
-        program,
-        tuple(records),
-        kept,
-        tuple(models),
-        settings,
-        max(1, bisect_right(ends, program.first_update)),
-        buckets,
+        program=program,
+        segments=tuple(record for _, record in parts),
+        kept=kept,
+        models=tuple(data for data, _ in parts),
+        settings=plan.stamp.cuda if plan.stamp is not None else None,
+        gate=max(1, bisect_right(ends, program.first_update)),
+        buckets=buckets,
     )
 
 

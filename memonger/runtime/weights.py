@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -14,11 +14,10 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 from memonger.model.checks import root_cause
-from memonger.model.tensors import external_tensors
+from memonger.model.tensors import external_tensors, is_large
 from memonger.model.values import tensor_shape
 from memonger.runtime.onnxruntime import onnxruntime
 
-LARGE = 1024  # bytes; smaller weights travel with the graph
 MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB
 
 # Wire format of protobuf: the key of a length-delimited field is (field number << 3) | 2.
@@ -82,17 +81,10 @@ class SharedWeights(Lending):
         return found
 
 
-def _large(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Its large weights by name, but for what lies in files of its own."""
-    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor is not None
-        and not isinstance(tensor, ir.ExternalTensor)
-        and tensor.nbytes >= LARGE
-        and _is_plain(tensor)
-    }
+def _large(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
+    """Its large weights, those in files of their own among them."""
+    tensors = {value: value.const_value for value in model.graph.initializers.values()}
+    return {v: tensor for v, tensor in tensors.items() if tensor is not None and is_large(tensor) and _is_plain(tensor)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,37 +116,28 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
         lending: Which weights are lent; None: none, and all where the message would be over 2 GiB.
 
     Raises:
-        SessionError: it can't be cloned or written.
+        SessionError: it can't be written.
     """
-    large, constants = _large(model), model.graph.initializers
-    if sum(tensor.nbytes for tensor in large.values()) > MOST_IN_MESSAGE:
+    large, constants = _large(model), model.graph.initializers.values()
+    inside = {value: tensor for value, tensor in large.items() if not isinstance(tensor, ir.ExternalTensor)}
+    if sum(tensor.nbytes for tensor in inside.values()) > MOST_IN_MESSAGE:
         lending = LEND_ALL
-    if lending is None or lending.is_shared:
-        lent = {} if lending is None else _shared(constants.values(), lending)
-        rest = [value for name, value in constants.items() if name not in large]
-        return Message(b"".join([_serialized(model, rest), *_joined(large)]), _folder(model), lent, is_shared=True)
-    referring = [_lent(value) if name in large else value for name, value in constants.items()]
-    return Message(
-        _serialized(model, referring), _folder(model), {name: lending.held(tensor) for name, tensor in large.items()}
-    )
+    is_shared = lending is None or lending.is_shared
+    if is_shared:
+        rest = [value for value in constants if value not in inside]
+        data = b"".join([_serialized(model, rest), *_joined(inside)])
+        lent = [value for value in large if lending is not None and lending.lends(value)]
+    else:
+        data = _serialized(model, [_lent(value, inside[value]) if value in inside else value for value in constants])
+        lent = list(inside)
+    weights = {} if lending is None else {str(value.name): lending.held(large[value]) for value in lent}
+    return Message(data, _folder(model), weights, is_shared)
 
 
-def _lent(value: ir.Value) -> ir.Value:
+def _lent(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
     """An initializer that says only that its content is given beside the model."""
-    tensor = value.const_value
-    assert tensor is not None
     where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name))
     return ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=where)
-
-
-def _shared(constants: Iterable[ir.Value], lending: Lending) -> dict[str, Held]:
-    """The large weights that are lent, those in files of their own among them."""
-    tensors = {value: value.const_value for value in constants}
-    return {
-        str(value.name): lending.held(tensor)
-        for value, tensor in tensors.items()
-        if tensor is not None and tensor.nbytes >= LARGE and _is_plain(tensor) and lending.lends(value)
-    }
 
 
 def _is_plain(tensor: ir.TensorProtocol) -> bool:
@@ -183,9 +166,9 @@ def _folder(model: ir.Model) -> str | None:
     return next((str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)), None)
 
 
-def _joined(weights: dict[str, ir.TensorProtocol]) -> Iterator[bytes]:
-    for name, tensor in weights.items():
-        header = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
+def _joined(weights: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[bytes]:
+    for value, tensor in weights.items():
+        header = onnx.TensorProto(name=value.name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
         data = tensor.tobytes()
         fields = header.SerializeToString() + _RAW_DATA + _varint(len(data))
         graph = _INITIALIZER + _varint(len(fields) + len(data)) + fields

@@ -153,11 +153,7 @@ def page(kept: Kept) -> str:
     lines = [HEAD.format(version=onnx.__version__, opset=onnx.defs.onnx_opset_version())]
     lines += ["## ai.onnx\n", *TABLE]
     lines += [row(name, versions, kept) for name, versions in standard().items()]
-    lines += [
-        "\n## com.microsoft, and what onnxruntime writes into ai.onnx\n",
-        "| operator | operator sets | gradient | keeps |",
-        "|---|---|---|---|",
-    ]
+    lines += ["\n## com.microsoft, and what onnxruntime writes into ai.onnx\n", *TABLE]
     lines += [row(name, (1,), kept) for name in sorted(_of_runtime(), key=lambda name: name.removeprefix(FUSED))]
     return "\n".join(lines) + "\n"
 
