@@ -14,7 +14,7 @@ import onnx_ir as ir
 from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
-from memonger.graph.aliasing import floating_names
+from memonger.graph.aliasing import drops_nothing, floating_names
 from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
 from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
 from memonger.lowering import cuda as cuda_form
@@ -171,6 +171,7 @@ def _reload(path: Path, original: Model) -> ir.Model:
     lowered.metadata_props.update(original.ir.metadata_props)
     lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
     _settle_reorders(lowered)
+    _copy_where_nothing_drops(lowered)
     name_nodes(lowered)
     carry_modules(original.ir, lowered)
     return lowered
@@ -191,6 +192,19 @@ def _settle_reorders(model: ir.Model) -> None:
         unread = {str(v.name): v for node in nodes for v in node.outputs if v.name and not v.consumers()}
         model.graph.remove(nodes)
         model.graph.extend(depth_first(nodes, [*model.graph.outputs, *(unread[name] for name in sorted(unread))]))
+
+
+def _copy_where_nothing_drops(model: ir.Model) -> None:
+    """Make a Dropout in inference form an Identity. The optimizer takes it out, but for one that writes an output.
+
+    Its kernel makes a mask that nobody reads: a byte for each element, of the process and not of any arena (1.32.0).
+    """
+    for node in model.graph:
+        masked = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+        if operator_name(node) == "Dropout" and drops_nothing(node) and not masked:
+            node.op_type = "Identity"
+            node.resize_inputs(1)
+            node.resize_outputs(1)
 
 
 def in_source_order(model: ir.Model, source: ir.Model) -> None:

@@ -22,3 +22,19 @@ def test_branches_that_leave_a_blocked_layout_have_one_order() -> None:
     lowered = [device_form(load(proto), CPU, Settings(threads=1)).model for _ in range(4)]
     assert sum(node.op_type == "ReorderOutput" for node in lowered[0].graph) == len(outputs)
     assert len({tuple(str(node.name) for node in model.graph) for model in lowered}) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "outputs", "operator"),
+    [
+        ("y = Dropout (h)", "float[2,3] y", "Identity"),
+        ("y, mask = Dropout (h)", "float[2,3] y", "Identity"),
+        ("y, mask = Dropout (h)", "float[2,3] y, bool[2,3] mask", "Dropout"),
+        ("y = Dropout (h, ratio, yes)", "float[2,3] y", "Dropout"),
+    ],
+)
+def test_an_output_that_nothing_is_dropped_from_has_no_mask(call: str, outputs: str, operator: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 20]>
+        g (float[2,3] x) => ({outputs}) <float ratio = {{0.5}}, bool yes = {{1}}> {{ h = Relu (x) {call} }}"""
+    lowered = device_form(load(onnx.parser.parse_model(text)), CPU, Settings(threads=1)).model
+    assert [node.op_type for node in lowered.graph] == ["Relu", operator]
