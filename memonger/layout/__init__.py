@@ -14,6 +14,7 @@ from memonger.layout.lower_bound import lower_bound
 from memonger.layout.lowest_offset import lowest_offset_first
 from memonger.layout.placement_search import improve
 from memonger.layout.skyline import skyline
+from memonger.layout.squeaky_wheel import relaid
 
 __all__ = ["ALLOCATORS", "EFFORT", "Allocator", "Buffer", "Layout", "allocate", "check_layout", "lower_bound"]
 
@@ -35,6 +36,9 @@ To add one, write a file with a function from buffers to a layout, and name it i
 EFFORT = 40_000_000
 """How many loop turns the search after the allocators may take by default: some five seconds, or 0.1 with numba."""
 
+_TURNS = 200
+"""Turns that laying out one buffer again is worth."""
+
 _FEW_BUFFERS = 1_000
 """Up to so many buffers all allocators together take a tenth of a second."""
 
@@ -55,7 +59,8 @@ def allocate(
 
     The allocators are tried in order, until one reaches the lower bound; of many buffers, until one comes within less
     than the smallest alignment of it. Buffers whose lifetimes don't overlap, not through others either, are laid out by
-    themselves: only what is still too large goes on to the next allocator. The same buffers in the same order give the
+    themselves: only what is still too large goes on to the next allocator, then again and again to lowest-offset-first
+    with what came out too high put first, and then to the search. The same buffers in the same order give the
     same offsets, whatever their ids, how fast the machine is, and whether numba is installed, with which the search
     takes a fiftieth of the time.
 
@@ -91,6 +96,8 @@ def allocate(
     for part in _parts(buffers):
         members = [buffers[position] for position in part]
         layout, low = _smallest(allocators, members, goal)
+        if layout.size > enough and effort and len(members) < _MANY_BUFFERS:
+            layout = relaid(members, layout, enough, effort // _TURNS)
         for target, turns in ((enough, effort), (goal, effort // 100)):
             if layout.size > target and turns:
                 layout, low = improve(members, layout, low, target, turns, direct=capacity is not None)

@@ -32,11 +32,11 @@ def lowest_offset_first(buffers: Sequence[Buffer], order: str = "area") -> Layou
     if not buffers:
         return Layout((), 0)
     rows = Rows.of(buffers)
-    return rows.layout(_depths(rows, ORDERS[order](rows)))
+    return rows.layout(depths_of(rows, ORDERS[order](rows)))
 
 
-def _depths(rows: Rows, order: NDArray[np.intp]) -> Ints:
-    """Depths by row.
+def depths_of(rows: Rows, order: NDArray[np.intp]) -> Ints:
+    """Depths by row, laid out lowest offset first, ties broken by ``order``.
 
     The next buffer is the argmin of one column: depth × n + rank, a single integer that compares by depth, then rank.
     """

@@ -17,6 +17,7 @@ from memonger.layout import ALLOCATORS, Buffer, Layout, allocate, check_layout, 
 from memonger.layout.minimalloc_csv import read_problem
 from memonger.layout.placement_search import improve
 from memonger.layout.shrunk import Shrunk
+from memonger.layout.squeaky_wheel import relaid
 
 PACKING = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
 BRIEFLY = 20_000
@@ -133,6 +134,17 @@ def test_a_hard_instance_is_packed_into_its_capacity() -> None:
     layout = allocate(buffers, capacity=capacity, effort=2_000_000)
     check_layout(buffers, layout)
     assert layout.size <= capacity
+
+
+@pytest.mark.parametrize("path", PACKING, ids=lambda path: path.name[0])
+def test_blame_makes_smaller_layouts_than_any_order_alone(path: Path) -> None:
+    buffers = read_problem(path).buffers
+    best = min((allocator(buffers) for allocator in ALLOCATORS.values()), key=lambda layout: layout.size)
+    layout = relaid(buffers, best, lower_bound(buffers), 50 * len(buffers))
+    check_layout(buffers, layout)
+    assert layout.size < best.size
+    assert relaid(buffers, best, best.size, 50 * len(buffers)).size <= best.size
+    assert relaid(buffers, best, lower_bound(buffers), len(buffers) - 1) is best
 
 
 @settings(max_examples=60, deadline=None)
