@@ -36,7 +36,7 @@ what it found within the target, the cheapest first; where that is nothing, the 
 def cheapest_within(budget: int, search: Search[Item]) -> Item | None:
     """The cheapest that was found within the budget, or None.
 
-    Where nothing fits, the next target is smaller by the least that is missing, from the third time on by twice that,
+    Where the cheapest doesn't fit, the next target is smaller by what it lacks, from the third time on by twice that,
     then four times, and so on; and one halfway back where nothing was found any more. Where the least that there is
     fits, the next target is what that counts and what the budget leaves. The last but one is 0 if nothing fitted.
 
@@ -48,13 +48,13 @@ def cheapest_within(budget: int, search: Search[Item]) -> Item | None:
     for attempt in range(ATTEMPTS):
         target = 0 if attempt == ATTEMPTS - 2 and best is None else target
         counted, results = search(target, attempt)
-        first, fitting, missing = _to_the_first_that_fits(budget, results)
+        first, fitting = _to_the_first_that_fits(budget, results)
         before, best = best, min((each for each in (best, fitting) if each), key=lambda each: each.cost, default=None)
         if counted <= target:
             if best is not None and best.cost <= first.cost:
                 break
             too_large = target
-            target -= missing << max(0, attempt - 1)
+            target = min(target - ((first.needed - budget) << max(0, attempt - 1)), counted - 1)
         elif fitting is not None and before is None:
             target = counted + budget - fitting.needed
             if too_large:
@@ -66,11 +66,11 @@ def cheapest_within(budget: int, search: Search[Item]) -> Item | None:
     return best.item if best is not None else None
 
 
-def _to_the_first_that_fits(budget: int, results: Iterable[Tried[Item]]) -> tuple[Tried[Item], Tried[Item] | None, int]:
-    """The first of all, the first within the budget, and the fewest bytes that one before it is above the budget."""
+def _to_the_first_that_fits(budget: int, results: Iterable[Tried[Item]]) -> tuple[Tried[Item], Tried[Item] | None]:
+    """The first of all, and the first within the budget."""
     above = list[Tried[Item]]()
     for each in results:
         if each.needed <= budget:
-            return (*above, each)[0], each, min((one.needed - budget for one in above), default=0)
+            return (*above, each)[0], each
         above.append(each)
-    return above[0], None, min(one.needed - budget for one in above)
+    return above[0], None
