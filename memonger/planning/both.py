@@ -64,7 +64,7 @@ def for_budget(
     ways += search.both(plain, way, ways)
     fitting = [one for one in ways if search.fits(one)]
     if not fitting:
-        again: list[Way] = [way, search.budgets.least()]  # what doesn't depend on times
+        again: list[Way] = [way, search.budgets.least]  # what doesn't depend on times
         again += [search.least_in_chunks] if search.least_in_chunks else []
         raise BudgetError(request.budget, min(map(search.total, again)), request.base)
     return min(fitting, key=lambda one: (search.cost(one), search.total(one)))
@@ -102,7 +102,7 @@ class _Search:
         try:
             return self.budgets.cheapest(budget)
         except BudgetError:
-            return self.budgets.least()
+            return self.budgets.least
 
     def chunked(self, solution: Solution) -> Chunking | None:
         """A schedule in chunks: the cheapest that fit, or the smallest."""
@@ -132,7 +132,7 @@ class _Search:
     @cached_property
     def least_in_chunks(self) -> Chunking | None:
         """Chunks of the smallest schedule."""
-        return self.chunked(self.budgets.least())
+        return self.chunked(self.budgets.least)
 
     def swept(self) -> Solution:
         """The default's schedule without a budget: the worst step of what was searched may be one without slices."""

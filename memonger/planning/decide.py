@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +18,8 @@ from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
 from memonger.remat.budget import BUDGET
 from memonger.remat.every_schedule import least_arena
 from memonger.remat.orders import ORDERS
+from memonger.remat.targets import ATTEMPTS, Tried, cheapest_within
 from memonger.units import KiB, format_size
-
-ATTEMPTS = 6
-"""Searches for one budget: where the arena doesn't fit, the next one is given less."""
 
 _QUICK = EFFORT // 20
 """Effort for each layout that is compared."""
@@ -100,7 +98,7 @@ def frontier(request: Request, points: int, order: str, budgets: Sequence[int] =
     """
     begin = time.monotonic()
     searched = Budgets(request, "budget", orders_of(order, request.graph))
-    plain, least = searched.plain, searched.least()
+    plain, least = searched.plain, searched.least
     results, lowest, span = [plain, least], searched.total(least), searched.total(plain) - searched.total(least)
     tried = sorted(budgets) or [lowest + span * point // points for point in range(points)]
     for number, budget in enumerate(tried):
@@ -147,47 +145,21 @@ class Budgets:
         return f"{format_size(self.total(solution))} in total, {solution.cost / once - 1 if once else 0:+.1%}"
 
     def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
-        """The cheapest solution found within the budget.
-
-        The search holds the most live bytes of one step. Where the arena, which may have gaps, doesn't fit then, it is
-        told a budget that is smaller by what is missing, the next time by twice that, and so on; and one halfway back
-        where nothing was found any more.
-        """
+        """The cheapest solution found within the budget; see `memonger.remat.targets`."""
         if self.total(self.plain) <= budget:
             return self.plain
-        limit = self.request.time_limit if time_limit is None else time_limit
-        target, last, begin = budget, 0, time.monotonic()
-        fitting: Solution | None = None
-        for attempt in range(ATTEMPTS):
-            left = None if limit is None else max(0.0, begin + limit - time.monotonic())
-            tried = self._tried(target, budget, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
-            if not tried and (fitting or not last):
-                break
-            if not tried:
-                target = (target + last) // 2
-                continue
-            fits = (each for each in (fitting, tried[-1]) if each and self.total(each) <= budget)
-            fitting = min(fits, key=lambda each: each.cost, default=None)
-            if fitting and fitting.cost <= tried[0].cost:
-                break
-            last = target
-            target -= (self.total(tried[0]) - budget) << attempt
-        if fitting is not None:
-            return fitting
-        least = self.least()
-        if self.total(least) > budget:
-            raise BudgetError(budget, self.total(least), self._lower_bound())
-        within = self._tried(self.total(least), budget, limit, f"{told}the smallest budget's cheapest, ")
-        return min([least, *within[-1:]], key=lambda each: (self.total(each) > budget, each.cost))
+        limit, begin = self.request.time_limit if time_limit is None else time_limit, time.monotonic()
 
-    def _tried(self, target: int, budget: int, time_limit: float | None, told: str) -> list[Solution]:
-        """What is found for a target, the cheapest first, to the first that is within the budget; empty: nothing."""
-        tried = list[Solution]()
-        for outcome in self._within(target, time_limit, told):
-            tried.append(self._laid_out(outcome))
-            if self.total(tried[-1]) <= budget:
-                break
-        return tried
+        def tried(target: int, attempt: int) -> tuple[int, Iterator[Tried[Solution]]]:
+            left = None if limit is None else max(0.0, begin + limit - time.monotonic())
+            counted, outcomes = self._within(target, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
+            solutions = map(self._laid_out, outcomes)
+            return counted, (Tried(self.total(each), each.cost, each) for each in solutions)
+
+        solution = cheapest_within(budget, tried)
+        if solution is None:
+            raise BudgetError(budget, self.total(self.least), self._lower_bound())
+        return solution
 
     def _lower_bound(self) -> int:
         """No plan takes less, whatever its order and whatever it computes again."""
@@ -195,22 +167,23 @@ class Budgets:
         arena = least_arena(request.graph, request.sharing)
         return request.base + arena + max(request.graph.workspace, default=0)
 
+    @cached_property
     def least(self) -> Solution:
         """The solution with the smallest total that is found whatever the budget."""
-        searched = self._laid_out(
-            self._search.least(time_limit=self.request.time_limit, tell=self._telling("the smallest budget, "))
+        _, (outcome, *_) = self._search.within(
+            0, time_limit=self.request.time_limit, tell=self._telling("the smallest budget, ")
         )
-        return min(self.plain, searched, key=lambda each: (each.total_bytes, each.cost))
+        return min(self.plain, self._laid_out(outcome), key=lambda each: (each.total_bytes, each.cost))
 
-    def _within(self, budget: int, time_limit: float | None, told: str) -> list[Outcome]:
-        """What the strategy finds within a budget, the cheapest first."""
+    def _within(self, target: int, time_limit: float | None, told: str) -> tuple[int, list[Outcome]]:
+        """What the strategy finds within a target; see `BudgetSearch.within`."""
         tell = self._telling(told)
         if self.strategy == BUDGET.name:
-            return self._search.within(budget, time_limit=time_limit, tell=tell)
-        ordered = dataclasses.replace(self._ordered[0], budget=budget, time_limit=time_limit, progress=tell)
+            return self._search.within(target, time_limit=time_limit, tell=tell)
+        ordered = dataclasses.replace(self._ordered[0], budget=target, time_limit=time_limit, progress=tell)
         with suppress(PlanError):
-            return [STRATEGIES[self.strategy].run(ordered)]
-        return []
+            return target, [STRATEGIES[self.strategy].run(ordered)]
+        return self._search.within(0, time_limit=time_limit, tell=tell)
 
     def _telling(self, told: str) -> Callable[[str], None] | None:
         tell = self.request.progress

@@ -2,23 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 
 from memonger.errors import BudgetError
 from memonger.remat import portfolio
 from memonger.remat.cheap import cheap_groups
 from memonger.remat.effort import Progress
-from memonger.remat.problem import Result, peak, weighed_by_bytes
+from memonger.remat.problem import Result, weighed_by_bytes
 from memonger.remat.segments import block, logarithmic, square_root
 from memonger.remat.staged import StagedProblem
 from memonger.remat.strategy import Outcome, Request, Strategy
 from memonger.remat.sweep import sweep
+from memonger.remat.targets import Tried, cheapest_within
 
 Tell = Callable[[str], None]
-
-_TRIALS = 3
-"""Searches for a budget: what one finds may need more than the reduced problem says."""
 
 
 class BudgetSearch:
@@ -31,46 +29,38 @@ class BudgetSearch:
     def __init__(self, request: Request) -> None:
         self.request = request
         self._plain = tuple(range(len(request.graph.nodes)))
-        self._least: Result | None = None
+        self._least: tuple[int, Result] | None = None  # the largest target in vain, and what was found
 
-    def within(self, budget: int, *, time_limit: float | None = None, tell: Tell | None = None) -> list[Outcome]:
-        """The schedules found within a budget, the cheapest first; where its arena has gaps, another's may have none.
-
-        Args:
-            budget: Bytes for everything, `Request.base` and workspace included.
-            time_limit: Seconds after which nothing is improved.
-            tell: Called with a few words on how far the search is.
-        """
-        needed, target = self.request.needed, budget
-        if needed(self._plain) <= budget:  # the problem counts a little more, where small nodes were folded
-            return [Outcome(self._plain)]
-        for _ in range(_TRIALS):
-            schedules = self._schedules(target, time_limit, tell)
-            fitting = [Outcome(schedule) for schedule in schedules if needed(schedule) <= budget]
-            if fitting or not schedules:
-                return fitting
-            target -= min(map(needed, schedules)) - budget
-        return []
-
-    def _schedules(self, target: int, time_limit: float | None, tell: Tell | None) -> list[tuple[int, ...]]:
-        """What the reduced problem has within a target, the cheapest first.
+    def within(
+        self, target: int, *, time_limit: float | None = None, tell: Tell | None = None
+    ) -> tuple[int, list[Outcome]]:
+        """What one search of the reduced problem finds within a target, the cheapest first.
 
         Nodes are folded into one another there: it counts a little more or less than they need.
-        """
-        result = self._search(target, time_limit, tell)
-        if result.peak > target:
-            spare = peak(self._staged.problem, self._staged.problem.schedule) - self.request.needed(self._plain)
-            if result.peak > target + spare:
-                return []
-            result = self._search(target + spare, time_limit, tell)
-        return [self._staged.reduced.expand(schedule) for schedule in (result.schedule, *result.others)]
 
-    def least(self, *, time_limit: float | None = None, tell: Tell | None = None) -> Outcome:
-        """The schedule with the smallest peak found. It is the same whatever was searched before."""
-        if self._least is None:
-            self._search(0, time_limit, tell)
-        assert self._least is not None
-        return Outcome(self._staged.reduced.expand(self._least.schedule))
+        Args:
+            target: Bytes for everything, `Request.base` and workspace included.
+            time_limit: Seconds after which nothing is improved.
+            tell: Called with a few words on how far the search is.
+
+        Returns:
+            Bytes that are counted for the first schedule, and the schedules. Where none is within the target, the one
+            with the smallest peak found, which is the same whatever was searched before.
+        """
+        if self._needed <= target:
+            return self._needed, [Outcome(self._plain)]
+        if self._least is not None and target <= self._least[0]:
+            result = self._least[1]
+        else:
+            result = self._search(target, time_limit, tell)
+            if result.peak > target:
+                self._least = target, result
+        return result.peak, [Outcome(self._staged.reduced.expand(each)) for each in (result.schedule, *result.others)]
+
+    @cached_property
+    def _needed(self) -> int:
+        """Bytes with nothing recomputed."""
+        return self.request.needed(self._plain)
 
     @cached_property
     def lower_bound(self) -> int:
@@ -89,12 +79,9 @@ class BudgetSearch:
         """The cheapest schedule of the reduced problem within the budget, or the one with the smallest peak found."""
         problem = self._staged.problem
         progress = None if tell is None else Report(tell, math.fsum(problem.costs))
-        result = portfolio.search_best(
+        return portfolio.search_best(
             problem, budget, effort=self.request.effort, time_limit=time_limit, progress=progress, initial=self._initial
         )
-        if result.peak > budget:
-            self._least = result
-        return result
 
 
 def within_budget(request: Request) -> Outcome:
@@ -104,11 +91,17 @@ def within_budget(request: Request) -> Outcome:
         BudgetError: no schedule within the budget was found.
     """
     budget, search = request.required_budget(), BudgetSearch(request)
-    outcomes = search.within(budget, time_limit=request.time_limit, tell=request.progress)
-    if not outcomes:
-        least = search.least(time_limit=request.time_limit, tell=request.progress)
+    within = partial(search.within, time_limit=request.time_limit, tell=request.progress)
+
+    def tried(target: int, _: int) -> tuple[int, Iterator[Tried[Outcome]]]:
+        counted, outcomes = within(target)
+        return counted, (Tried(request.needed(each.schedule), request.cost(each.schedule), each) for each in outcomes)
+
+    outcome = cheapest_within(budget, tried)
+    if outcome is None:
+        _, (least, *_) = within(0)
         raise BudgetError(budget, request.needed(least.schedule), search.lower_bound)
-    return outcomes[0]
+    return outcome
 
 
 def initial_schedules(staged: StagedProblem, time_limit: float | None = None) -> list[tuple[int, ...]]:

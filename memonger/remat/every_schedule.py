@@ -12,7 +12,7 @@ Of values that may lie inside one another each byte counts once.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing
@@ -62,6 +62,7 @@ class _Steps:
         writes: Of each node, without views.
         over: For each value those that it may overwrite.
         producer: The node that writes each value.
+        covered: Bytes of all pieces of some values, as far as they were asked for.
     """
 
     sizes: Sequence[int]
@@ -71,6 +72,7 @@ class _Steps:
     writes: Sequence[Values]
     over: Sequence[Values]
     producer: Sequence[int]
+    covered: dict[Values, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, sharing: Sharing) -> "_Steps":
@@ -97,8 +99,10 @@ class _Steps:
         """Of all these values, each byte once."""
         if not self.pieces:
             return sum(self.sizes[value] for value in values)
-        shared = [piece for value in values for piece in self.pieces.get(value, ())]
-        return sum(self.sizes[value] for value in values if value not in self.pieces) + _covered(shared)
+        sharing = frozenset(values & self.pieces.keys())
+        if sharing not in self.covered:
+            self.covered[sharing] = _covered([piece for value in sharing for piece in self.pieces[value]])
+        return sum(self.sizes[value] for value in values - sharing) + self.covered[sharing]
 
     def needed(self, node: int, after: Values = frozenset()) -> int:
         """Bytes at the step of a node when these other values are there, and stay."""

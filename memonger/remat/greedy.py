@@ -25,6 +25,8 @@ _LONGEST = 400
 """Most nodes that one recomputation may run, its inputs included."""
 _EPSILON = 1e-9
 """Stands for a cost of 0 where a score is divided by a cost."""
+_MANY = 4
+"""Nodes of a recomputation from which on it is looked at whether it can lower the excess, before it is tried."""
 _NEARLY = 0.8
 """A move is made at once if its score is at least this fraction of the best score still estimated."""
 
@@ -103,7 +105,11 @@ def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: G
         if best is not None and (promise <= best[0] or (not options.plain and index >= options.tried)):
             break
         nodes = chain(timeline, move, budget, keep=not options.plain)
-        if best is not None and saved <= best[0] * sum(timeline.problem.costs[each] for each in nodes):
+        if _is_vain(timeline, move, nodes, budget, min(above, saved)) or (
+            best is not None
+            and options.noise is None  # which is drawn for each move that is tried
+            and saved <= best[0] * sum(timeline.problem.costs[each] for each in nodes)
+        ):
             timeline.work += 2 * sum(timeline.weight[each] for each in nodes)  # as much as if it were tried
             continue
         mark, before = timeline.mark(), timeline.cost
@@ -167,8 +173,12 @@ def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options
         _, move, factor = heapq.heappop(heap)
         if not _current(timeline, worst, move):
             continue
+        nodes = chain(timeline, move, budget, keep=True)
+        if _is_vain(timeline, move, nodes, budget, above):
+            timeline.work += 2 * sum(timeline.weight[each] for each in nodes)  # as much as if it were tried
+            continue
         mark, before = timeline.mark(), timeline.cost
-        apply(timeline, move, chain(timeline, move, budget, keep=True))
+        apply(timeline, move, nodes)
         gain = above - excess(timeline, budget)
         score = factor * gain / max(timeline.cost - before, _EPSILON)
         if gain > 0 and (not heap or -score <= _NEARLY * heap[0][0]):
@@ -196,8 +206,7 @@ def _current(timeline: Timeline, worst: int, move: Move) -> bool:
 def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions) -> Iterator[tuple[float, Move, float]]:
     """Moves at this step, each with upper bounds on the bytes × steps it takes away: per cost, and in all.
 
-    The latter is infinite where another run may become superfluous, as the move may then cost less than what it runs,
-    and with noise, which is drawn for each move that is tried.
+    The latter is infinite where another run may become superfluous, as the move may then cost less than what it runs.
     """
     above = np.maximum(timeline.memory - budget, 0)
     bytes_to = [0, *np.cumsum(above).tolist()]
@@ -210,7 +219,7 @@ def _promising(timeline: Timeline, budget: int, at: int, options: GreedyOptions)
         saved = min(bytes_to[high] - bytes_to[low], sizes[value] * (steps_to[high] - steps_to[low]))
         movable = begin == copies[node][0]  # then a first run may just move, for free
         price = _EPSILON if movable else max(costs[node], _EPSILON)
-        most = inf if options.noise or begin in copies[node] else saved
+        most = inf if begin in copies[node] else saved
         if not timeline.fixed[node]:
             for anchor in _anchors(timeline, node, at, stop, options.plain):
                 yield saved / price, (node, anchor, -1), most
@@ -296,6 +305,32 @@ def apply(timeline: Timeline, move: Move, nodes: Sequence[int]) -> None:
             timeline.prune([copies[turn - 1]])
     if gone >= 0:
         remove_recomputation(timeline, gone)
+
+
+def _is_vain(timeline: Timeline, move: Move, nodes: Sequence[int], budget: int, saved: float) -> bool:
+    """Whether what a move runs takes as much above the budget as the move may save: then it lowers no excess.
+
+    Looked at where it runs many nodes, as to try them takes long. In memory at these steps is what is there right
+    before the anchor, but for what they compute again, and what they read of one another.
+    """
+    node, anchor, gone = move
+    if len(nodes) < _MANY or gone >= 0:
+        return False
+    sizes, own, inputs, writes = timeline.sizes, timeline.own, timeline.inputs, timeline.problem.writes
+    again = sum(own[each] for each in nodes if each == node or len(writes[each]) > 1)
+    live, dying = timeline.before(anchor) - again - budget, dict[int, int]()
+    step_of = {value: step for step, each in enumerate(nodes) for value in inputs[each]}  # the last that reads it
+    for step, each in enumerate(nodes):
+        less = max((sizes[value] for value in timeline.overwrites[each]), default=0)
+        saved -= max(0, live + own[each] - less)
+        if saved <= 0:
+            return True
+        for value in writes[each]:
+            if value in step_of:
+                live += sizes[value]
+                dying[step_of[value]] = dying.get(step_of[value], 0) + sizes[value]
+        live -= dying.pop(step, 0)
+    return False
 
 
 def chain(timeline: Timeline, move: Move, budget: int, keep: bool) -> list[int]:

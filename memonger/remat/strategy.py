@@ -1,5 +1,6 @@
 """What every strategy is given (`Request`) and returns (`Outcome`), and the record that describes one (`Strategy`)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -63,6 +64,10 @@ class Request:
         """
         graph = schedule_graph(self.graph, schedule)
         return self.base + needed_bytes(graph, assign_storage(graph, self.sharing, self.alignment))
+
+    def cost(self, schedule: Sequence[int]) -> float:
+        """Of all steps of a schedule of the graph's nodes."""
+        return math.fsum(self.graph.costs[node] for node in schedule)
 
     @property
     def kept(self) -> list[int]:

@@ -1,7 +1,8 @@
 """A schedule that can be changed step by step, with the bytes at every step kept up to date.
 
 Each step has an integer label, and steps run in the order of their labels. There is room for further labels between any
-two, so that adding a step changes no other label (order maintenance, with labels so long that relabelling is rare).
+two, so that adding a step changes no other label (order maintenance, with labels so long that relabelling is rare, and
+short enough that they are looked up quickly).
 
 A change takes O(d log n) time for the d values that the node reads and writes, and one vector operation on the steps by
 which the live range of each of them changes. Changes can be rolled back.
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from memonger.remat.problem import Problem, usage
 
-_SPACE = 1 << 1024
-"""Distance of two labels in a schedule just loaded: room for about a thousand insertions in a row at one index."""
+_SPACE = 1 << 240
+"""Distance of two labels in a schedule just loaded: room for some two hundred insertions in a row at one index."""
 
 
 _FEW = 16
@@ -131,7 +132,7 @@ class Timeline:
 
     def schedule(self) -> tuple[int, ...]:
         """The node ids of all steps in order."""
-        return tuple(self.node[label] for label in self.labels)
+        return tuple(map(self.node.__getitem__, self.labels))
 
     def between(self, anchor: int, count: int) -> list[int]:
         """New labels right before this one, ascending.
@@ -177,6 +178,11 @@ class Timeline:
         at = bisect_left(reads, copies[turn] if turn < len(copies) else self.end)
         return reads[at - 1] if at and reads[at - 1] > copy else copy
 
+    def before(self, anchor: int) -> int:
+        """Bytes in memory right before the step at the anchor."""
+        at = bisect_left(self.labels, anchor)
+        return int(self._memory[at]) + self._credit.get(anchor, 0) - self.own[self.node[anchor]]
+
     def add(self, anchor: int, nodes: Sequence[int]) -> list[int]:
         """Run these nodes one after the other right before the step at the anchor, and return their labels.
 
@@ -190,7 +196,7 @@ class Timeline:
         while count + len(added) > len(self._memory):
             self._memory = np.concatenate((self._memory, np.zeros_like(self._memory)))
         memory, own, stop = self._memory, self.own, at + len(added)
-        before = int(memory[at]) + self._credit.get(anchor, 0) - own[self.node[anchor]]
+        before = self.before(anchor)
         memory[stop : count + len(added)] = memory[at:count]
         memory[at:stop] = [before + own[node] for node in nodes]
         self.labels[at:at] = added

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memonger.errors import PlanError, RuntimeUnavailableError
+from memonger.remat import greedy
 from memonger.remat import timeline as timelines
 from memonger.remat.annealed_order import reorder
 from memonger.remat.cp_sat import ExactOptions, solve
@@ -287,6 +288,21 @@ def test_a_greedy_variant_that_falls_too_slowly_gives_up() -> None:
         assert searching._greedy_from_given(budget)[0].excess
         work.append(searching.effort.used)
     assert 2 * work[0] < work[1]
+
+
+@pytest.mark.parametrize("options", [GreedyOptions(bulk=True), GreedyOptions(), GreedyOptions(plain=True)])
+@pytest.mark.parametrize(("seed", "percent"), [(1, 60), (2, 75), (3, 60)])
+def test_no_move_that_helps_is_left_untried(
+    monkeypatch: pytest.MonkeyPatch, options: GreedyOptions, seed: int, percent: int
+) -> None:
+    problem = random_problem(60, 20, 3, seed)
+    budget, found = peak(problem, problem.schedule) * percent // 100, []
+    for many in (1, 10**9):  # nodes from which on a recomputation is judged before it is tried
+        monkeypatch.setattr(greedy, "_MANY", many)
+        timeline = Timeline(problem)
+        fit_budget(timeline, budget, options, lambda timeline=timeline: timeline.work > 50_000)
+        found.append(timeline.schedule())
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("problem", [training_chain(40), training_chain(60, skip=2)], ids=["chain", "u-net"])
