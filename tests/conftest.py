@@ -44,7 +44,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 _TOGETHER = re.compile(
-    r"tests/(export/test_backend_suite|model/test_torch_export|test_fuzzing|distributed/test_ranks"
+    r"tests/(export/test_backend_suite|benchmarks/test_side_by_side|model/test_torch_export|test_fuzzing|distributed/test_ranks"
     r"|autodiff/test_coverage)\.py"
 )
 _NETWORK = re.compile(
