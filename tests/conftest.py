@@ -12,26 +12,16 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # befo
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of processes: none compiles the package again
 sys.dont_write_bytecode = False
 
-import onnxruntime  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
+from tests.support import networks  # noqa: E402
 from tests.support.bad_input import Place  # noqa: E402
 
 settings.register_profile("memonger", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("memonger")
-
-
-class _Waiting(onnxruntime.SessionOptions):  # type: ignore[misc]
-    """Sessions of the tests, planned or not, sleep while they wait for work: half their processor time else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_session_config_entry("session.intra_op.allow_spinning", "0")
-
-
-onnxruntime.SessionOptions = _Waiting
+networks.sleep_while_waiting()
 
 
 @pytest.fixture
