@@ -19,7 +19,7 @@ from tests.support.fuzzing import BAD, OUTCOMES, Outcome, corpus, judge
 from tests.support.fuzzing.cases import KINDS
 
 EXAMPLES = 3  # replays shown of each signature
-MANY = 500  # cases from which it pays to make all models first
+MANY = 2000  # cases from which it pays to make all models first
 
 
 def table(outcomes: Iterable[Outcome], stamp: str) -> str:

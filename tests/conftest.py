@@ -1,19 +1,27 @@
-"""What all tests may use, and the counts of the backend suite at the end of a run."""
+"""What all tests may use, what they spend on other things than testing, and the counts of the backend suite."""
 
 import gc
+import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy and PyTorch are imported
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of processes: none compiles the package again
+sys.dont_write_bytecode = False
 
-from tests.support.bad_input import Place
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from xdist.scheduler import LoadScopeScheduling  # noqa: E402
+
+from tests.support import networks  # noqa: E402
+from tests.support.bad_input import Place  # noqa: E402
 
 settings.register_profile("memonger", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("memonger")
+networks.sleep_while_waiting()
 
 
 @pytest.fixture
@@ -26,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 _TOGETHER = re.compile(
-    r"tests/(export/test_backend_suite|model/test_torch_export|test_fuzzing|distributed/test_ranks"
+    r"tests/(export/test_backend_suite|benchmarks/test_side_by_side|model/test_torch_export|test_fuzzing|distributed/test_ranks"
     r"|autodiff/test_coverage)\.py"
 )
 _NETWORK = re.compile(
@@ -36,11 +44,14 @@ _NETWORK = re.compile(
 
 
 class _Scheduling(LoadScopeScheduling):
-    """Tests of one network run in one process: what they make of it, exports from PyTorch above all, is made once."""
+    """Tests of one network run in one process: what they make of it, exports from PyTorch above all, is made once.
+
+    So do all cases of a test: dealing out 7,000 by themselves takes 15 seconds.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file, network = _TOGETHER.match(nodeid), _NETWORK.match(nodeid)
-        return file[0] if file else network["name"] if network else nodeid
+        return file[0] if file else network["name"] if network else nodeid.partition("[")[0]
 
 
 @pytest.hookimpl(optionalhook=True)

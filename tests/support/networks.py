@@ -8,6 +8,20 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+_Options = onnxruntime.SessionOptions
+
+
+class _SleepingOptions(_Options):  # type: ignore[misc,valid-type]
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+
+def sleep_while_waiting() -> None:
+    """Let threads of this process's sessions, planned or not, sleep while they wait: half their processor time else."""
+    onnxruntime.SessionOptions = _SleepingOptions
+
+
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 

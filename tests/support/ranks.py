@@ -21,7 +21,7 @@ import numpy as np
 import memonger
 from memonger.devices import CPU
 from memonger.distributed.trace import Trace
-from tests.support import near_memory, training_models
+from tests.support import near_memory, networks, training_models
 
 STEPS = 3
 
@@ -188,4 +188,5 @@ def _said(call: Callable[[], object]) -> str:
 
 
 if __name__ == "__main__":
+    networks.sleep_while_waiting()
     (main_with_mpi if sys.argv[2:] else main)(Path(sys.argv[1]))

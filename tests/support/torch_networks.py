@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import memonger
 from memonger.model.from_torch import from_torch
@@ -20,6 +21,8 @@ from tests.support.torch_steps import steps as steps_of
 DROPOUT = 0.25
 """The ratio of the networks that are exported."""
 
+# PyTorch's translations to ONNX: each export reads their sources anew, which is most of a small network's time.
+ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 torch.set_num_threads(1)  # networks this small only wait for a second thread, and sums keep their order
 
 
