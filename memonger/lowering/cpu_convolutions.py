@@ -261,7 +261,8 @@ def block_size() -> int:
     folder = ScratchFolder()
     try:
         path = folder.path / "block.onnx"
-        ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.Options(level="ORT_ENABLE_ALL", optimized=path))
+        options = ort.Options(level="ORT_ENABLE_ALL", threads=1, optimized=path)
+        ort.make_session(ir.Model(graph, ir_version=10), CPU, options)
         made = ir.load(path)
     finally:
         folder.remove()

@@ -65,10 +65,11 @@ class SliceCheck:
     def __init__(self, threads: int) -> None:
         self._folder = ScratchFolder()
         self._statistics = self._folder.path / "memory.csv"
-        self._options = ort.Options(in_order=True, threads=threads, lending=LEND_ALL, pattern=False)
-        self._on_slices = dataclasses.replace(
-            self._options, entries={"session.collect_node_memory_stats_to_file": str(self._statistics)}
+        self._options = ort.Options(
+            in_order=True, threads=threads, lending=LEND_ALL, pattern=False, entries=ort.RUN_ONCE
         )
+        statistics = {"session.collect_node_memory_stats_to_file": str(self._statistics)}
+        self._on_slices = dataclasses.replace(self._options, entries={**ort.RUN_ONCE, **statistics})
         self._seen: dict[Any, Seen] = {}
         self._normal = np.empty(0, np.float32)
         self._whole, self._part = _Memory(), _Memory()
