@@ -21,7 +21,7 @@ from memonger.autodiff.rules.convolution import SMALL_BATCH, pointwise_image
 from memonger.devices import CPU
 from memonger.files import ScratchFolder
 from memonger.model.decoding import DecodingError, decode
-from memonger.model.emitter import Emitter
+from memonger.model.emitter import Emitter, as_attributes
 from memonger.model.marks import COMPOSITE, DepthwiseWeight
 from memonger.model.model import Model
 from memonger.model.replacing import Replacer
@@ -94,7 +94,8 @@ class _Form:
         """Append a node of the blocked layout's domain."""
         name = self.op.fresh(f"{self.op.where}/{kind}")
         value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(list(dims)))
-        self.op.nodes.append(ir.node(kind, inputs, attributes, domain=DOMAIN, outputs=[value], name=name))
+        given = as_attributes(attributes)
+        self.op.nodes.append(ir.node(kind, inputs, given, domain=DOMAIN, outputs=[value], name=name))
         return value
 
     def blocks(self, x: ir.Value) -> ir.Value:

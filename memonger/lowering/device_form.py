@@ -235,12 +235,13 @@ def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
 
 def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
     """The model with the sizes the run showed, left out where another run could show others."""
-    if any(v.type is None or static_shape(v) is None for node in model.graph for v in node.outputs if v.name):
+    dynamic = run_time_sized(model)
+    if dynamic or not all(_is_sized(v, run) for node in model.graph for v in node.outputs if v.name):
         try:
             infer_once(Model(model, "the optimized model"))
         except LoadError:
             forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
-    dynamic = run_time_sized(model)
+        dynamic = run_time_sized(model)
     for value in (v for node in model.graph for v in node.outputs):
         seen = run.tensors.get(str(value.name))
         if seen is None or value in dynamic:
@@ -253,3 +254,8 @@ def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
         elif inferred is not None:
             value.shape = None
     return model
+
+
+def _is_sized(value: ir.Value, run: calibrate.Run) -> bool:
+    """Whether a value has a type, and a shape of its own or one that the run showed."""
+    return value.type is not None and (static_shape(value) is not None or value.name in run.tensors)

@@ -91,7 +91,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
 def _constant(model: ir.Model, value: ir.Value, array: np.ndarray, taken: set[str]) -> ir.Value:
     name = next(name for k in itertools.count() if (name := f"{value.name}.constant{k or ''}") not in taken)
     taken.add(name)
-    tensor = ir.tensor(array, name=name)
+    tensor = ir.Tensor(array, name=name)
     constant = ir.Value(name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
     model.graph.register_initializer(constant)
     return constant
