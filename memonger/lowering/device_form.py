@@ -257,5 +257,6 @@ def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
 
 
 def _is_sized(value: ir.Value, run: calibrate.Run) -> bool:
-    """Whether a value has a type, and a shape of its own or one that the run showed."""
-    return value.type is not None and (static_shape(value) is not None or value.name in run.tensors)
+    """Whether the run showed a value's type and shape, or the model has them."""
+    kind, _ = run.tensors.get(str(value.name), ("", ()))
+    return kind in profile.DTYPES or (value.type is not None and static_shape(value) is not None)
