@@ -1,7 +1,6 @@
 """Files and folders that are written whole or not at all, and temporary folders."""
 
 import ctypes
-import glob
 import json
 import os
 import shutil
@@ -76,7 +75,12 @@ def _lock(folder: Path, *, wait: bool = False) -> int | None:
 
 def _sweep(parent: Path, prefix: str) -> None:
     """Remove the temporary folders of processes that were killed."""
-    for folder in parent.glob(f"{glob.escape(prefix)}*"):
+    try:
+        with os.scandir(parent) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.name.startswith(prefix)]
+    except OSError:  # where nothing can be listed nothing is removed
+        return
+    for folder in folders:
         try:
             is_old = time.time() - folder.stat().st_mtime > _ABANDONED
         except OSError:  # its owner just removed it

@@ -28,7 +28,7 @@ def body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
         data = schema.get_function_with_opset_version(max(versions))
     elif dependent:
         types = [_type_bytes(value) for value in node.inputs]
-        proto = ir.to_proto(node).SerializeToString()
+        proto = ir.serde.serialize_node(node).SerializeToString()
         data = schema.get_context_dependent_function_with_opset_version(max(dependent), proto, types)
     else:
         return None

@@ -60,7 +60,7 @@ def _open(model: ir.Model) -> None:
 
 
 def _run(model: ir.Model, given: feeds.Feeds) -> list[np.ndarray]:
-    session = ort.make_session(model, CPU, ort.Options(lending=LEND_ALL))
+    session = ort.make_session(model, CPU, ort.Options(lending=LEND_ALL, entries=ort.RUN_ONCE))
     outputs: list[np.ndarray] = session.run(None, dict(given))
     return outputs
 

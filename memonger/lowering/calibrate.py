@@ -213,7 +213,7 @@ def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
     outputs = {value.name for value in copy.graph.outputs}
     values = [v for node in copy.graph for v in node.outputs if v.name and v.name not in outputs]
     copy.graph.outputs.extend(v for v in values if v.type is None or dense(v))
-    with session(copy, device, ort.Options(in_order=True, lending=LEND_ALL, cuda=cuda)) as (made, _):
+    with session(copy, device, ort.Options(in_order=True, threads=1, lending=LEND_ALL, cuda=cuda)) as (made, _):
         outputs_and_places = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
         return frozenset(value.name for value, where in outputs_and_places if not device.owns(where.name))
 
@@ -239,7 +239,7 @@ def _run(model: ir.Model, threads: int, folder: ScratchFolder) -> Mapping[str, i
         threads=threads,
         pattern=False,  # the statistics are exact only without
         lending=LEND_ALL,
-        entries={"session.collect_node_memory_stats_to_file": str(statistics)},
+        entries={**ort.RUN_ONCE, "session.collect_node_memory_stats_to_file": str(statistics)},
     )
     try:
         session = ort.make_session(model, CPU, options)

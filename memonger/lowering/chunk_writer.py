@@ -52,7 +52,7 @@ class Writer:
         key = tuple(numbers)
         if key not in self._constants:
             self._constants[key] = self.initializer(
-                f"chunk.{'_'.join(map(str, key))}", ir.tensor(np.array(key, np.int64))
+                f"chunk.{'_'.join(map(str, key))}", ir.Tensor(np.array(key, np.int64))
             )
         return self._constants[key]
 

@@ -21,7 +21,7 @@ from memonger.autodiff.rules.convolution import SMALL_BATCH, pointwise_image
 from memonger.devices import CPU
 from memonger.files import ScratchFolder
 from memonger.model.decoding import DecodingError, decode
-from memonger.model.emitter import Emitter
+from memonger.model.emitter import Emitter, as_attributes
 from memonger.model.marks import COMPOSITE, DepthwiseWeight
 from memonger.model.model import Model
 from memonger.model.replacing import Replacer
@@ -94,7 +94,8 @@ class _Form:
         """Append a node of the blocked layout's domain."""
         name = self.op.fresh(f"{self.op.where}/{kind}")
         value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(list(dims)))
-        self.op.nodes.append(ir.node(kind, inputs, attributes, domain=DOMAIN, outputs=[value], name=name))
+        given = as_attributes(attributes)
+        self.op.nodes.append(ir.node(kind, inputs, given, domain=DOMAIN, outputs=[value], name=name))
         return value
 
     def blocks(self, x: ir.Value) -> ir.Value:
@@ -261,7 +262,8 @@ def block_size() -> int:
     folder = ScratchFolder()
     try:
         path = folder.path / "block.onnx"
-        ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.Options(level="ORT_ENABLE_ALL", optimized=path))
+        options = ort.Options(level="ORT_ENABLE_ALL", threads=1, optimized=path)
+        ort.make_session(ir.Model(graph, ir_version=10), CPU, options)
         made = ir.load(path)
     finally:
         folder.remove()

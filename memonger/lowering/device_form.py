@@ -111,9 +111,7 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
     source, level = model.ir, LEVELS[settings.level]
     for number in range(ROUNDS):
         path = folder / f"optimized{number}.onnx"
-        options = ort.Options(level=level, optimized=path, entries=_entries(path), lending=LEND_ALL, cuda=settings.cuda)
-        with calibrate.session(source, device, options):
-            pass  # it was written as the session was made
+        _write_optimized(source, device, level, path, settings.cuda)
         lowered = _reload(path, model)
         if settings.source_order:
             in_source_order(lowered, model.ir)
@@ -149,13 +147,19 @@ def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Set
     return lowered, Calibration(None, None, calibrate.hosted(lowered, device, settings.cuda))
 
 
-def _entries(path: Path) -> dict[str, str]:
-    """Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed."""
-    return {
-        "session.disable_prepacking": "1",  # this session never runs
+def _write_optimized(model: ir.Model, device: Device, level: str, path: Path, cuda: Cuda) -> None:
+    """Have onnxruntime write what its optimizer makes of a model, as it does when a session is made. That never runs.
+
+    Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed.
+    """
+    entries = {
+        "session.disable_prepacking": "1",
         "session.optimized_model_external_initializers_file_name": path.name + ".data",
         "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     }
+    options = ort.Options(level=level, threads=1, optimized=path, entries=entries, lending=LEND_ALL, cuda=cuda)
+    with calibrate.session(model, device, options):
+        pass
 
 
 def _reload(path: Path, original: Model) -> ir.Model:
@@ -245,11 +249,13 @@ def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
 
 def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
     """The model with the sizes the run showed, left out where another run could show others."""
-    try:
-        infer_once(Model(model, "the optimized model"))
-    except LoadError:
-        forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
     dynamic = run_time_sized(model)
+    if dynamic or not all(_is_sized(v, run) for node in model.graph for v in node.outputs if v.name):
+        try:
+            infer_once(Model(model, "the optimized model"))
+        except LoadError:
+            forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
+        dynamic = run_time_sized(model)
     for value in (v for node in model.graph for v in node.outputs):
         seen = run.tensors.get(str(value.name))
         if seen is None or value in dynamic:
@@ -262,3 +268,9 @@ def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
         elif inferred is not None:
             value.shape = None
     return model
+
+
+def _is_sized(value: ir.Value, run: calibrate.Run) -> bool:
+    """Whether the run showed a value's type and shape, or the model has them."""
+    kind, _ = run.tensors.get(str(value.name), ("", ()))
+    return kind in profile.DTYPES or (value.type is not None and static_shape(value) is not None)

@@ -176,33 +176,33 @@ def described(node: ir.Node) -> str:
 
 def check_operators(model: Model) -> None:
     """Every operator is one that ONNX defines, or lies in a domain of onnxruntime's own."""
-    domains = {schema.domain for schema in onnx.defs.get_all_schemas()}
     for node in model.graph.all_nodes():
         if node.domain in RUNTIME_DOMAINS:
             continue
-        where = described(node)
-        if node.domain not in domains:
-            raise LoadError(
-                f"{model.name}: {where} is in the domain '{node.domain}', which neither ONNX nor onnxruntime defines. "
-                "Give the operator a function body in the model, or cut it out."
-            )
         opset = model.ir.opset_imports.get(node.domain)
-        domain = node.domain or "ai.onnx"
-        if opset is None:
-            raise LoadError(
-                f"{model.name} is not a valid ONNX model: {where} is in the domain '{domain}', of which the model "
-                "imports no version (opset_import)."
-            )
-        if not onnx.defs.has(node.op_type, opset, node.domain):
-            if not node.domain and node.op_type in RUNTIME_OPERATORS:
+        if opset is None or not onnx.defs.has(node.op_type, opset, node.domain):
+            if opset is not None and not node.domain and node.op_type in RUNTIME_OPERATORS:
                 continue
-            raise LoadError(
-                f"{model.name}: {where} is an unknown operator: domain '{domain}' has no '{node.op_type}' in "
-                f"opset {opset}."
-            )
+            raise LoadError(f"{model.name}{_unknown(node, opset)}")
         problem = _misuse(node, _signature(node.op_type, opset, node.domain))
         if problem:
-            raise LoadError(f"{model.name} is not a valid ONNX model: {where} {problem}.")
+            raise LoadError(f"{model.name} is not a valid ONNX model: {described(node)} {problem}.")
+
+
+def _unknown(node: ir.Node, opset: int | None) -> str:
+    """What to say, behind the model's name, of an operator that isn't in the model's operator set."""
+    where, domain = described(node), node.domain or "ai.onnx"
+    if node.domain not in {schema.domain for schema in onnx.defs.get_all_schemas()}:
+        return (
+            f": {where} is in the domain '{node.domain}', which neither ONNX nor onnxruntime defines. Give the "
+            "operator a function body in the model, or cut it out."
+        )
+    if opset is None:
+        return (
+            f" is not a valid ONNX model: {where} is in the domain '{domain}', of which the model imports no version "
+            "(opset_import)."
+        )
+    return f": {where} is an unknown operator: domain '{domain}' has no '{node.op_type}' in opset {opset}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,7 @@ class Emitter:
             values = self._aligned(values)
         name = self.fresh(f"{self.where}/{op_type}" if self.where else op_type)
         results = [ir.Value(name=name if k == 0 else self.fresh(f"{name}.{k}")) for k in range(outputs)]
-        given = {key: value for key, value in attributes.items() if value is not None}
-        node = ir.node(op_type, values, given, outputs=results, name=name)
+        node = ir.node(op_type, values, as_attributes(attributes), outputs=results, name=name)
         self.infer(node)
         self.nodes.append(node)
         return tuple(results)
@@ -184,7 +183,7 @@ class Emitter:
         key = (array.dtype.str + str(array.dtype), array.tobytes(), array.shape)
         if key not in self._constants:
             name = self.fresh(f"constant/{'x'.join(map(str, array.shape)) or array.item()}")
-            tensor = ir.tensor(array, name=name)
+            tensor = ir.Tensor(array, name=name)
             value = ir.Value(
                 name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor
             )
@@ -433,6 +432,23 @@ class Emitter:
             opset_imports=self._opsets,
             ir_version=10,
         )
+
+
+def as_attributes(given: Mapping[str, Attribute]) -> dict[str, Any]:
+    """Those that aren't None, lists of whole numbers made attributes.
+
+    onnx-ir first asks a list whether it is a graph, a tensor or a type, by all the methods they have: half a
+    millisecond.
+    """
+    return {
+        name: ir.AttrInt64s(name, value) if isinstance(value, list | tuple) and _are_whole(value) else value
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _are_whole(numbers: Sequence[float]) -> bool:
+    return bool(numbers) and all(type(number) is int for number in numbers)
 
 
 def _runs_along(node: ir.Node, op_type: str, axis: int) -> bool:

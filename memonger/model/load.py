@@ -173,7 +173,7 @@ def _copy(source: Source) -> Model:
             checks.check_structure(model)  # what nothing writes can't be cloned
             in_order = all(checks.is_sorted(graph) for graph in source.graphs())
             try:
-                copy = source.clone() if in_order else _from_proto_of(source, ir.to_proto(source))
+                copy = source.clone() if in_order else _from_proto_of(source, ir.serde.serialize_model(source))
             except RuntimeError as error:
                 raise LoadError(f"{name} is not a valid ONNX model: {checks.root_cause(error)}.") from error
             return dataclasses.replace(model, ir=copy)
@@ -307,7 +307,7 @@ def convert(model: Model, opset: int) -> ir.Model:
     Raises:
         CONVERSION_ERRORS: it can't be converted.
     """
-    proto = ir.to_proto(model.ir)
+    proto = ir.serde.serialize_model(model.ir)
     if model.foreign:
         converted = onnx_process.call("convert_version", proto, target_version=opset)
     else:

@@ -61,7 +61,7 @@ def as_proto(model: ir.Model, name: str) -> onnx.ModelProto:
         copy = model.clone()
         copy.producer_name = copy.producer_name or PRODUCER
         read_in(copy)
-        return ir.to_proto(copy)
+        return ir.serde.serialize_model(copy)
 
 
 def check_not_its_weights(model: ir.Model, path: Path) -> None:
@@ -131,7 +131,7 @@ def _mentions(file: Path, name: str) -> bool:
 def _serialized(model: ir.Model, folder: Path) -> bytes:
     if not _keeps_data_in_place(model, folder):
         read_in(model)
-    return ir.to_proto(model).SerializeToString()
+    return ir.serde.serialize_model(model).SerializeToString()
 
 
 def read_in(model: ir.Model) -> None:

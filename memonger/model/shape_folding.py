@@ -91,7 +91,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
 def _constant(model: ir.Model, value: ir.Value, array: np.ndarray, taken: set[str]) -> ir.Value:
     name = next(name for k in itertools.count() if (name := f"{value.name}.constant{k or ''}") not in taken)
     taken.add(name)
-    tensor = ir.tensor(array, name=name)
+    tensor = ir.Tensor(array, name=name)
     constant = ir.Value(name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
     model.graph.register_initializer(constant)
     return constant
@@ -124,8 +124,7 @@ def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]
 def _is_small(model: ir.Model, node: ir.Node, arrays: Mapping[str, np.ndarray]) -> bool:
     """Whether all that a node would write is small; a file of 300 bytes may ask for 16 GB."""
     opset = model.opset_imports[""]
-    proto = ir.to_proto(node)
-    assert isinstance(proto, onnx.NodeProto)
+    proto = ir.serde.serialize_node(node)
     contents = {name: onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()}
     types = {
         name: onnx.helper.make_tensor_type_proto(content.data_type, list(content.dims))
@@ -153,8 +152,7 @@ def _exact(dtype: ir.DataType) -> bool:
 
 
 def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]) -> list[np.ndarray] | None:
-    proto = ir.to_proto(node)
-    assert isinstance(proto, onnx.NodeProto)
+    proto = ir.serde.serialize_node(node)
     outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output]
     inputs = [
         onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

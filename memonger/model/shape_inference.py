@@ -203,7 +203,7 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
             del graph.initializers[str(value.name)]
             if not value.is_graph_input():
                 graph.inputs.append(value)
-        proto = ir.to_proto(model)
+        proto = ir.serde.serialize_model(model)
         for node in proto.graph.node:
             if node.op_type == "SimplifiedLayerNormalization" and not node.domain:
                 node.op_type = "LayerNormalization"  # onnx has no other; shapes are as this one's

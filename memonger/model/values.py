@@ -82,6 +82,11 @@ def is_swapped(value: ir.Value | None) -> bool:
     return perm is not None and list(perm) == swapped_axes(len(perm))
 
 
+def attribute_bytes(attribute: ir.Attr) -> bytes:
+    """All that an attribute says, as bytes that equal ones share."""
+    return ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True)
+
+
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Bodies of If, Loop, Scan and their like."""
     bodies: list[ir.Graph] = []

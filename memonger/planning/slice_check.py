@@ -20,7 +20,7 @@ from memonger.graph.liveness import ALIGNMENT
 from memonger.model.cutting import Slicing
 from memonger.model.extract import extract, is_fed
 from memonger.model.parts import elements
-from memonger.model.values import nbytes, static_shape
+from memonger.model.values import attribute_bytes, nbytes, static_shape
 from memonger.runtime import ort, profile
 from memonger.runtime.weights import LEND_ALL
 
@@ -36,9 +36,6 @@ it was compared on 300 random shapes, on one thread and two."""
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
-
-_SIMPLE = ("INT", "FLOAT", "STRING", "INTS", "FLOATS", "STRINGS")
-"""Types of attributes whose text says all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +62,11 @@ class SliceCheck:
     def __init__(self, threads: int) -> None:
         self._folder = ScratchFolder()
         self._statistics = self._folder.path / "memory.csv"
-        self._options = ort.Options(in_order=True, threads=threads, lending=LEND_ALL, pattern=False)
-        self._on_slices = dataclasses.replace(
-            self._options, entries={"session.collect_node_memory_stats_to_file": str(self._statistics)}
+        self._options = ort.Options(
+            in_order=True, threads=threads, lending=LEND_ALL, pattern=False, entries=ort.RUN_ONCE
         )
+        statistics = {"session.collect_node_memory_stats_to_file": str(self._statistics)}
+        self._on_slices = dataclasses.replace(self._options, entries={**ort.RUN_ONCE, **statistics})
         self._seen: dict[Any, Seen] = {}
         self._normal = np.empty(0, np.float32)
         self._whole, self._part = _Memory(), _Memory()
@@ -174,16 +172,9 @@ def _name(value: ir.Value | None) -> str:
 
 
 def _key(node: ir.Node) -> Any:
-    attributes = (_told(attribute) for _, attribute in sorted(node.attributes.items()))
+    attributes = (attribute_bytes(attribute) for _, attribute in sorted(node.attributes.items()))
     values = ((v.dtype, static_shape(v), is_fed(v)) if v is not None else None for v in (*node.inputs, *node.outputs))
     return node.op_identifier(), node.version, tuple(attributes), tuple(values)
-
-
-def _told(attribute: ir.Attr) -> Any:
-    """What an attribute holds. Only tensors and their like are serialized, which takes a millisecond."""
-    if attribute.type.name in _SIMPLE:
-        return attribute.name, attribute.type, repr(attribute.value)
-    return ir.to_proto(attribute).SerializeToString(deterministic=True)
 
 
 @cache

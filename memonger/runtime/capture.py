@@ -106,7 +106,7 @@ def stock_values(model: ir.Model, names: Sequence[str], feeds: feeding.Feeds, de
     wanted = set(names)
     found = [value for node in copy.graph for value in node.outputs if value.name in wanted]
     copy.graph.outputs[:] = found
-    session = ort.make_session(copy, device, ort.Options(lending=LEND_ALL))
+    session = ort.make_session(copy, device, ort.Options(lending=LEND_ALL, entries=ort.RUN_ONCE))
     fetched = [str(value.name) for value in found]
     return dict(zip(fetched, session.run(fetched, dict(feeds)), strict=True))
 

@@ -22,7 +22,7 @@ from memonger.graph.session_memory import shares_sessions
 from memonger.model.extract import extract
 from memonger.model.marks import CHUNK, without_slice
 from memonger.model.parts import Part, elements, is_marked, parts_of
-from memonger.model.values import static_shape, subgraphs
+from memonger.model.values import attribute_bytes, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
@@ -132,7 +132,6 @@ class _Cutter:
         self._tensors = {tensor.name: tensor for tensor in program.planned}
         self._inputs = {one.name: one for one in program.inputs}
         self._of_structure: dict[Any, tuple[int, list[str]]] = {}
-        self._attributes: dict[int, bytes] = {}
         self._constants: dict[str, np.ndarray] = {}
 
     def mark_of(self, node: ir.Node) -> str | None:
@@ -199,17 +198,11 @@ class _Cutter:
                 (
                     node.op_identifier(), node.version, len(node.outputs),
                     tuple(None if v is None else number.get(v, v.name) for v in node.inputs),
-                    tuple(self._attribute(attribute) for _, attribute in sorted(node.attributes.items())),
+                    tuple(attribute_bytes(attribute) for _, attribute in sorted(node.attributes.items())),
                 )
                 for node in nodes
             ),
         )  # fmt: skip
-
-    def _attribute(self, attribute: ir.Attr) -> bytes:
-        """The attribute as bytes. The model keeps the objects alive, so that their numbers stay theirs."""
-        if id(attribute) not in self._attributes:
-            self._attributes[id(attribute)] = ir.to_proto(attribute).SerializeToString(deterministic=True)
-        return self._attributes[id(attribute)]
 
     def _group(self, nodes: Sequence[ir.Node], values: _Values) -> Group:
         """A model of these nodes alone."""

@@ -134,6 +134,9 @@ def _create(model: str | bytes, settings: Any, device: Device, providers: list[A
     return session
 
 
+RUN_ONCE: Mapping[str, str] = MappingProxyType({"session.intra_op.allow_spinning": "0"})
+"""Config entries for a session that runs once or twice: else each of its threads spins for 40 ms once it is made."""
+
 _OF_SEGMENTS = {"session.force_spinning_stop": "1"}
 _SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
 """Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""

@@ -16,7 +16,7 @@ from memonger.graph.aliasing import floating_names
 from memonger.model.names import inner_names
 from memonger.model.operators import facts
 from memonger.model.tensors import is_large
-from memonger.model.values import static_shape, subgraphs
+from memonger.model.values import attribute_bytes, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
@@ -152,7 +152,8 @@ def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
 def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> Group:
     varying = _varying(plans)
     programs = tuple(program_of(plan, varying) for plan in plans)
-    return Group(exposed(plans[0].model, programs[0].planned, varying, len(plans) > 1), members, programs)
+    model = exposed(plans[0].model.clone(), programs[0].planned, varying, len(plans) > 1)
+    return Group(model, members, programs)
 
 
 def check_family(plans: Sequence[Plan]) -> None:
@@ -197,7 +198,7 @@ def _structure(plan: Plan) -> list[object]:
             node.name,
             tuple(None if v is None else v.name for v in node.inputs),
             tuple((v.name, v.dtype) for v in node.outputs),
-            tuple(sorted(ir.to_proto(a).SerializeToString(deterministic=True) for a in node.attributes.values())),
+            tuple(sorted(map(attribute_bytes, node.attributes.values()))),
         )
         for node in graph
     ]
@@ -229,13 +230,12 @@ def _varying(plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 def exposed(model: ir.Model, planned: Sequence[ArenaTensor], varying: Sequence[str], any_shape: bool) -> ir.Model:
-    """The model with every planned value among its outputs, for all shapes if several plans share it."""
-    copy = model.clone()
-    graph = copy.graph
+    """Put every planned value among the outputs of a model, in place, for all shapes if several plans share it."""
+    graph = model.graph
     outputs = {value.name for value in graph.outputs}
     by_name = {value.name: value for node in graph for value in node.outputs}
     graph.outputs.extend(by_name[tensor.name] for tensor in planned if tensor.name not in outputs)
-    copy.metadata_props.clear()
+    model.metadata_props.clear()
     for name in varying:
         value = graph.initializers.pop(name)
         assert value.const_value is not None
@@ -244,4 +244,4 @@ def exposed(model: ir.Model, planned: Sequence[ArenaTensor], varying: Sequence[s
     if any_shape:
         for value in (*graph.inputs, *by_name.values()):
             value.shape = None
-    return copy
+    return model

@@ -142,7 +142,8 @@ class RangedProgram:
 
     def group(self, plan: Plan) -> Group:
         """What its onnxruntime session is made of, weights included: not to be kept."""
-        return Group(exposed(plan.model, self.base.planned, (), True), (0,), (self.base,), takes_any_shape=True)
+        model = exposed(plan.model.clone(), self.base.planned, (), True)
+        return Group(model, (0,), (self.base,), takes_any_shape=True)
 
     def largest(self) -> Program:
         """The program at the largest sizes, with the shapes of all inputs."""

@@ -156,7 +156,7 @@ def _serialized(model: ir.Model, constants: Sequence[ir.Value]) -> bytes:
         ),
     )  # fmt: skip
     try:
-        return ir.to_proto(view).SerializeToString()
+        return ir.serde.serialize_model(view).SerializeToString()
     except RuntimeError as error:  # onnx-ir's
         raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
 

@@ -142,7 +142,7 @@ def _emitted(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> t
 
 def _computed(op: Emitter, node: ir.Node, contents: Sequence[np.ndarray | None]) -> tuple[ir.Value, ...]:
     """Constants, as the number of a step and what is made of it."""
-    proto = ir.to_proto(node)
+    proto = ir.serde.serialize_node(node)
     for k in range(len(proto.input)):
         proto.input[k] = f"given{k}"
     feeds = {f"given{k}": content for k, content in enumerate(contents)}
