@@ -209,6 +209,7 @@ def _copy_where_nothing_drops(model: ir.Model) -> None:
             node.op_type = "Identity"
             node.resize_inputs(1)
             node.resize_outputs(1)
+            node.attributes.clear()
 
 
 def in_source_order(model: ir.Model, source: ir.Model) -> None:

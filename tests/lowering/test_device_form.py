@@ -27,7 +27,7 @@ def test_branches_that_leave_a_blocked_layout_have_one_order() -> None:
 @pytest.mark.parametrize(
     ("call", "outputs", "operator"),
     [
-        ("y = Dropout (h)", "float[2,3] y", "Identity"),
+        ("y = Dropout <seed = 3> (h)", "float[2,3] y", "Identity"),
         ("y, mask = Dropout (h)", "float[2,3] y", "Identity"),
         ("y, mask = Dropout (h)", "float[2,3] y, bool[2,3] mask", "Dropout"),
         ("y = Dropout (h, ratio, yes)", "float[2,3] y", "Dropout"),
