@@ -59,8 +59,8 @@ def allocate(
 
     The allocators are tried in order, until one reaches the lower bound; of many buffers, until one comes within less
     than the smallest alignment of it. Buffers whose lifetimes don't overlap, not through others either, are laid out by
-    themselves: only what is still too large goes on to the next allocator, then again and again to lowest-offset-first
-    with what came out too high put first, and then to the search. The same buffers in the same order give the
+    themselves: only what is still too large goes on to the next allocator, then, without a capacity, again and again
+    to lowest-offset-first with what came out too high put first, and then to the search. The same buffers in the same order give the
     same offsets, whatever their ids, how fast the machine is, and whether numba is installed, with which the search
     takes a fiftieth of the time.
 
@@ -96,7 +96,7 @@ def allocate(
     for part in _parts(buffers):
         members = [buffers[position] for position in part]
         layout, low = _smallest(allocators, members, goal)
-        if layout.size > enough and effort and len(members) < _MANY_BUFFERS:
+        if layout.size > enough and effort and capacity is None and len(members) < _MANY_BUFFERS:
             layout = relaid(members, layout, enough, effort // _TURNS)
         for target, turns in ((enough, effort), (goal, effort // 100)):
             if layout.size > target and turns:
