@@ -60,9 +60,9 @@ def allocate(
     The allocators are tried in order, until one reaches the lower bound; of many buffers, until one comes within less
     than the smallest alignment of it. Buffers whose lifetimes don't overlap, not through others either, are laid out by
     themselves: only what is still too large goes on to the next allocator, then, without a capacity, again and again
-    to lowest-offset-first with what came out too high put first, and then to the search. The same buffers in the same order give the
-    same offsets, whatever their ids, how fast the machine is, and whether numba is installed, with which the search
-    takes a fiftieth of the time.
+    to lowest-offset-first with what came out too high put first, and then to the search. The same buffers in the same
+    order give the same offsets, whatever their ids, how fast the machine is, and whether numba is installed, with which
+    the search takes a fiftieth of the time.
 
     Args:
         buffers: What to lay out. No buffers give the empty layout.
