@@ -23,7 +23,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "resnet18": {"image": 32, "width": 0.125}, "unet": {"image": 32, "width": 0.0625},
     "gpt": {"num_layers": 1, "width": 16, "seq_len": 8, "vocabulary": 20, "heads": 2},
     "vit": {"image": 16, "patch": 8, "num_layers": 1, "width": 16, "heads": 2, "classes": 4},
-    "mobilenet_v2": {"image": 32, "width": 0.125}, "lstm": {},
+    "mobilenet_v2": {"image": 32, "width": 0.125}, "lstm": {"seq_len": 8, "num_hidden": 32, "vocabulary": 50},
 }  # fmt: skip
 LARGEST = 1 << 20  # elements of a drawn input
 
