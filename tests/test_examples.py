@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 SHORTER = {
-    "densenet": ["--depth", "16", "--epochs", "1"],
+    "densenet": ["--depth", "10", "--growth-rate", "8", "--epochs", "1"],
     "digits": ["--epochs", "5"],
-    "distributed": ["--epochs", "1"],
+    "distributed": ["--epochs", "1", "--batch", "128"],
 }
 """Arguments that leave out none of what an example does."""
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))

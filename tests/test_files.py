@@ -134,7 +134,7 @@ def test_two_that_save_at_once_leave_one_wholemodel(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["model and weights", "state", "export"])
 def test_a_kill_leaves_the_old_or_the_new_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "saved"
-    assert kill_while_saving(kind, path, times=2) == {"old or new": 2}
+    assert kill_while_saving(kind, path, times=1) == {"old or new": 1}
     for left in tmp_path.glob(".memonger-tmp-*"):
         _aged(left)
     KINDS[kind][0](path, 1.0)

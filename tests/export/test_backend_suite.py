@@ -14,7 +14,7 @@ import pytest
 from onnx.backend.base import Backend, BackendRep
 
 from memonger.export.onnx_backend import MemongerBackend, PlannedModel
-from tests.support import networks
+from tests.support import backend_cases, networks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the suite's own arithmetic overflows on purpose
@@ -61,7 +61,7 @@ class _Planned(MemongerBackend):
 def runners() -> Iterator[tuple[Runner, Runner, set[str]]]:
     """The suite for stock onnxruntime and for memonger, and the tests whose model would have to be downloaded."""
     onnxruntime.set_default_logger_severity(4)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), backend_cases.made_quickly():
         warnings.simplefilter("ignore")
         remote = {t.name for t in load_model_tests(kind="real") if (t.url or "").startswith("http")}
         yield Runner(_Stock), Runner(_Planned), remote

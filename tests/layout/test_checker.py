@@ -86,7 +86,7 @@ def collides(one: Buffer, two: Buffer, at: int, other: int) -> bool:
     return one.start < two.stop and two.start < one.stop and at < other + two.size and other < at + one.size
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     drawn=st.lists(
         st.tuples(st.integers(1, 6), st.integers(0, 8), st.integers(1, 5), st.integers(0, 30)), min_size=1, max_size=8

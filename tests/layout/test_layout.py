@@ -50,7 +50,7 @@ def smallest_arena(buffers: Sequence[Buffer]) -> int:
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(buffers=problems())
 def test_every_allocator_returns_a_right_layout_no_smaller_than_the_bound(name: str, buffers: list[Buffer]) -> None:
     layout = ALLOCATORS[name](buffers)
@@ -80,14 +80,14 @@ def test_of_equal_arenas_the_first_allocator_gives_the_layout() -> None:
     assert allocate(buffers, list(layouts)) == first
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(buffers=problems(most=6))
 def test_bound_is_at_most_the_optimum_and_allocate_at_least(buffers: list[Buffer]) -> None:
     optimum = smallest_arena(buffers)
     assert lower_bound(buffers) <= optimum <= allocate(buffers, effort=BRIEFLY).size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(buffers=problems(), data=st.data())
 def test_same_buffers_give_same_offsets_whatever_their_ids(buffers: list[Buffer], data: st.DataObject) -> None:
     ids = data.draw(st.permutations([7 * b.id - 3 for b in buffers]))
@@ -96,7 +96,7 @@ def test_same_buffers_give_same_offsets_whatever_their_ids(buffers: list[Buffer]
     assert layouts[0] == layouts[1] == layouts[2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(buffers=problems(), shift=st.integers(-1000, 1000))
 def test_only_relative_time_matters(buffers: list[Buffer], shift: int) -> None:
     shifted = [replace(b, start=b.start + shift, stop=b.stop + shift) for b in buffers]
@@ -147,7 +147,7 @@ def test_blame_makes_smaller_layouts_than_any_order_alone(path: Path) -> None:
     assert relaid(buffers, best, lower_bound(buffers), len(buffers) - 1) is best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(buffers=problems(most=6))
 def test_search_proves_what_trying_every_order_finds(buffers: list[Buffer]) -> None:
     if not buffers:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import memonger
 from tests.support.stock import normal, parse, run_stock
 
-WIDE = 14336
+WIDE = 13_400  # three products' weights are just above 2 GiB
 LAYERS = 3
 SIZE = 4 * WIDE * WIDE
 
@@ -41,7 +41,7 @@ def _external(name: str, file: str, dims: list[int], offset: int) -> onnx.Tensor
 
 
 def _huge(folder: Path) -> Path:
-    """Products with weights of 2.3 GiB (a message holds 2), whose data file takes no room: it is one hole."""
+    """Products with weights of 2.01 GiB (a message holds 2), whose data file takes no room: it is one hole."""
     nodes = [helper.make_node("MatMul", [f"v{i}", f"w{i}"], [f"v{i + 1}"], name=f"mul{i}") for i in range(LAYERS)]
     weights = [_external(f"w{i}", "huge.bin", [WIDE, WIDE], i * SIZE) for i in range(LAYERS)]
     ends = [helper.make_tensor_value_info(f"v{i}", TensorProto.FLOAT, ["batch", WIDE]) for i in (0, LAYERS)]

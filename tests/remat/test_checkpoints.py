@@ -28,7 +28,7 @@ def test_what_no_backward_step_needs_does_not_run_again() -> None:
     assert recompute_on_demand(problem, [0, 1]) == (0, 1, 2, 3)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(trainings(), st.data())
 def test_dropped_nodes_that_come_in_time_make_a_valid_schedule(problem: Problem, data: st.DataObject) -> None:
     dropped = drawn_drops(problem, data)
@@ -109,7 +109,7 @@ def test_true_marks_are_stages_of_their_own_and_names_are_shared() -> None:
     assert marked({}) == ()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 12), st.data())
 def test_structural_stages_are_the_dominators_of_the_last_node(n: int, data: st.DataObject) -> None:
     reads = [
@@ -147,7 +147,7 @@ def test_a_graph_without_paths_has_no_structural_stages() -> None:
     assert narrow(problem) == ()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(trainings())
 def test_narrow_stages_wrote_what_crosses_where_least_does(problem: Problem) -> None:
     biggest = max(

@@ -27,7 +27,7 @@ def _graphs(draw: st.DrawFn, most: int = 6) -> "networkx.DiGraph[int]":
     return graph
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(_graphs())
 def test_it_is_the_least_that_any_schedule_needs(graph: "networkx.DiGraph[int]") -> None:
     """With enough effort the bound of a graph with one sink is exact; of several it is no more than that."""
@@ -40,7 +40,7 @@ def test_it_is_the_least_that_any_schedule_needs(graph: "networkx.DiGraph[int]")
         assert bound == least
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(_graphs())
 def test_without_repeats_it_holds_for_every_order(graph: "networkx.DiGraph[int]") -> None:
     problem = Problem.from_networkx(graph)

@@ -79,7 +79,7 @@ def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
     return Problem.from_edges(costs, sizes, [(a, b) for a, b in edges if a < b])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random) -> None:
     timeline = Timeline(problem)
@@ -106,7 +106,7 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
     assert memory(problem, schedule) == slow_memory(problem, schedule)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(small_problems(), st.integers(0, 60))
 def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)

@@ -26,7 +26,7 @@ def forward_runs(of: Problem, schedule: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problem=trainings(), data=st.data())
 def test_every_level_is_valid_on_any_graph(
     level: Callable[..., tuple[int, ...]], problem: Problem, data: st.DataObject

@@ -23,7 +23,7 @@ def swept(of: Problem, trials: int = 6) -> Sweep:
     return sweep(of, stages_of(of), trials)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(trainings(), st.data())
 def test_the_fast_peak_is_the_peak(problem: Problem, data: st.DataObject) -> None:
     dropped = drawn_drops(problem, data)
@@ -37,7 +37,7 @@ def test_values_that_nobody_writes_are_free_in_the_fast_peak() -> None:
     assert PeakOf(problem)((0, 1)) == peak(problem, (0, 1)) == 1107
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(trainings(), st.integers(0, 4))
 def test_a_sweep_is_valid_and_never_worse_than_nothing(problem: Problem, trials: int) -> None:
     found = swept(problem, trials)

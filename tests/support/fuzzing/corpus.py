@@ -7,16 +7,14 @@ import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
 import onnx.backend.test.case.node as node_tests
 from onnx import helper, numpy_helper
-from onnx.reference.ops import op_pool_common
 
 import models
-from tests.support import planning_models, training_models
+from tests.support import backend_cases, planning_models, training_models
 from tests.support.stock import parse
 
 Feeds = dict[str, Any]
@@ -25,7 +23,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "resnet18": {"image": 32, "width": 0.125}, "unet": {"image": 32, "width": 0.0625},
     "gpt": {"num_layers": 1, "width": 16, "seq_len": 8, "vocabulary": 20, "heads": 2},
     "vit": {"image": 16, "patch": 8, "num_layers": 1, "width": 16, "heads": 2, "classes": 4},
-    "mobilenet_v2": {"image": 32, "width": 0.125}, "lstm": {},
+    "mobilenet_v2": {"image": 32, "width": 0.125}, "lstm": {"seq_len": 8, "num_hidden": 32, "vocabulary": 50},
 }  # fmt: skip
 LARGEST = 1 << 20  # elements of a drawn input
 
@@ -64,8 +62,7 @@ def _node_tests(module: str) -> tuple[Any, ...]:
     Expected outputs of pooling are zeros: nobody looks at them here, and onnx takes seconds to compute them.
     """
     before = len(node_tests._NodeTestCases)
-    zeros = mock.patch.object(op_pool_common, "pool", _zeros)
-    with zeros, warnings.catch_warnings(), np.errstate(all="ignore"):
+    with backend_cases.made_quickly(pool=_zeros), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         importlib.import_module(module)
     return tuple(node_tests._NodeTestCases[before:])

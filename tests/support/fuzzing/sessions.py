@@ -47,6 +47,8 @@ Change = Callable[[random.Random, bytes], tuple[bytes, str]]
 
 _FILES: dict[str, Path] = {}
 """Planned files that this process has made, by what they are."""
+_PLANS: dict[str, memonger.Plan] = {}
+"""Plans read from them: reading one is half of what a session on it costs."""
 
 
 def _files() -> dict[str, Path]:
@@ -61,11 +63,16 @@ def _files() -> dict[str, Path]:
     return _FILES
 
 
+def _plan(name: str) -> memonger.Plan:
+    if name not in _PLANS:
+        _PLANS[name] = memonger.Plan.load(_files()[name])
+    return _PLANS[name]
+
+
 def _trainer(micro: bool = False) -> memonger.TrainingSession:
-    files = _files()
     if micro:
-        return memonger.TrainingSession(files["last"], accumulation=files["first"])
-    return memonger.TrainingSession(files["whole"])
+        return memonger.TrainingSession(_plan("last"), accumulation=_plan("first"))
+    return memonger.TrainingSession(_plan("whole"))
 
 
 def _snapshot(trainer: memonger.TrainingSession) -> dict[str, Any]:
