@@ -110,7 +110,7 @@ def _apply_best(timeline: Timeline, budget: int, above: int, at: int, options: G
             and options.noise is None  # which is drawn for each move that is tried
             and saved <= best[0] * sum(timeline.problem.costs[each] for each in nodes)
         ):
-            timeline.work += 2 * sum(timeline.weight[each] for each in nodes)  # as much as if it were tried
+            _charge(timeline, nodes)
             continue
         mark, before = timeline.mark(), timeline.cost
         apply(timeline, move, nodes)
@@ -175,7 +175,7 @@ def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options
             continue
         nodes = chain(timeline, move, budget, keep=True)
         if _is_vain(timeline, move, nodes, budget, above):
-            timeline.work += 2 * sum(timeline.weight[each] for each in nodes)  # as much as if it were tried
+            _charge(timeline, nodes)
             continue
         mark, before = timeline.mark(), timeline.cost
         apply(timeline, move, nodes)
@@ -305,6 +305,11 @@ def apply(timeline: Timeline, move: Move, nodes: Sequence[int]) -> None:
             timeline.prune([copies[turn - 1]])
     if gone >= 0:
         remove_recomputation(timeline, gone)
+
+
+def _charge(timeline: Timeline, nodes: Sequence[int]) -> None:
+    """Count a move that isn't tried as much as if it were: so the same moves are made with the same effort."""
+    timeline.work += 2 * sum(timeline.weight[each] for each in nodes)
 
 
 def _is_vain(timeline: Timeline, move: Move, nodes: Sequence[int], budget: int, saved: float) -> bool:

@@ -65,16 +65,16 @@ def segments_of(model: ir.Model, program: Program, cuts: Sequence[int]) -> Itera
     last_read = {value: step for step, node in enumerate(nodes) for value in read_values(node)}
     for begin, end in pairwise(bounds):
         read = dict.fromkeys(value for node in nodes[begin:end] for value in read_values(node))
-        taken = [value for value in read if written.get(value, end) < begin]
+        earlier = [value for value in read if written.get(value, end) < begin]
         own = [value for node in nodes[begin:end] for value in node.outputs]
         outputs = [value for value in model.graph.outputs if begin <= written.get(value, begin) < end]
         given = dict.fromkeys([*outputs, *(value for value in own if last_read.get(value, begin) >= end)])
-        copy = _part(model, nodes[begin:end], taken, list(given), {*read, *given})
-        yield _segment(copy, replace(program, order=program.order[begin:end]), begin, taken, own)
+        copy = _part(model, nodes[begin:end], earlier, list(given), {*read, *given})
+        yield _segment(copy, replace(program, order=program.order[begin:end]), begin, earlier, own)
 
 
 def _segment(
-    model: ir.Model, program: Program, begin: int, taken: Sequence[ir.Value], own: Sequence[ir.Value]
+    model: ir.Model, program: Program, begin: int, earlier: Sequence[ir.Value], own: Sequence[ir.Value]
 ) -> Segment:
     """A segment of which the model is made.
 
@@ -82,10 +82,10 @@ def _segment(
         model: The segment alone.
         program: Of the whole plan, but for the order.
         begin: Its first step.
-        taken: What it reads of earlier segments.
+        earlier: What it reads of earlier segments.
         own: What its nodes write.
     """
-    written, names = {str(value.name) for value in own}, {str(value.name) for value in taken}
+    written, names = {str(value.name) for value in own}, {str(value.name) for value in earlier}
     received = tuple(tensor for tensor in program.planned if tensor.name in names)
     handed = names - {tensor.name for tensor in received}
     planned = {tensor.name for tensor in program.planned}
@@ -102,13 +102,13 @@ def _segment(
 
 
 def _part(
-    model: ir.Model, nodes: Sequence[ir.Node], taken: Sequence[ir.Value], given: Sequence[ir.Value],
+    model: ir.Model, nodes: Sequence[ir.Node], earlier: Sequence[ir.Value], given: Sequence[ir.Value],
     used: Collection[ir.Value],
 ) -> ir.Model:  # fmt: skip
     """A copy of these nodes alone, with the model's inputs and initializers that are used."""
     graph = model.graph
     view = ir.GraphView(
-        [*(value for value in graph.inputs if value in used), *taken],
+        [*(value for value in graph.inputs if value in used), *earlier],
         given,
         nodes=nodes,
         initializers=[value for value in graph.initializers.values() if value in used],

@@ -168,7 +168,7 @@ def test_inference_contestants_give_the_same_outputs(folder: Path) -> None:
 
 
 def test_training_contestants_have_the_same_losses(folder: Path) -> None:
-    keys = ("eager", "none")
+    keys = ("eager", "none", "share50")
     without = tuple(one.key for one in contestants.training("cpu") if one.key not in keys)
     row = rows.measure("training", "densenet_bc100", TINY, _settings(folder, without=without))
     found = {result.contestant: result for result in row.results if not result.failed}
@@ -177,7 +177,10 @@ def test_training_contestants_have_the_same_losses(folder: Path) -> None:
         assert result.apart is not None
         assert result.apart < 1e-4
         assert result.seconds
-    assert found["none"].predicted
+    less, more = found["share50"].predicted, found["none"].predicted
+    assert less
+    assert more
+    assert less < more
 
 
 def test_a_contestant_that_fails_is_a_row_with_the_reason(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import functools
 import io
 import json
 import random
@@ -47,8 +48,6 @@ Change = Callable[[random.Random, bytes], tuple[bytes, str]]
 
 _FILES: dict[str, Path] = {}
 """Planned files that this process has made, by what they are."""
-_PLANS: dict[str, memonger.Plan] = {}
-"""Plans read from them: reading one is half of what a session on it costs."""
 
 
 def _files() -> dict[str, Path]:
@@ -63,10 +62,10 @@ def _files() -> dict[str, Path]:
     return _FILES
 
 
+@functools.cache
 def _plan(name: str) -> memonger.Plan:
-    if name not in _PLANS:
-        _PLANS[name] = memonger.Plan.load(_files()[name])
-    return _PLANS[name]
+    """A plan read from its file once: that is half of what a session on it costs."""
+    return memonger.Plan.load(_files()[name])
 
 
 def _trainer(micro: bool = False) -> memonger.TrainingSession:
