@@ -62,6 +62,38 @@ def training_chain(layers: int, skips: bool, seed: int = 1) -> Problem:
     return Problem.from_edges(costs, sizes, sorted(set(edges)))
 
 
+def transformer(layers: int) -> Problem:
+    """Layers of attention and of a wide product with their backward pass: every gradient reads what its node read."""
+    sizes, costs, edges = [64], [1.0], list[tuple[int, int]]()
+
+    def node(size: int, cost: float, *sources: int) -> int:
+        edges.extend((source, len(sizes)) for source in dict.fromkeys(sources))
+        sizes.append(size)
+        costs.append(cost)
+        return len(sizes) - 1
+
+    x, forward = 0, list[tuple[int, tuple[int, ...]]]()
+
+    def step(size: int, cost: float, *sources: int) -> int:
+        forward.append((node(size, cost, *sources), sources))
+        return forward[-1][0]
+
+    for _ in range(layers):
+        normed = step(64, 4, x)
+        query, key, value = (step(64, 40, normed) for _ in range(3))
+        weights = step(256, 12, step(256, 30, query, key))
+        x = step(64, 1, x, step(64, 40, step(64, 30, weights, value)))
+        hidden = step(256, 160, step(64, 4, x))
+        x = step(64, 1, x, step(64, 160, step(256, 8, hidden)))
+    begin = len(sizes)
+    gradient = {x: node(64, 4, x)}
+    for name, sources in reversed(forward):
+        for source in sources:
+            part = node(sizes[source], costs[name], gradient[name], *sources)
+            gradient[source] = node(sizes[source], 1, part, gradient[source]) if source in gradient else part
+    return Problem.from_edges(costs, sizes, edges, forward=[number < begin for number in range(len(sizes))])
+
+
 def random_graph(nodes: int, seed: int = 1) -> Problem:
     """Every node reads up to four of the thirty before it."""
     rng = random.Random(seed)
@@ -81,6 +113,7 @@ def graphs() -> Iterator[tuple[str, Problem]]:
     yield "u-net-40", training_chain(40, skips=True)
     yield "random-150", random_graph(150)
     yield "chain-2000", training_chain(2000, skips=False)
+    yield "layers-100", transformer(100)
 
 
 def greedy_overhead(case: Case) -> str:

@@ -8,6 +8,7 @@ counted in changes tried, not in seconds, so that a result does not depend on th
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 from memonger.errors import BudgetError, PlanError
@@ -16,6 +17,7 @@ from memonger.remat.effort import EFFORT, Effort, Progress
 from memonger.remat.greedy import GreedyOptions, excess, fit_budget, remove_redundant
 from memonger.remat.neighbourhood import Annealing, improve
 from memonger.remat.problem import Problem, Result, cost, memory, weighed_by_bytes
+from memonger.remat.repeats import broadcast
 from memonger.remat.timeline import CrowdedError, Timeline
 from memonger.remat.tuning import Tuning
 
@@ -140,7 +142,9 @@ class Search:
         given = self._greedy_from_given(budget)
         starts = self._greedy_starts(budget, given[0])
         annealing = self._annealing(order_matters=len(starts) > 1)
-        best_start = min([starts[0], *self._greedy_from_initial(budget)])
+        most = self.tuning.huge_initial if self.problem.nodes > self.tuning.huge else None
+        initial = (self._greedy_from(schedules, most, budget) for schedules in (self.initial, self._repeated(budget)))
+        best_start = min([starts[0], *chain(*initial)])
         if best_start is not starts[0]:
             starts.append(best_start)
         best = self._explore(budget, starts, self.tuning.explore, annealing)
@@ -223,11 +227,23 @@ class Search:
         self.effort.charge(timeline)
         return point
 
-    def _greedy_from_initial(self, budget: int) -> Iterator[Point]:
-        """What the greedy algorithm makes of each initial schedule, which may be above the budget or far below it."""
+    def _repeated(self, budget: int) -> Schedules:
+        """Schedules in which what few blocks recompute is recomputed in all that are alike."""
+        tuning, problem = self.tuning, self.problem
+        if problem.nodes <= tuning.large or all(problem.forward):
+            return ()
+        effort = Effort(self.effort.limit * tuning.repeats_share)
+
+        def solve(contracted: Problem, target: int) -> tuple[int, ...]:
+            return Search(contracted, replace(effort), self.seed, tuning=tuning).cheapest(target).schedule
+
+        return broadcast(problem, budget, solve)
+
+    def _greedy_from(self, schedules: Schedules, most: int | None, budget: int) -> Iterator[Point]:
+        """What the greedy algorithm makes of so many of these, which may be above the budget or far below it."""
         timeline = Timeline(self.problem)
-        points = sorted(_point(self.problem, schedule, budget) for schedule in dict.fromkeys(self.initial))
-        for start in points[: self.tuning.huge_initial if self.problem.nodes > self.tuning.huge else None]:
+        points = sorted(_point(self.problem, schedule, budget) for schedule in dict.fromkeys(schedules))
+        for start in points[:most]:
             timeline.load(start.schedule)
             done = self.effort.portion(timeline, self.tuning.initial_share)
             yield self._greedy(timeline, budget, self.tuning.greedy[0], _ended(done))

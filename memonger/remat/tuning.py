@@ -32,6 +32,7 @@ class Tuning:
         greedy_patience: A further variant gives up when recomputation costs this many times what it does in the best.
         reordered_share: Fraction of effort that the greedy algorithm may take on another order.
         initial_share: Fraction of effort that the greedy algorithm may take on an initial schedule. It is not charged.
+        repeats_share: Fraction of effort for few of the blocks that repeat in a large problem. It is not charged.
         probe: Fraction of effort for a first, short search for a better order.
         probe_left: The search for an order ends after the probe if more than this fraction of the excess is left: the
             order of most networks is good already.
@@ -66,6 +67,7 @@ class Tuning:
     greedy_patience: float = 2.0
     reordered_share: float = 0.3
     initial_share: float = 0.04
+    repeats_share: float = 0.125
     probe: float = 0.02
     probe_left: float = 0.8
     reorder: float = 0.12

@@ -1,0 +1,125 @@
+"""Repeated blocks: a deep network contracted is the same network of fewer layers, and what few recompute, all do."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memonger.remat import portfolio
+from memonger.remat.effort import Effort
+from memonger.remat.portfolio import Search
+from memonger.remat.problem import Problem, check, peak
+from memonger.remat.repeats import KEPT, Contraction, Repetition, broadcast, repetitions
+from memonger.remat.tuning import Tuning
+
+FEW = KEPT + 2
+"""The first and the last layer have neighbours of their own, and stay as they are."""
+
+
+def network(layers: int, *, wide: int = 400, head: int = 150) -> Problem:
+    """Pre-norm layers with a skip connection: norm, product, activation, product, sum; a head; the backward pass."""
+    reads: list[tuple[int, ...]] = [()]
+    sizes, costs = [100], [1.0]
+
+    def node(size: int, cost: float, *values: int) -> int:
+        reads.append(values)
+        sizes.append(size)
+        costs.append(cost)
+        return len(sizes) - 1
+
+    x, kept = 0, []
+    for _ in range(layers):
+        normed = node(100, 2.0, x)
+        hidden = node(wide, 40.0, normed)
+        active = node(wide, 3.0, hidden)
+        out = node(100, 40.0, active)
+        kept.append((x, normed, hidden, active))
+        x = node(100, 1.0, x, out)
+    scores = node(head, 30.0, x)
+    forward = len(sizes)
+    gradient = node(100, 30.0, scores)
+    for x, normed, hidden, active in reversed(kept):
+        node(40, 40.0, gradient, active)
+        inner = node(wide, 3.0, node(wide, 40.0, gradient), hidden)
+        node(40, 40.0, inner, normed)
+        gradient = node(100, 3.0, gradient, node(100, 40.0, inner), x)
+    nodes = len(sizes)
+    return Problem(
+        costs=tuple(costs),
+        reads=tuple(reads),
+        writes=tuple((value,) for value in range(nodes)),
+        sizes=tuple(sizes),
+        forward=tuple(number < forward for number in range(nodes)),
+    )
+
+
+@pytest.mark.parametrize("layers", [FEW + 1, 24, 61])
+def test_contracted_network_is_one_of_fewer_layers(layers: int) -> None:
+    contraction = Contraction(network(layers))
+    assert replace(contraction.problem, names=()) == network(FEW)
+    assert contraction.share == FEW / layers
+
+
+def test_few_layers_or_none_alike_are_not_contracted() -> None:
+    for problem in (network(FEW), Problem.from_edges([1.0] * 40, list(range(40)), [(a, a + 1) for a in range(39)])):
+        assert Contraction(problem).problem.nodes == problem.nodes
+        assert broadcast(problem, 0, _never) == []
+
+
+def _never(*_: object) -> tuple[int, ...]:
+    raise AssertionError("nothing is there to solve")
+
+
+def test_what_runs_again_in_few_layers_runs_again_in_all() -> None:
+    whole, again = network(40), {"normed": 1, "active": 3}
+    layers = {number: [1 + 5 * layer + number - 1 for layer in range(40)] for number in again.values()}
+
+    def solve(problem: Problem, budget: int) -> tuple[int, ...]:
+        assert problem.lower_bound <= budget < peak(problem, problem.schedule)
+        repeated = [5 * layer + number for layer in range(FEW) for number in again.values()]
+        first = problem.forward.index(False)
+        return (*range(first), *repeated, *range(first, problem.nodes))
+
+    (schedule, *_) = broadcast(whole, int(0.9 * peak(whole, whole.schedule)), solve)
+    check(whole, schedule)
+    twice = {node for node, runs in Counter(schedule).items() if runs > 1}
+    assert twice == {node for nodes in layers.values() for node in nodes}
+
+
+def test_a_second_try_saves_more_where_the_first_is_above_the_budget() -> None:
+    whole, targets = network(40), list[int]()
+
+    def solve(problem: Problem, budget: int) -> tuple[int, ...]:
+        targets.append(budget)
+        return problem.schedule
+
+    budget = int(0.8 * peak(whole, whole.schedule))
+    assert broadcast(whole, budget, solve) == [whole.schedule] * 2
+    assert targets[1] < targets[0]
+
+
+def test_deep_network_recomputes_less_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = network(90)
+    budget = int(0.3 * peak(whole, whole.schedule))
+    search = Search(whole, Effort(5_000), tuning=Tuning(large=500))  # as if its 992 nodes were many
+    result = search.cheapest(budget)
+    check(whole, result.schedule)
+    assert result.peak <= budget
+    monkeypatch.setattr(portfolio, "broadcast", lambda *_: [])
+    assert result.cost < replace(search, effort=Effort(5_000)).cheapest(budget).cost
+
+
+@given(st.lists(st.integers(0, 3), max_size=5), st.integers(3, 6), st.integers(KEPT + 1, 14), st.integers(0, 5))
+def test_repetitions_are_found_between_other_nodes(before: list[int], length: int, count: int, behind: int) -> None:
+    block = list(range(10, 10 + length))
+    sequence = [*before, *block * count, *range(50, 50 + behind)]
+    assert list(repetitions(sequence)) == [Repetition(len(before), length, count)]
+
+
+@given(st.lists(st.integers(0, 2), max_size=200))
+def test_any_repetition_repeats(sequence: list[int]) -> None:
+    for start, length, count in repetitions(sequence):
+        block = sequence[start : start + length]
+        assert sequence[start : start + length * count] == block * count
