@@ -25,8 +25,8 @@ from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)
 
-_SIGNATURE, _FOLDED = "pkg.torch.export.ExportedProgram.graph_signature", "pkg.onnxscript.optimizer.folded_from"
-"""Where PyTorch's exporter lists parameters, and at an initializer what it was computed from."""
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+"""Metadata PyTorch's exporter writes on initializers: what they were computed from."""
 
 _PARAMETERS, _QUOTED = re.compile(r": PARAMETER target='([^']+)'"), re.compile(r"'([^']+)'")
 
@@ -215,7 +215,7 @@ def _tell_of_transposed(model: Model) -> None:
 
 def _tell_of_folded(model: Model) -> None:
     """Warn of parameters that became constants in the export, as of ``x @ w.t()``: nothing says how, so none trains."""
-    names = set(_PARAMETERS.findall(model.graph.metadata_props.get(_SIGNATURE, "")))
+    names = set(_PARAMETERS.findall(model.graph.metadata_props.get(parameters.EXPORTED_SIGNATURE, "")))
     trained = set(parameters.trainable(model))
     for name, value in model.graph.initializers.items():
         made_of = [each for each in _QUOTED.findall(value.metadata_props.get(_FOLDED, "")) if each in names]

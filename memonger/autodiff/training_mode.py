@@ -277,7 +277,7 @@ def _turn_dropouts(work: _Work) -> int:
                 f"{work.model.name}: whether Dropout '{node.name}' drops is the input '{mode.name}': make it a "
                 "constant."
             )
-        if _drops_nothing(op, node):
+        if _has_ratio_zero(op, node):
             _bypass(work, node)
             continue
         node.resize_inputs(3)
@@ -286,7 +286,7 @@ def _turn_dropouts(work: _Work) -> int:
     return count
 
 
-def _drops_nothing(op: Emitter, node: ir.Node) -> bool:
+def _has_ratio_zero(op: Emitter, node: ir.Node) -> bool:
     ratio = op.content(input_at(node, 1))
     return ratio is not None and not ratio.any()
 

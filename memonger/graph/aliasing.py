@@ -138,7 +138,7 @@ def _has_two_inputs(node: ir.Node) -> bool:
     return len(_present(node.inputs)) == 2 and _has_opset_8(node)
 
 
-def drops_nothing(node: ir.Node) -> bool:
+def in_inference_form(node: ir.Node) -> bool:
     """Whether a Dropout is in inference form."""
     training = input_at(node, 2)
     if training is None or training.name == "":
@@ -213,7 +213,7 @@ VIEWS: tuple[AliasRule, ...] = (
     *_rules("BitCast Expand Tile", _COPY),
     *_rules("Cast", _COPY, condition=_keeps_type),
     *_rules("Concat", _COPY, condition=_has_one_input),
-    *_rules("Dropout", _COPY, condition=drops_nothing),
+    *_rules("Dropout", _COPY, condition=in_inference_form),
     *_rules("Transpose", _COPY, condition=_moves_unit_dimensions),
 )
 """Where (input, output) of one size are one and the same."""

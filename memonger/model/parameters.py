@@ -19,6 +19,9 @@ KEY = "memonger.parameters"
 EXPORTED_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata PyTorch's exporter writes on initializers: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 
+EXPORTED_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+"""Metadata PyTorch's exporter writes on the graph: the parameters, among others."""
+
 
 _WEIGHTS = {
     "MatMul": (0, 1), "Gemm": (0, 1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3), "GRU": (1, 2, 3),
