@@ -79,6 +79,12 @@ class Measured:
     turns: tuple[float, ...]
 
 
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz that one of the processes wrote for another, by name."""
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
 def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
     device = parse_device(job.device)
     if job.planned:
@@ -109,9 +115,7 @@ def _next_state(session: Session) -> dict[str, np.ndarray]:
 
 def serve(job: Job) -> None:
     """Measure in this process: say what loading and the first runs took, then the seconds of as many as are asked."""
-    with np.load(job.inputs) as archive:
-        feeds = {name: archive[name] for name in archive.files}
-    device = parse_device(job.device)
+    feeds, device = read_arrays(job.inputs), parse_device(job.device)
     before = in_use(device)
     resident = process_memory.settle() if process_memory.is_measurable() else None
     begin = time.perf_counter()
