@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memonger.model.shape_rules.pointwise import broadcast
-from memonger.model.shaping import Compute, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 
 _MS = "com.microsoft::"
 
@@ -157,16 +157,6 @@ def _cut(size: int, start: int, end: int, step: int) -> int:
     return max(0, -((start - end) // step))
 
 
-@shape_rule("Expand")
-def _expand(_: Site) -> Compute:
-    return lambda shapes, contents: (broadcast(shapes[0], tuple(contents[1].tolist())),)
-
-
-@shape_rule("Tile")
-def _tile(_: Site) -> Compute:
-    return lambda shapes, contents: (tuple(dim * by for dim, by in zip(shapes[0], contents[1].tolist(), strict=True)),)
-
-
 @shape_rule("Pad", _MS + "Pad")
 def _pad(site: Site) -> Compute:
     fixed = site.integers("pads") or site.integers("paddings")
@@ -194,3 +184,11 @@ def _center_crop_pad(site: Site) -> Compute:
         return (tuple(result),)
 
     return compute
+
+
+shape_rules({
+    "Expand": lambda shapes, contents: (broadcast(shapes[0], tuple(contents[1].tolist())),),
+    "Tile": lambda shapes, contents: (
+        tuple(dim * by for dim, by in zip(shapes[0], contents[1].tolist(), strict=True)),
+    ),
+})  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memonger.model.shaping import Compute, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 
 
 @shape_rule(
@@ -41,6 +41,4 @@ def _arg(site: Site) -> Compute:
     return compute
 
 
-@shape_rule("Det")
-def _det(_: Site) -> Compute:
-    return lambda shapes, _: (shapes[0][:-2],)
+shape_rules({"Det": lambda shapes, _: (shapes[0][:-2],)})
