@@ -16,7 +16,7 @@ from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.runtime.fleet_memory import memory_of, need_of
 from memonger.runtime.session import device_of
-from memonger.units import MOST_INSTANCES, in_full
+from memonger.units import MOST_INSTANCES, in_full, whole
 from memonger.words import either, option
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
@@ -219,8 +219,7 @@ def pack(
     """
     if not models or not all(models.values()):
         raise PlanError("nothing to export: name at least one planned file.")
-    if type(instances) is not int or not 1 <= instances <= MOST_INSTANCES:
-        raise PlanError(f"instances must be a whole number from 1 to {MOST_INSTANCES}, not {instances!r}.")
+    instances = whole("instances", instances, 1, MOST_INSTANCES, PlanError)
     served = tuple(_served(one, plans, ranges) for one, plans in models.items())
     if len(models) > 1 or sharing is not None:
         _check_sharing(served, sharing or Sharing())

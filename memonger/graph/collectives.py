@@ -48,10 +48,7 @@ class Buckets:
 
     def __post_init__(self) -> None:
         for name in ("first", "rest"):
-            try:
-                object.__setattr__(self, name, in_bytes(f"the {name} bucket", getattr(self, name)))
-            except ValueError as error:
-                raise PlanError(str(error)) from error
+            object.__setattr__(self, name, in_bytes(f"the {name} bucket", getattr(self, name), PlanError))
         if self.wait not in ("next", "last"):
             raise PlanError(f"wait must be 'next' or 'last', not {self.wait!r}.")
 

@@ -49,7 +49,7 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import Marks, annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import MOST_POINTS, exactly, shown
+from memonger.units import MOST_POINTS, exactly, shown, whole
 from memonger.words import call, option
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ def pareto(
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
     """
     chosen = without_ranges(combine(options, keywords), "pareto")
-    if type(points) is not int or not 1 <= points <= MOST_POINTS:
-        raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
+    points = whole("points", points, 1, MOST_POINTS, PlanError)
     sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
         own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"

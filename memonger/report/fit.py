@@ -135,6 +135,3 @@ def certificate_line(certificate: Certificate) -> str:
         "open": "is open",
     }[beyond.status]
     return f"{said}; {certificate.vary} {beyond.size} {more}."
-
-
-__all__ = ["certificate_line", "certificate_record", "fit_lines", "fit_record", "sizes_table"]

@@ -28,7 +28,7 @@ from memonger.runtime.pipeline import Pipeline, steps_of
 from memonger.runtime.places import IdleRelease, Place
 from memonger.runtime.session import check_stamp, device_of, plans_of
 from memonger.runtime.weights import SharedWeights
-from memonger.units import format_size, in_bytes, in_full, shown
+from memonger.units import MOST_ARENAS, format_size, in_bytes, in_full, shown, whole
 
 Source = Plan | str | Path | Sequence[Plan | str | Path]
 
@@ -141,18 +141,17 @@ class Fleet:
         check_weights: bool = True,
         idle_release: float | None = None,
     ) -> None:
-        if type(arenas) is not int or not 1 <= arenas <= 1024:
-            raise SessionError(f"arenas={arenas!r} must be a whole number from 1 to 1024.")
+        self._count = whole("arenas", arenas, 1, MOST_ARENAS, SessionError)
         if wait is not None and not (isinstance(wait, int | float) and 0 <= wait <= threading.TIMEOUT_MAX):
             raise SessionError(f"wait={wait!r} must be seconds from 0 on, or None for as long as it takes.")
-        self._limit, self._wait, self._count = _limit_in_bytes(limit), wait, arenas
+        self._limit, self._wait = None if limit is None else in_bytes("limit", limit, SessionError), wait
         self._threads, self._check_order, self._check_weights = intra_op_threads, check_order, check_weights
         self._members: dict[str, _Member] = {}
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
         self._weights, self._runs, self._is_closed = SharedWeights(), 0, False
         self.waiting = Waiting()
         self._loading, self._changed = threading.Lock(), threading.Condition()
-        self._places = [Place(CPU, 0) for _ in range(arenas)]
+        self._places = [Place(CPU, 0) for _ in range(self._count)]
         self._free: queue.LifoQueue[Place] = queue.LifoQueue()
         for place in self._places:
             self._free.put(place)
@@ -441,13 +440,6 @@ class Fleet:
         with self._idle, ExitStack() as stack:
             models = [stack.enter_context(self._used(name)) for name in names]
             yield stack.enter_context(self._place()), models
-
-
-def _limit_in_bytes(limit: str | float | None) -> int | None:
-    try:
-        return None if limit is None else in_bytes("limit", limit)
-    except ValueError as error:
-        raise SessionError(str(error)) from error
 
 
 def _checked(source: Source, check_weights: bool) -> list[Plan]:
