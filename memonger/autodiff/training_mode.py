@@ -293,14 +293,10 @@ def _has_ratio_zero(op: Emitter, node: ir.Node) -> bool:
 
 def _bypass(work: _Work, node: ir.Node) -> None:
     x, y = node.inputs[0], node.outputs[0]
-    if x is None or y.is_graph_output() or (len(node.outputs) > 1 and (node.outputs[1].uses() or _is_output(node, 1))):
+    if x is None or y.is_graph_output() or any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:]):
         return
     y.replace_all_uses_with(x)
     work.model.graph.remove(node, safe=True)
-
-
-def _is_output(node: ir.Node, index: int) -> bool:
-    return node.outputs[index].is_graph_output()
 
 
 def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:

@@ -106,34 +106,6 @@ def _has_opset_8(node: ir.Node) -> bool:
     return (_opset(node) or 0) >= 8
 
 
-def _is_inclusive(node: ir.Node) -> bool:
-    return _int(node, "exclusive", 0) == 0
-
-
-def _has_bias(node: ir.Node) -> bool:
-    return 1 in _present(node.inputs)
-
-
-def _is_single(node: ir.Node) -> bool:
-    return _dtype(node) == ir.DataType.FLOAT
-
-
-def _is_single_or_double(node: ir.Node) -> bool:
-    return _dtype(node) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-
-
-def _has_plain_types(node: ir.Node) -> bool:
-    return _dtype(node) in _PLAIN and _int(node, "to", 0) in _PLAIN
-
-
-def _keeps_type(node: ir.Node) -> bool:
-    return _dtype(node) is not None and _dtype(node) == _int(node, "to", 0)
-
-
-def _has_one_input(node: ir.Node) -> bool:
-    return len(node.inputs) == 1
-
-
 def _has_two_inputs(node: ir.Node) -> bool:
     return len(_present(node.inputs)) == 2 and _has_opset_8(node)
 
@@ -211,8 +183,8 @@ VIEWS: tuple[AliasRule, ...] = (
     *_both(_rules("Flatten Identity Reshape Squeeze Unsqueeze", _SAME_BYTES)),
     *_rules("ExpandDims", _SAME_BYTES, domain=_MS),
     *_rules("BitCast Expand Tile", _COPY),
-    *_rules("Cast", _COPY, condition=_keeps_type),
-    *_rules("Concat", _COPY, condition=_has_one_input),
+    *_rules("Cast", _COPY, condition=lambda node: _dtype(node) is not None and _dtype(node) == _int(node, "to", 0)),
+    *_rules("Concat", _COPY, condition=lambda node: len(node.inputs) == 1),
     *_rules("Dropout", _COPY, condition=in_inference_form),
     *_rules("Transpose", _COPY, condition=_moves_unit_dimensions),
 )
@@ -227,25 +199,28 @@ IN_PLACE: tuple[AliasRule, ...] = (
     *_elementwise("Where", 1, 2),
     *(replace(r, condition=_has_opset_8, providers=(CPU,)) for r in _elementwise("Max Mean Min Sum", None)),
     *(replace(r, condition=_has_two_inputs, providers=(CUDA,)) for r in _elementwise("Max Min Sum", None)),
-    *(replace(rule, condition=_has_plain_types) for rule in _elementwise("Cast", 0)),
+    *(
+        replace(r, condition=lambda node: {_dtype(node), _int(node, "to", 0)} <= _PLAIN)
+        for r in _elementwise("Cast", 0)
+    ),
     *_elementwise("Binarizer Imputer Scaler", 0, domain=_ML),
     *_elementwise("QLinearAdd QLinearMul", 0, 3, domain=_MS),
     *_elementwise("QLinearLeakyRelu QLinearSigmoid", 0, domain=_MS),
     *_elementwise("QLinearWhere", 1, 4, domain=_MS),
     *_rules("InstanceNormalization LayerNormalization LpNormalization LRN MeanVarianceNormalization", _ROWS),
     *_rules("RMSNormalization SimplifiedLayerNormalization Softmax", _ROWS),
-    *_rules("LogSoftmax", _ROWS, condition=_is_single),
+    *_rules("LogSoftmax", _ROWS, condition=lambda node: _dtype(node) == ir.DataType.FLOAT),
     *_rules("QLinearSoftmax", _ROWS, domain=_MS),
     *_rules("BatchNormalization", "scale and shift of each element", condition=_normalizes_with_given_statistics),
     *_rules("BiasGelu", _BUFFERED, domain=_MS),
-    *_rules("FastGelu", _BUFFERED, domain=_MS, condition=_has_bias),
+    *_rules("FastGelu", _BUFFERED, domain=_MS, condition=lambda node: 1 in _present(node.inputs)),
     *_rules(
         "SkipLayerNormalization SkipSimplifiedLayerNormalization", _ROWS, (0, 0), (1, 0), (0, 3), (1, 3), domain=_MS
     ),
-    *_rules("CumProd CumSum", _PREFIX, condition=_is_inclusive),
+    *_rules("CumProd CumSum", _PREFIX, condition=lambda node: _int(node, "exclusive", 0) == 0),
     *_rules("Scatter ScatterElements ScatterND TensorScatter Trilu", _DATA),
     *_rules("Trilu", _DATA, domain=_MS),
-    *_rules("Gemm", _ADDEND, (2, 0), condition=_is_single_or_double),
+    *_rules("Gemm", _ADDEND, (2, 0), condition=lambda node: _dtype(node) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)),
     *_rules("FusedGemm", _ADDEND, (2, 0), domain=_MS),
     *_rules("FusedConv", _ADDEND, (3, 0), domain=_MS),
     *_rules("Conv", _ADDEND, (3, 0), domain=_NCHWC),

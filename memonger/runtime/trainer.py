@@ -565,9 +565,10 @@ def _stores(
     weights = dict.fromkeys((*sorted(roles.parameters, key=lambda name: owners.get(name, 0)), *roles.statistics))
     others = (tensor for name, tensor in tensors.items() if name not in weights)
     stores = Store((tensors[name] for name in weights), device), Store(others, device)
-    for name, array in _starts(model, roles).items():
-        if name in tensors:
-            stores[name not in weights].fill(name, array)
+    for name in roles.persistent:
+        start = model.graph.initializers.get(name)
+        if name in tensors and start is not None and start.const_value is not None:  # else it begins as zeros
+            stores[name not in weights].fill(name, start.const_value.numpy())
     return stores
 
 
@@ -595,12 +596,6 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
     return {name: _tensor(name, value) for name, value in persistent.items()}
-
-
-def _starts(model: ir.Model, roles: Training) -> dict[str, np.ndarray]:
-    """What persistent inputs are before the first step, by name; zeros where nothing is said."""
-    values = {name: model.graph.initializers[name] for name in roles.persistent if name in model.graph.initializers}
-    return {name: value.const_value.numpy() for name, value in values.items() if value.const_value is not None}
 
 
 def _tensor(name: str, value: ir.Value) -> ArenaTensor:
