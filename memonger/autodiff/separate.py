@@ -21,7 +21,7 @@ from memonger.model.model import Model
 from memonger.model.modules import SCOPES, module_of
 from memonger.model.names import fresh, matches
 from memonger.model.values import all_values, is_floating
-from memonger.words import did_you_mean
+from memonger.words import did_you_mean, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -153,10 +153,9 @@ def _chosen(model: Model, shared: Mapping[str, Sequence[_Use]], patterns: Sequen
     patterns = [patterns] if isinstance(patterns, str) else patterns
     for pattern in patterns:
         if not any(matches([name], pattern) for name in shared):
-            there = ", ".join(f"'{name}'" for name in list(shared)[:8]) or "none"
             raise PlanError(
-                f"{model.name}: '{pattern}' names no parameter that is read more than once; there are {there}."
-                f"{did_you_mean(pattern, shared)}"
+                f"{model.name}: '{pattern}' names no parameter that is read more than once; there are "
+                f"{quoted(shared, 8)}.{did_you_mean(pattern, shared)}"
             )
     return [name for name in shared if any(matches([name], pattern) for pattern in patterns)]
 
@@ -180,11 +179,10 @@ def _tell_of_others(model: Model, shared: Mapping[str, Sequence[_Use]]) -> None:
         alike = [use for use in uses if (use.op_type, use.index) == (uses[0].op_type, uses[0].index)]
         known = _is_of_modules(model.graph.initializers[name])
         if len(alike) > 1 and (known or _is_fresh(model, name)):
-            readers = ", ".join(f"'{use.module}'" for use in uses[:4]) + (" ..." if len(uses) > 4 else "")
             logger.warning(
                 "%s: '%s' is one parameter with one gradient, read by %s. If the exporter stored equal ones once, "
                 "memonger.separate_parameters(model, ['%s']) gives each its own; [] says that none shall be.",
-                model.name, name, readers, name,
+                model.name, name, quoted((use.module for use in uses), 4), name,
             )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from memonger import units
 from memonger.errors import FeedError
-from memonger.feeding.samples import Tensor, quoted, tensors_of
+from memonger.feeding.samples import Tensor, tensors_of
 from memonger.units import MOST_BATCH, format_size, in_bytes, in_full
+from memonger.words import quoted
 
 ORDER_BYTES = 9
 """Of each identity: its place in the order of an epoch, and whether its samples are kept."""

@@ -11,9 +11,10 @@ from memonger.feeding.background import Background, Inline, Patience, locked
 from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
-from memonger.feeding.samples import Tensor, filling, quoted
+from memonger.feeding.samples import Tensor, filling
 from memonger.feeding.sources import FromLoader, FromReader, Made, Maker, Source
 from memonger.units import MOST_BATCH, format_size
+from memonger.words import quoted
 
 Hook = Callable[[dict[str, Any]], Mapping[str, Any]]
 LastBatch = Literal["keep", "drop", "pad"]

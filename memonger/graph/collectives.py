@@ -291,6 +291,3 @@ def expanded(model: ir.Model) -> tuple[dict[str, tuple[str, ...]], list[str]]:
         del model.functions[key]
     model.opset_imports.pop(RANKS, None)
     return places, gone
-
-
-__all__ = ["Buckets", "Collective", "collectives_of", "expanded", "with_collectives"]

@@ -23,7 +23,7 @@ from memonger.model.names import matches, name_nodes
 from memonger.model.opset import raise_opset
 from memonger.model.replacing import Replacer
 from memonger.model.values import static_shape, tensor_shape
-from memonger.words import did_you_mean, option
+from memonger.words import did_you_mean, option, quoted
 
 KEY = "memonger.lora"
 
@@ -188,10 +188,9 @@ def _chosen(model: Model, products: Mapping[str, Sequence[_Product]], patterns: 
     for pattern in patterns:
         if any(matches(each, pattern) for each in names.values()):
             continue
-        some = ", ".join(f"'{name}'" for name in list(names)[:8]) or "none"
         raise PlanError(
             f"{model.name}: {option('pattern')} names '{pattern}', which is no weight that MatMul or Gemm reads as its "
-            f"right matrix, and nothing else reads; there are {some} ...{did_you_mean(pattern, names)}"
+            f"right matrix, and nothing else reads; there are {quoted(names, 8)}.{did_you_mean(pattern, names)}"
         )
     return [name for name, each in names.items() if any(matches(each, pattern) for pattern in patterns)]
 

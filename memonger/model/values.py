@@ -28,6 +28,11 @@ def dense(value: ir.Value) -> bool:
     )
 
 
+def given_inputs(graph: ir.Graph) -> list[ir.Value]:
+    """The inputs that a caller has to give: those without a default."""
+    return [value for value in graph.inputs if value.name not in graph.initializers]
+
+
 def is_floating(value: ir.Value) -> bool:
     """Whether the value is a tensor of floating-point numbers."""
     return value.dtype is not None and value.dtype.is_floating_point()

@@ -35,8 +35,6 @@ KIND = "memonger.fit/1"
 _LONGEST = 1 << 20
 """Bytes of the largest certificate that is read."""
 
-_PART = 1 << 20
-
 _OPTIMIZERS: Mapping[str, Any] = {"SGD": SGD, "Adam": Adam, "AdamW": AdamW, "Lion": Lion}
 
 Size = Annotated[int, AtLeast(0)]
@@ -218,11 +216,8 @@ def _relative(file: Path, certificate: Path) -> str:
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as opened:
-        while part := opened.read(_PART):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_certificate(path: Path) -> bool:

@@ -50,7 +50,7 @@ from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import Marks, annotate, place
 from memonger.remat.on_demand import forward_pass
 from memonger.units import MOST_POINTS, exactly, shown, whole
-from memonger.words import call, option
+from memonger.words import call, option, quoted
 
 if TYPE_CHECKING:
     import networkx
@@ -621,9 +621,8 @@ def _without_loss(model: Model) -> tuple[str, ...]:
     given = () if model.training is None else tuple(model.training.output_gradients.values())
     if not given:
         return ()
-    names = ", ".join(f"'{name}'" for name in given[:3]) + (" ..." if len(given) > 3 else "")
     return (
-        f"no loss is given, so the gradients of the outputs became inputs ({names}): "
+        f"no loss is given, so the gradients of the outputs became inputs ({quoted(given, 3)}): "
         f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model.",
     )
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU
 from memonger.errors import BusyError, SessionError
-from memonger.model.values import static_shape
+from memonger.model.values import given_inputs, static_shape
 from memonger.plan import Plan
 from memonger.plan_file import graph_digest, weight_digests
 from memonger.runtime import feeds as feeding
@@ -29,6 +29,7 @@ from memonger.runtime.places import IdleRelease, Place
 from memonger.runtime.session import check_stamp, device_of, plans_of
 from memonger.runtime.weights import SharedWeights
 from memonger.units import MOST_ARENAS, format_size, in_bytes, in_full, shown, whole
+from memonger.words import quoted
 
 Source = Plan | str | Path | Sequence[Plan | str | Path]
 
@@ -313,8 +314,7 @@ class Fleet:
         self._check_open()
         member = self._members.get(name)
         if member is None:
-            known = ", ".join(map(repr, self._members)) or "none"
-            raise SessionError(shown(f"the fleet has no model {name!r}; it has {known}."))
+            raise SessionError(shown(f"the fleet has no model {name!r}; it has {quoted(self._members)}."))
         return member
 
     def _memory(self, members: Sequence[_Member]) -> FleetMemory:
@@ -465,7 +465,7 @@ def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
         source=None if any(isinstance(one, Plan) for one in given) else source,
         pad=pad,
         need=need_of(plans),
-        inputs=tuple(str(value.name) for value in graph.inputs if value.name not in graph.initializers),
+        inputs=tuple(str(value.name) for value in given_inputs(graph)),
         outputs={str(value.name): _tensor(value) if is_fixed else None for value in graph.outputs},
     )
 

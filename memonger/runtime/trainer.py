@@ -33,6 +33,7 @@ from memonger.runtime.session import check_graphs, check_room, check_stamp, devi
 from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
 from memonger.units import format_size, shown
+from memonger.words import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -268,9 +269,7 @@ class Trainer:
         wanted = self._saved()
         unknown = [name for name in tensors if name not in wanted]
         if unknown:
-            raise SessionError(
-                f"'{unknown[0]}' is no tensor of this model; it has {', '.join(map(repr, wanted[:8]))} ..."
-            )
+            raise SessionError(f"'{unknown[0]}' is no tensor of this model; it has {quoted(wanted, 8)}.")
         for name in wanted:
             if name not in tensors:
                 raise SessionError(f"'{name}' is missing: give all that state_dict() gives.")
