@@ -55,13 +55,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _axes(site: Site, arrays: Sequence[Any]) -> tuple[int, ...] | None:
-    fixed = site.integers("axes")
-    if fixed is None and len(arrays) > 1 and arrays[1] is not None:
-        fixed = tuple(arrays[1].ravel().tolist())
-    return fixed
-
-
 def _cast(site: Site) -> Evaluate:
     kind = ir.DataType(site.integer("to", 0)).numpy()
     is_kept = kind == np.int64
@@ -120,7 +113,7 @@ def _reduce(how: Callable[..., Any]) -> Callable[[Site], Evaluate]:
     def made(site: Site) -> Evaluate:
         keep = bool(site.integer("keepdims", 1))
         return lambda arrays: np.asarray(
-            how(arrays[0], axis=_axes(site, arrays), keepdims=keep).astype(arrays[0].dtype)
+            how(arrays[0], axis=site.integers_at("axes", arrays), keepdims=keep).astype(arrays[0].dtype)
         )
 
     return made
@@ -138,7 +131,7 @@ _MADE: dict[str, Callable[[Site], Evaluate | None]] = {
     "ReduceSum": _reduce(np.sum), "Reshape": _reshape, "Slice": _slice,
     "Concat": lambda site: lambda arrays: np.concatenate(arrays, site.integer("axis", 0)),
     "Gather": lambda site: lambda arrays: np.asarray(np.take(arrays[0], arrays[1], site.integer("axis", 0))),
-    "Squeeze": lambda site: lambda arrays: np.squeeze(arrays[0], _axes(site, arrays)),
+    "Squeeze": lambda site: lambda arrays: np.squeeze(arrays[0], site.integers_at("axes", arrays)),
     "Transpose": lambda site: lambda arrays: np.transpose(arrays[0], site.integers("perm")),
-    "Unsqueeze": lambda site: lambda arrays: np.expand_dims(arrays[0], _axes(site, arrays) or ()),
+    "Unsqueeze": lambda site: lambda arrays: np.expand_dims(arrays[0], site.integers_at("axes", arrays) or ()),
 }  # fmt: skip

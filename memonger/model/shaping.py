@@ -79,6 +79,13 @@ class Site:
         attribute = self.attributes.get(name)
         return None if attribute is None else tuple(attribute.as_ints())
 
+    def integers_at(self, name: str, contents: Sequence[Any]) -> tuple[int, ...] | None:
+        """A list of integers that is an attribute, or in later opsets the second input; None where there is none."""
+        fixed = self.integers(name)
+        if fixed is None and len(contents) > 1 and contents[1] is not None:
+            fixed = tuple(contents[1].ravel().tolist())
+        return fixed
+
     def floats(self, name: str) -> tuple[float, ...] | None:
         """An attribute that is a list of numbers; None where there is none."""
         attribute = self.attributes.get(name)

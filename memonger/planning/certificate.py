@@ -71,6 +71,10 @@ class Recipe:
     cuda: Cuda = field(default_factory=Cuda)
 
 
+_SAME = ("batch", "loss", "precision", "level", "threads", "cuda")
+"""What a recipe has as `Options` has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beyond:
     """What is known of the smallest size that wasn't found to fit.
@@ -171,17 +175,12 @@ def recipe(options: Options, changes: Changes) -> Recipe:
         mode=options.chosen_mode,
         device=str(options.device),
         **dataclasses.asdict(changes),
-        batch=options.batch,
+        **{name: getattr(options, name) for name in _SAME},
         dims=options.sizes,
-        loss=options.loss,
         optimizer=None if options.optimizer is None else _optimizer_record(options.optimizer),
-        precision=options.precision,
-        level=options.level,
-        threads=options.threads,
         inplace=options.sharing.inplace,
         views=options.sharing.views,
         reuse=options.sharing.reuse,
-        cuda=options.cuda,
     )
 
 
@@ -285,15 +284,10 @@ def _options(recipe: Recipe) -> Options:
     return Options(
         mode=recipe.mode,  # type: ignore[arg-type]  # checked when it was decoded
         device=recipe.device,
-        batch=recipe.batch,
+        **{name: getattr(recipe, name) for name in _SAME},
         dims=recipe.dims,
-        loss=recipe.loss,
         optimizer=None if recipe.optimizer is None else _optimizer_of(recipe.optimizer),
-        precision=recipe.precision,  # type: ignore[arg-type]
-        level=recipe.level,  # type: ignore[arg-type]
-        threads=recipe.threads,
         sharing=Sharing(recipe.inplace, recipe.views, recipe.reuse),
-        cuda=recipe.cuda,
     )
 
 
