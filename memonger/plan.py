@@ -27,7 +27,7 @@ from memonger.model.ranges import Range, described
 from memonger.model.save import as_proto, check_not_its_weights
 from memonger.model.sizes import SizesError
 from memonger.model.training_roles import Training
-from memonger.model.values import given_inputs, nbytes, static_shape
+from memonger.model.values import nbytes, required_inputs, static_shape
 from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
 from memonger.remat.marks import annotate
@@ -564,7 +564,7 @@ def parameter_bytes(model: ir.Model, training: Training | None) -> int:
 def input_bytes(model: ir.Model, training: Training | None) -> int:
     """Bytes of the inputs that a caller gives: they don't persist and have no default."""
     persistent = set(training.persistent if training else state_of(model, str(model.graph.name)))
-    return sum(nbytes(value) or 0 for value in given_inputs(model.graph) if value.name not in persistent)
+    return sum(nbytes(value) or 0 for value in required_inputs(model.graph) if value.name not in persistent)
 
 
 def state_bytes(model: ir.Model, graph: Graph) -> int:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -29,7 +30,7 @@ from memonger.report.diff import diff_lines, diff_record, totals_table
 from memonger.report.fit import certificate_line, certificate_record
 from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
-from memonger.report.layers import Layer, layer_record, layers_of, layers_table
+from memonger.report.layers import Layer, layers_of, layers_table
 from memonger.report.memory_count import COUNT_NOTE, count_memory
 from memonger.report.summary import plan_figures, plan_record
 
@@ -46,7 +47,7 @@ def inspect(
     record = model_record(read.ir, read.name)
     shown = _layers(model, read, planned, timed, batch, dims) if layers else ()
     if as_json:
-        rows = {"layers": [layer_record(layer) for layer in shown]} if layers else {}
+        rows = {"layers": [asdict(layer) for layer in shown]} if layers else {}
         plan = None if planned is None else plan_record(planned, read.name, str(model))
         print_json({**record, **rows, "plan": plan})
         return

@@ -104,7 +104,7 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
         cuda=Cuda(**job.cuda) if job.cuda is not None else None,
     )
     stock = ort.make_session(Path(job.model), device, options)
-    names = list(dict.fromkeys(ort.names_of(stock.get_outputs())))
+    names = list(dict.fromkeys(output.name for output in stock.get_outputs()))
     return lambda: dict(zip(names, stock.run(names, dict(feeds)), strict=True))
 
 

@@ -165,12 +165,11 @@ def memory_line(plan: Plan, ours: Measured) -> str:
 
 
 def _compared(case: Case, alone: Result, trained: Mapping[str, Trained], tell: Callable[[str], None]) -> Result:
-    sessions = {name: Ran(each.measured, _with_losses(each)) for name, each in trained.items()}
+    sessions = {
+        name: Ran(each.measured, {"the losses": np.array(each.losses, np.float64), **each.arrays})
+        for name, each in trained.items()
+    }
     verdict = judge(case, sessions, tell)
     record = {**verdict.record, **alone.record, "stock_losses": _numbers(trained["stock"].losses)}
     lines = (*alone.lines, *verdict.lines)
     return replace(alone, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
-
-
-def _with_losses(trained: Trained) -> dict[str, np.ndarray]:
-    return {"the losses": np.array(trained.losses, np.float64), **trained.arrays}

@@ -12,7 +12,7 @@ from memonger.errors import PlanError, SessionError
 from memonger.export.order import stock_bytes
 from memonger.lowering import calibrate
 from memonger.model.ranges import described
-from memonger.model.values import given_inputs
+from memonger.model.values import required_inputs
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.runtime.fleet_memory import memory_of, need_of
@@ -177,7 +177,7 @@ class Package:
 
 def inputs_of(plan: Plan) -> tuple[Tensor, ...]:
     """The inputs a request gives."""
-    return tuple(_tensor(value, "input", plan) for value in given_inputs(plan.open_model.graph))
+    return tuple(_tensor(value, "input", plan) for value in required_inputs(plan.open_model.graph))
 
 
 def outputs_of(plan: Plan) -> tuple[Tensor, ...]:

@@ -29,7 +29,7 @@ def dense(value: ir.Value) -> bool:
     )
 
 
-def given_inputs(graph: ir.Graph) -> list[ir.Value]:
+def required_inputs(graph: ir.Graph) -> list[ir.Value]:
     """The inputs that a caller has to give: those without a default."""
     return [value for value in graph.inputs if value.name not in graph.initializers]
 

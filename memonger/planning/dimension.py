@@ -8,7 +8,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
-from memonger.model.values import given_inputs
+from memonger.model.values import required_inputs
 from memonger.planning.options import Options
 from memonger.words import NAME, SIZE, N, did_you_mean, option, quoted
 
@@ -45,7 +45,7 @@ def open_dimension(source: Source | Model, vary: str, options: Options) -> Dimen
     if not isinstance(vary, str):
         raise PlanError(f"vary must be 'batch' or the name of a dimension, not {vary!r}.")
     model = source if isinstance(source, Model) else load_as_is(source)
-    inputs = given_inputs(model.graph)
+    inputs = required_inputs(model.graph)
     places = [(v, axis) for v in inputs for axis, dim in enumerate(v.shape or ()) if not isinstance(dim, int)]
     names = [_name(value, axis) for value, axis in places]
     open_names = list(dict.fromkeys([*(name for name in names if name), *(f"{v.name}[{axis}]" for v, axis in places)]))

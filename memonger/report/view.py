@@ -11,7 +11,7 @@ import onnx_ir as ir
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes, worst_step
-from memonger.model.values import given_inputs, nbytes
+from memonger.model.values import nbytes, required_inputs
 from memonger.plan import Plan
 from memonger.report.modules import Modules, Path
 
@@ -220,7 +220,7 @@ def _shape(value: ir.Value) -> str:
 def _inputs(plan: Plan) -> Iterable[tuple[str, int]]:
     """What a run is given, with its bytes: see `memonger.plan.input_bytes`."""
     persistent = set(plan.training.persistent) if plan.training else set()
-    for value in given_inputs(plan.model.graph):
+    for value in required_inputs(plan.model.graph):
         if value.name not in persistent:
             yield str(value.name), nbytes(value) or 0
 

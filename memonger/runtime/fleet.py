@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU
 from memonger.errors import BusyError, SessionError
-from memonger.model.values import given_inputs, static_shape
+from memonger.model.values import required_inputs, static_shape
 from memonger.plan import Plan
 from memonger.plan_file import graph_digest, weight_digests
 from memonger.runtime import feeds as feeding
@@ -465,7 +465,7 @@ def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
         source=None if any(isinstance(one, Plan) for one in given) else source,
         pad=pad,
         need=need_of(plans),
-        inputs=tuple(str(value.name) for value in given_inputs(graph)),
+        inputs=tuple(str(value.name) for value in required_inputs(graph)),
         outputs={str(value.name): _tensor(value) if is_fixed else None for value in graph.outputs},
     )
 

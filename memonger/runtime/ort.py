@@ -272,8 +272,3 @@ def wrap(value: Any) -> Any:
 def on_device(array: Any, device: Device) -> Any:
     """An OrtValue with a copy of an array in the memory of a device; on the host over the array itself."""
     return onnxruntime().OrtValue.ortvalue_from_numpy(array, device.kind, device.index)
-
-
-def names_of(items: Sequence[Any]) -> tuple[str, ...]:
-    """Names of a session's inputs or outputs."""
-    return tuple(item.name for item in items)
