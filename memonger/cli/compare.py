@@ -16,7 +16,7 @@ from memonger.cli.measure import Job, Measured, MeasuredSession, latency, read_a
 from memonger.cli.settings import Result, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import Device
-from memonger.errors import MemongerError
+from memonger.errors import MemongerError, system_checked
 from memonger.files import write_whole
 from memonger.graph.schedule import is_copy, original
 from memonger.lowering.device_form import LEVELS
@@ -320,7 +320,5 @@ def save_outputs(outputs: Mapping[str, Any], path: Path) -> None:
     strange = [name for name, value in outputs.items() if not isinstance(value, np.ndarray)]
     if strange:
         raise MemongerError(f"output '{strange[0]}' is no array and can't go into an .npz.")
-    try:
+    with system_checked(MemongerError, f"{path} can't be written"):
         write_whole(path, lambda file: np.savez(file, **outputs))
-    except OSError as error:
-        raise MemongerError(f"{path} can't be written: {error.strerror or error}.") from error

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import CPU, Device
-from memonger.errors import SessionError
+from memonger.errors import SessionError, system_checked
 from memonger.units import in_full
 
 
@@ -201,10 +201,8 @@ class HostArena:
         Raises:
             SessionError: the file can't be written.
         """
-        try:
+        with system_checked(SessionError, f"{path} can't be written"):
             path.write_bytes(memoryview(self._map)[: self.size])
-        except OSError as error:
-            raise SessionError(f"{path} can't be written: {error.strerror or error}.") from error
 
     def restore(self, path: Path) -> None:
         """Read back what `save` wrote.
@@ -212,11 +210,8 @@ class HostArena:
         Raises:
             SessionError: the file isn't there any more, or is shorter.
         """
-        try:
-            with path.open("rb") as source:
-                read = source.readinto(memoryview(self._map)[: self.size])
-        except OSError as error:
-            raise SessionError(f"{path} can't be read: {error.strerror or error}.") from error
+        with system_checked(SessionError, f"{path} can't be read"), path.open("rb") as source:
+            read = source.readinto(memoryview(self._map)[: self.size])
         if read != self.size:
             raise SessionError(f"{path} has {read} bytes left of {self.size}.")
 

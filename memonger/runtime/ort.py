@@ -215,16 +215,11 @@ def session_options(options: Options) -> Any:
     return settings
 
 
-def enum_of(dtype: ir.DataType) -> int:
-    """The ONNX element type number that onnxruntime binds tensors by."""
-    return int(dtype)
-
-
 def bind_output(
     binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
 ) -> None:
     """Let a run write an output to an address of ours."""
-    binding.bind_output(name, device.kind, device.index, enum_of(dtype), list(shape), address)
+    binding.bind_output(name, device.kind, device.index, int(dtype), list(shape), address)
 
 
 @cache
@@ -253,7 +248,7 @@ def bind_input(
     binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
 ) -> None:
     """Let a run read an input from an address of ours."""
-    binding.bind_input(name, device.kind, device.index, enum_of(dtype), list(shape), address)
+    binding.bind_input(name, device.kind, device.index, int(dtype), list(shape), address)
 
 
 def run_options(entries: Mapping[str, str]) -> Any:

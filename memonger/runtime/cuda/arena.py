@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from memonger.devices import Device
-from memonger.errors import SessionError
+from memonger.errors import SessionError, system_checked
 from memonger.runtime.arena import DeviceArray
 from memonger.runtime.cuda import driver
 
@@ -64,13 +64,10 @@ class DeviceArena:
         Raises:
             SessionError: the file can't be written.
         """
-        try:
-            with path.open("wb") as target:
-                for begin in range(0, self.size, CHUNK):
-                    count = min(CHUNK, self.size - begin)
-                    target.write(self.read(begin, np.dtype(np.uint8), (count,)).data)
-        except OSError as error:
-            raise SessionError(f"{path} can't be written: {error.strerror or error}.") from error
+        with system_checked(SessionError, f"{path} can't be written"), path.open("wb") as target:
+            for begin in range(0, self.size, CHUNK):
+                count = min(CHUNK, self.size - begin)
+                target.write(self.read(begin, np.dtype(np.uint8), (count,)).data)
 
     def restore(self, path: Path) -> None:
         """Read back what `save` wrote, into memory taken anew where it was given back.
@@ -79,16 +76,13 @@ class DeviceArena:
             SessionError: the file isn't there any more, or is shorter; the device hasn't the memory any more.
         """
         self.take_again()
-        try:
-            with path.open("rb") as source:
-                for begin in range(0, self.size, CHUNK):
-                    count = min(CHUNK, self.size - begin)
-                    part = source.read(count)
-                    if len(part) != count:
-                        raise SessionError(f"{path} has {begin + len(part)} bytes left of {self.size}.")
-                    self.write(begin, np.frombuffer(part, np.uint8))
-        except OSError as error:
-            raise SessionError(f"{path} can't be read: {error.strerror or error}.") from error
+        with system_checked(SessionError, f"{path} can't be read"), path.open("rb") as source:
+            for begin in range(0, self.size, CHUNK):
+                count = min(CHUNK, self.size - begin)
+                part = source.read(count)
+                if len(part) != count:
+                    raise SessionError(f"{path} has {begin + len(part)} bytes left of {self.size}.")
+                self.write(begin, np.frombuffer(part, np.uint8))
 
     def discard(self) -> None:
         """Give the memory back to the device. Its address is another when it is taken again."""
