@@ -17,12 +17,13 @@ from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.runtime.fleet_memory import memory_of, need_of
 from memonger.runtime.session import device_of
-from memonger.units import MOST_INSTANCES, in_full, whole
+from memonger.units import MOST_INSTANCES, MiB, in_full, whole
 from memonger.words import either, option
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 FLEETS = ("triton-python", "kserve", "ray", "bentoml")
 """Targets whose processes hold a fleet of memonger's: they take several models."""
+PROCESS_BYTES = 512 * MiB  # Python, numpy, onnxruntime and a server: measured below that (benchmarks/export.txt)
 WAIT = 30
 """Seconds that a request waits for an arena at most, where nothing is said."""
 STOCK_NOTE = (
@@ -76,6 +77,16 @@ class Estimate:
         """All instances."""
         shared = self.parameters if self.shared else 0
         return shared + self.instances * (self.instance_bytes - shared)
+
+    @property
+    def request_bytes(self) -> int:
+        """What a process with one instance takes once it runs, in whole MiB, for schedulers that ask."""
+        return -(-(self.instance_bytes + PROCESS_BYTES) // MiB) * MiB
+
+    @property
+    def limit_bytes(self) -> int:
+        """What it takes at most: while it loads, the file and copies of the weights are there as well."""
+        return -(-(self.request_bytes + 2 * self.parameters) // MiB) * MiB
 
 
 @dataclass(frozen=True, slots=True)
