@@ -552,13 +552,16 @@ def _device(text: str, path: str | Path) -> Device:
 
 def parameter_bytes(model: ir.Model, training: Training | None) -> int:
     """Bytes of the initializers; of a training model all that persists, optimizer state included."""
-    graph = model.graph
-    tensors = (value.const_value for value in graph.initializers.values())
+    return sum(parameter_sizes(model, training).values())
+
+
+def parameter_sizes(model: ir.Model, training: Training | None) -> dict[str, int]:
+    """The same, of each by its name."""
     persistent = set(training.persistent) if training else set()
-    stateful = [v for v in graph.inputs if v.name in persistent and v.name not in graph.initializers]
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
-        nbytes(value) or 0 for value in stateful
-    )
+    tensors = ((name, value.const_value) for name, value in model.graph.initializers.items())
+    constants = {name: tensor.nbytes for name, tensor in tensors if tensor is not None}
+    stateful = (value for value in required_inputs(model.graph) if value.name in persistent)
+    return constants | {str(value.name): nbytes(value) or 0 for value in stateful}
 
 
 def input_bytes(model: ir.Model, training: Training | None) -> int:
