@@ -31,7 +31,6 @@ from benchmarks.inference import random_inputs
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, stamp
 from memonger.cli.worker import Worker, WorkerError, say, serve_times
 from memonger.export import export
-from memonger.export.process import limit_bytes, request_bytes
 from memonger.runtime import process_memory
 
 NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
@@ -255,7 +254,7 @@ def served(folder: Path) -> str:
     resident, peak = (int(re.findall(rf"{key}:\s+(\d+)", status)[0]) / 1024 for key in ("VmRSS", "VmHWM"))
     return (
         f"A KServe process with DenseNet-121 holds {resident:.0f} MiB after three requests, {peak:.0f} at most; it "
-        f"asks for {request_bytes(estimate) / MIB:.0f}, limit {limit_bytes(estimate) / MIB:.0f}.\n"
+        f"asks for {estimate.request_bytes / MIB:.0f}, limit {estimate.limit_bytes / MIB:.0f}.\n"
     )
 
 

@@ -25,6 +25,15 @@ def memory_checked(kind: type[MemongerError], task: str, advice: str) -> Iterato
         raise kind(f"{task}: memory ran out. {advice}") from error
 
 
+@contextmanager
+def system_checked(kind: type[MemongerError], task: str) -> Iterator[None]:
+    """Where the system refuses something meanwhile, an error of ours that says what, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{task}: {error.strerror or error}.") from error
+
+
 class LoadError(MemongerError):
     """A model can't be read, or its shapes can't be made static."""
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from memonger import plan_file
 from memonger.devices import CPU, Device, parse_device
-from memonger.errors import PlanError
+from memonger.errors import PlanError, PlanFileError
 from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes
@@ -27,8 +27,8 @@ from memonger.model.ranges import Range, described
 from memonger.model.save import as_proto, check_not_its_weights
 from memonger.model.sizes import SizesError
 from memonger.model.training_roles import Training
-from memonger.model.values import nbytes, static_shape
-from memonger.plan_file import Header, PlanFileError, Record
+from memonger.model.values import nbytes, required_inputs, static_shape
+from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
 from memonger.remat.marks import annotate
 from memonger.remat.strategy import Outcome
@@ -552,20 +552,22 @@ def _device(text: str, path: str | Path) -> Device:
 
 def parameter_bytes(model: ir.Model, training: Training | None) -> int:
     """Bytes of the initializers; of a training model all that persists, optimizer state included."""
-    graph = model.graph
-    tensors = (value.const_value for value in graph.initializers.values())
+    return sum(parameter_sizes(model, training).values())
+
+
+def parameter_sizes(model: ir.Model, training: Training | None) -> dict[str, int]:
+    """The same, of each by its name."""
     persistent = set(training.persistent) if training else set()
-    stateful = [v for v in graph.inputs if v.name in persistent and v.name not in graph.initializers]
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
-        nbytes(value) or 0 for value in stateful
-    )
+    tensors = ((name, value.const_value) for name, value in model.graph.initializers.items())
+    constants = {name: tensor.nbytes for name, tensor in tensors if tensor is not None}
+    stateful = (value for value in required_inputs(model.graph) if value.name in persistent)
+    return constants | {str(value.name): nbytes(value) or 0 for value in stateful}
 
 
 def input_bytes(model: ir.Model, training: Training | None) -> int:
     """Bytes of the inputs that a caller gives: they don't persist and have no default."""
     persistent = set(training.persistent if training else state_of(model, str(model.graph.name)))
-    given = (v for v in model.graph.inputs if v.name not in persistent and v.name not in model.graph.initializers)
-    return sum(nbytes(value) or 0 for value in given)
+    return sum(nbytes(value) or 0 for value in required_inputs(model.graph) if value.name not in persistent)
 
 
 def state_bytes(model: ir.Model, graph: Graph) -> int:

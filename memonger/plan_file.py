@@ -334,22 +334,3 @@ def with_record(model: ir.Model, record: Record) -> ir.Model:
     signed = dataclasses.replace(record, weight_digests=weight_digests(model))
     planned.metadata_props[KEY] = _to_json(signed)
     return planned
-
-
-__all__ = [
-    "FORMAT",
-    "KEY",
-    "ChunkedBand",
-    "Header",
-    "PlanFileError",
-    "Record",
-    "attribute_bytes",
-    "device_in",
-    "graph_digest",
-    "load",
-    "save",
-    "save_model",
-    "tensor_digest",
-    "weight_digests",
-    "with_record",
-]

@@ -37,6 +37,9 @@ MOST_POINTS = 1_000
 MOST_INSTANCES = 100_000
 """Of a server, and of timed runs."""
 
+MOST_ARENAS = 1024
+"""Of one process."""
+
 MOST_BUDGET = 2**62 - 1
 """In bytes: the sum of two such sizes still fits 64 bits."""
 
@@ -96,24 +99,39 @@ def parse_size(text: str) -> int:
     return int(Fraction(match[1]) * _UNITS[match[2].upper()])
 
 
-def in_bytes(option: str, size: Any) -> int:
+def in_bytes(option: str, size: Any, error: type[Exception]) -> int:
     """Bytes from a number of them, of a fraction the whole part, or from a text such as ``4GiB``.
 
-    Raises:
-        ValueError: it is neither, or out of range. The message names the option.
+    Args:
+        option: What the message calls it.
+        size: What was given.
+        error: Raised if that is neither, or out of range.
     """
     if isinstance(size, str):
         try:
-            return in_bytes(option, parse_size(size))
-        except ValueError as error:
-            raise ValueError(f"{option}: {error}") from error
+            return in_bytes(option, parse_size(size), ValueError)
+        except ValueError as cause:
+            raise error(f"{option}: {cause}") from cause
     is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
     if not is_number or not -math.inf < size < math.inf:
-        raise ValueError(
-            f"{option} must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {size!r}."
-        )
+        raise error(f"{option} must be a number of bytes (memonger.GiB * 4) or a text such as '4GiB', not {size!r}.")
     if not 0 <= size <= MOST_BUDGET:
         end = "at least 0" if size < 0 else f"at most {MOST_BUDGET}"
-        raise ValueError(f"{option} must be {end} bytes, not {reprlib.repr(size)}.")
-    whole: int = math.floor(size)
-    return whole
+        raise error(f"{option} must be {end} bytes, not {reprlib.repr(size)}.")
+    rounded: int = math.floor(size)
+    return rounded
+
+
+def whole(option: str, value: Any, least: int, most: int, error: type[Exception]) -> int:
+    """A whole number within bounds.
+
+    Args:
+        option: What the message calls it.
+        value: What was given.
+        least: The least that it may be.
+        most: The largest.
+        error: Raised if it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= most:
+        raise error(f"{option} must be a whole number from {least} to {most}, not {reprlib.repr(value)}.")
+    return int(value)

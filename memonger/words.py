@@ -39,6 +39,12 @@ def either(python: str, command_line: str) -> str:
     return python if _speaker.get() is _in_python else command_line
 
 
+def quoted(names: Iterable[object], most: int | None = None) -> str:
+    """Names in a message: ``'a', 'b' ...`` where there are more than ``most``; ``none`` where there is no name."""
+    every = [f"'{name}'" for name in names]
+    return (", ".join(every[:most]) or "none") + (" ..." if most is not None and len(every) > most else "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'sweep'?``, with the space, for a name that is near a known one; else nothing."""
     folded = {one.lower(): one for one in known}

@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 EVERY = 0.005  # seconds between two looks
@@ -25,9 +24,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 

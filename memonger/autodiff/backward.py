@@ -72,18 +72,19 @@ def backward(
     closing = _closing(needed, wrt)
     gradient_of: dict[ir.Value, ir.Value] = {}
     kept = frozenset(wrt)
-    for node in reversed(needed):
-        _through(op, node, active, gradients, kept)
-        for value in closing.get(node, ()):
-            if value in gradients:
-                gradient_of[value] = gradients.take(value)
-                if finished is not None:
-                    finished(value, gradient_of[value])
-    for value in wrt:  # one that is a seed itself, and read by no node
+
+    def finish(value: ir.Value) -> None:
         if value in gradients:
             gradient_of[value] = gradients.take(value)
             if finished is not None:
                 finished(value, gradient_of[value])
+
+    for node in reversed(needed):
+        _through(op, node, active, gradients, kept)
+        for value in closing.get(node, ()):
+            finish(value)
+    for value in wrt:  # one that is a seed itself, and read by no node
+        finish(value)
     return {value: gradient_of[value] for value in wrt if value in gradient_of}
 
 

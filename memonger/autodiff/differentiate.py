@@ -28,7 +28,7 @@ from memonger.model.opset import raise_opset
 from memonger.model.training_roles import Training
 from memonger.model.unused import remove_unused
 from memonger.model.values import all_values, is_floating
-from memonger.words import NAME, did_you_mean, either, option
+from memonger.words import NAME, did_you_mean, either, option, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -227,9 +227,8 @@ def _warn_of_inference_norms(model: Model) -> None:
 def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str]) -> None:
     for pattern in () if optimizer is None else optimizer.no_decay:
         if not any(optimizers.matches(parameter, [pattern]) for parameter in chosen):
-            names = ", ".join(f"'{parameter}'" for parameter in chosen[:8])
             raise PlanError(
-                f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {names} ..."
+                f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {quoted(chosen, 8)}."
                 f"{did_you_mean(pattern, chosen)}"
             )
 
@@ -273,10 +272,9 @@ def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
     backward.check_rules(needed(), wrt, work.model.name)
     active = backward.active_values(list(work.model.graph), wrt)
     if not any(seed in active for seed in work.seeds()):
-        begin, names = (", ".join(f"'{n}'" for n in list(found)[:5]) for found in (work.begin, chosen))
         raise PlanError(
-            f"{work.model.name}: there is no differentiable way from {begin} to any parameter ({names}). "
-            "Name what to differentiate by (wrt=[...]), or another loss."
+            f"{work.model.name}: there is no differentiable way from {quoted(work.begin, 5)} to any parameter "
+            f"({quoted(chosen, 5)}). Name what to differentiate by (wrt=[...]), or another loss."
         )
 
 

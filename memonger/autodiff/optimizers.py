@@ -81,7 +81,10 @@ class Adam:
     def __post_init__(self) -> None:
         _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         _check_betas(self.betas)
-        _check_bits(self)
+        if self.bits not in (8, 32):
+            raise PlanError(f"bits must be 32 or 8, not {self.bits!r}.")
+        if self.amsgrad and self.bits == 8:
+            raise PlanError("amsgrad needs bits=32: the largest mean squares are not kept in 8.")
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
@@ -90,33 +93,14 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019) as ``torch.optim.AdamW`` has it.
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019) as ``torch.optim.AdamW`` has it; see `Adam`.
 
     Attributes:
-        lr: Learning rate: the default of the input ``learning_rate``.
-        betas: What is kept of the means of gradients and of their squares.
-        eps: Added to the root of the mean square.
         weight_decay: Share of a parameter, times the learning rate, that a step takes from it.
-        no_decay: Names or glob patterns of parameters without it.
-        bits: Of an element of the two means: 32, or 8 as bitsandbytes has it, see `memonger.autodiff.eight_bits`.
-        amsgrad: Divide by the largest mean square so far (Reddi et al. 2018); with 32 bits only.
-        maximize: Make the loss larger.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 0.01
-    no_decay: Sequence[str] = ()
-    bits: int = 32
-    amsgrad: bool = False
-    maximize: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range(self, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        _check_betas(self.betas)
-        _check_bits(self)
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state."""
@@ -157,19 +141,12 @@ class Lion:
         step.updates[p] = op.Sub(base, step.times(Scaled(op.Sign(near), (step.rate(),))))
 
 
-def _adam(optimizer: Adam | AdamW, step: Step, p: ir.Value, g: Scaled) -> ir.Value:
+def _adam(optimizer: Adam, step: Step, p: ir.Value, g: Scaled) -> ir.Value:
     """The change Adam subtracts, its means kept in as many bits as asked for."""
     betas, eps = optimizer.betas, optimizer.eps
     if optimizer.bits == 8 and eight_bits.takes(step.op, p):
         return eight_bits.adam(step, p, g, betas, eps)
     return step.adam(p, g, betas, eps, amsgrad=optimizer.amsgrad)
-
-
-def _check_bits(optimizer: Adam | AdamW) -> None:
-    if optimizer.bits not in (8, 32):
-        raise PlanError(f"bits must be 32 or 8, not {optimizer.bits!r}.")
-    if optimizer.amsgrad and optimizer.bits == 8:
-        raise PlanError("amsgrad needs bits=32: the largest mean squares are not kept in 8.")
 
 
 def _check_range(optimizer: object, **settings: float) -> None:
@@ -185,7 +162,7 @@ def _check_betas(betas: tuple[float, float]) -> None:
         raise PlanError(f"betas must be two numbers, at least 0 and below 1, not {betas}.")
 
 
-def _directed(optimizer: SGD | Adam | AdamW | Lion, step: Step, g: Scaled) -> Scaled:
+def _directed(optimizer: SGD | Adam | Lion, step: Step, g: Scaled) -> Scaled:
     """The gradient of what becomes smaller."""
     return Scaled(g.value, (*g.factors, step.op.constant(-1.0, ir.DataType.DOUBLE))) if optimizer.maximize else g
 

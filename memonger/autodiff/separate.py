@@ -21,12 +21,12 @@ from memonger.model.model import Model
 from memonger.model.modules import SCOPES, module_of
 from memonger.model.names import fresh, matches
 from memonger.model.values import all_values, is_floating
-from memonger.words import did_you_mean
+from memonger.words import did_you_mean, quoted
 
 logger = logging.getLogger(__name__)
 
-_SIGNATURE, _FOLDED = "pkg.torch.export.ExportedProgram.graph_signature", "pkg.onnxscript.optimizer.folded_from"
-"""Where PyTorch's exporter lists parameters, and at an initializer what it was computed from."""
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+"""Metadata PyTorch's exporter writes on initializers: what they were computed from."""
 
 _PARAMETERS, _QUOTED = re.compile(r": PARAMETER target='([^']+)'"), re.compile(r"'([^']+)'")
 
@@ -153,10 +153,9 @@ def _chosen(model: Model, shared: Mapping[str, Sequence[_Use]], patterns: Sequen
     patterns = [patterns] if isinstance(patterns, str) else patterns
     for pattern in patterns:
         if not any(matches([name], pattern) for name in shared):
-            there = ", ".join(f"'{name}'" for name in list(shared)[:8]) or "none"
             raise PlanError(
-                f"{model.name}: '{pattern}' names no parameter that is read more than once; there are {there}."
-                f"{did_you_mean(pattern, shared)}"
+                f"{model.name}: '{pattern}' names no parameter that is read more than once; there are "
+                f"{quoted(shared, 8)}.{did_you_mean(pattern, shared)}"
             )
     return [name for name in shared if any(matches([name], pattern) for pattern in patterns)]
 
@@ -180,11 +179,10 @@ def _tell_of_others(model: Model, shared: Mapping[str, Sequence[_Use]]) -> None:
         alike = [use for use in uses if (use.op_type, use.index) == (uses[0].op_type, uses[0].index)]
         known = _is_of_modules(model.graph.initializers[name])
         if len(alike) > 1 and (known or _is_fresh(model, name)):
-            readers = ", ".join(f"'{use.module}'" for use in uses[:4]) + (" ..." if len(uses) > 4 else "")
             logger.warning(
                 "%s: '%s' is one parameter with one gradient, read by %s. If the exporter stored equal ones once, "
                 "memonger.separate_parameters(model, ['%s']) gives each its own; [] says that none shall be.",
-                model.name, name, readers, name,
+                model.name, name, quoted((use.module for use in uses), 4), name,
             )  # fmt: skip
 
 
@@ -215,7 +213,7 @@ def _tell_of_transposed(model: Model) -> None:
 
 def _tell_of_folded(model: Model) -> None:
     """Warn of parameters that became constants in the export, as of ``x @ w.t()``: nothing says how, so none trains."""
-    names = set(_PARAMETERS.findall(model.graph.metadata_props.get(_SIGNATURE, "")))
+    names = set(_PARAMETERS.findall(model.graph.metadata_props.get(parameters.EXPORTED_SIGNATURE, "")))
     trained = set(parameters.trainable(model))
     for name, value in model.graph.initializers.items():
         made_of = [each for each in _QUOTED.findall(value.metadata_props.get(_FOLDED, "")) if each in names]

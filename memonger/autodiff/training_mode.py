@@ -277,7 +277,7 @@ def _turn_dropouts(work: _Work) -> int:
                 f"{work.model.name}: whether Dropout '{node.name}' drops is the input '{mode.name}': make it a "
                 "constant."
             )
-        if _drops_nothing(op, node):
+        if _has_ratio_zero(op, node):
             _bypass(work, node)
             continue
         node.resize_inputs(3)
@@ -286,21 +286,17 @@ def _turn_dropouts(work: _Work) -> int:
     return count
 
 
-def _drops_nothing(op: Emitter, node: ir.Node) -> bool:
+def _has_ratio_zero(op: Emitter, node: ir.Node) -> bool:
     ratio = op.content(input_at(node, 1))
     return ratio is not None and not ratio.any()
 
 
 def _bypass(work: _Work, node: ir.Node) -> None:
     x, y = node.inputs[0], node.outputs[0]
-    if x is None or y.is_graph_output() or (len(node.outputs) > 1 and (node.outputs[1].uses() or _is_output(node, 1))):
+    if x is None or y.is_graph_output() or any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:]):
         return
     y.replace_all_uses_with(x)
     work.model.graph.remove(node, safe=True)
-
-
-def _is_output(node: ir.Node, index: int) -> bool:
-    return node.outputs[index].is_graph_output()
 
 
 def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:

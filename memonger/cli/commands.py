@@ -42,7 +42,7 @@ from memonger.cli.options import (
 )
 from memonger.devices import GRAPHS
 from memonger.planning.names import Engine, Strategy
-from memonger.units import MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, MOST_THREADS
+from memonger.units import MOST_ARENAS, MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, MOST_THREADS
 
 
 @click.group(
@@ -453,7 +453,7 @@ def pack(**arguments: Any) -> None:
     click.option("--name", help="The model's name for the server; left out: the file's."),
     click.option("--instances", type=Whole(1, MOST_INSTANCES), default=1, show_default=True, metavar="N",
                  help="Processes that serve, each with memory of its own."),
-    click.option("--arenas", type=Whole(1, 1024), metavar="N",
+    click.option("--arenas", type=Whole(1, MOST_ARENAS), metavar="N",
                  help="Requests that run at a time in one process; left out: 1."),
     click.option("--limit", callback=memory_size, metavar="SIZE",
                  help="Most that the models of one process may take: 512MiB. Those not used for longest go."),

@@ -6,16 +6,17 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Job, Measured, MeasuredSession, latency, take_turns
+from memonger.cli.measure import Job, Measured, MeasuredSession, latency, read_arrays, take_turns
 from memonger.cli.settings import Result, Settings
 from memonger.cli.verdicts import Case, Ran, judge
-from memonger.errors import MemongerError
+from memonger.devices import Device
+from memonger.errors import MemongerError, system_checked
 from memonger.files import write_whole
 from memonger.graph.schedule import is_copy, original
 from memonger.lowering.device_form import LEVELS
@@ -32,6 +33,8 @@ from memonger.runtime.padding import Padding, cut
 from memonger.runtime.program import program_of
 from memonger.runtime.session import Session
 from memonger.units import format_size
+
+J = TypeVar("J", bound=Job)
 
 LONGEST = 10.0  # seconds that the runs of a model that isn't compared may take
 ROUNDS = 5  # turns each session takes
@@ -140,12 +143,11 @@ def compare(
     del checked
     given, rows = filled(plan, given, settings)
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
-    level = level_of(plan, stock)
-    jobs = _jobs(plan, {"planned": planned, "stock": stock}, str(device), settings, folder)
-    jobs["stock"] = replace(jobs["stock"], level=level, dims=symbolic_sizes(stock, given, plan.ranges))
+    job = planned_job(Job, plan, planned, device, settings, folder)
+    jobs = {"planned": job, **stock_jobs(plan, job, stock, given, folder)}
     measured = measure_in_turns(jobs, folder, settings, tell)
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), rows)) for name in jobs}
-    verdict = judge(Case(plan, stock, given, device, settings, level, before), sessions, tell)
+    verdict = judge(Case(plan, stock, given, device, settings, jobs["stock"].level, before), sessions, tell)
     outputs = sessions["planned"].arrays
     notes = (*_chunks_note(plan, planned, stock), *verdict.notes)
     lines = (*gradients_of(plan, outputs), _prediction(plan, measured["planned"]), graphs, *verdict.lines)
@@ -197,22 +199,26 @@ def check_numbers(plan: Plan, feeds: feeding.Feeds) -> None:
         raise MemongerError(f"--compare takes outputs that are tensors of numbers: '{strange.name}' is {kind}.")
 
 
-def _jobs(plan: Plan, models: Mapping[str, Path], device: str, settings: Settings, folder: Path) -> dict[str, Job]:
-    """What each process runs: the plan, and stock onnxruntime with the plan's settings and with its own."""
+def planned_job(
+    kind: type[J], plan: Plan, planned: Path, device: Device, settings: Settings, folder: Path, **options: Any
+) -> J:
+    """What the process of the plan runs."""
+    return kind(
+        model=str(planned), inputs=str(folder / "inputs.npz"), outputs=str(folder / "planned.npz"), planned=True,
+        threads=settings.threads or plan.threads, device=str(device), cuda_graph=settings.cuda_graph,
+        weight_bytes=plan.parameter_bytes, **options,
+    )  # fmt: skip
 
-    def job(name: str, *, model: str = "stock", **options: Any) -> Job:
-        return Job(
-            model=str(models[model]), outputs=str(folder / f"{name}.npz"), inputs=str(folder / "inputs.npz"),
-            threads=settings.threads or plan.threads, device=device, weight_bytes=plan.parameter_bytes,
-            planned=model == "planned", **options,
-        )  # fmt: skip
 
+def stock_jobs(plan: Plan, job: J, stock: Path, given: feeding.Feeds, folder: Path) -> dict[str, J]:
+    """Beside the plan's ``job``: stock onnxruntime with the plan's level and settings, and with its own."""
     cuda = None if plan.stamp is None or plan.stamp.cuda is None else asdict(plan.stamp.cuda)
-    return {
-        "planned": job("planned", model="planned", cuda_graph=settings.cuda_graph),
-        "stock": job("stock", cuda=cuda),
-        "default": job("default"),
-    }
+    default = replace(job, model=str(stock), outputs=str(folder / "default.npz"), planned=False)
+    same = replace(
+        default, outputs=str(folder / "stock.npz"), cuda=cuda, level=level_of(plan, stock),
+        dims=symbolic_sizes(stock, given, plan.ranges),
+    )  # fmt: skip
+    return {"stock": same, "default": default}
 
 
 def measure_in_turns(
@@ -290,12 +296,6 @@ def level_of(plan: Plan, stock: Path) -> str:
     return LEVELS[plan.stamp.level]
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz that a measuring process wrote, by name."""
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
 def _parts(plan: Plan) -> str:
     """What a run takes, in words."""
     need = plan.workspace_bytes
@@ -320,7 +320,5 @@ def save_outputs(outputs: Mapping[str, Any], path: Path) -> None:
     strange = [name for name, value in outputs.items() if not isinstance(value, np.ndarray)]
     if strange:
         raise MemongerError(f"output '{strange[0]}' is no array and can't go into an .npz.")
-    try:
+    with system_checked(MemongerError, f"{path} can't be written"):
         write_whole(path, lambda file: np.savez(file, **outputs))
-    except OSError as error:
-        raise MemongerError(f"{path} can't be written: {error.strerror or error}.") from error

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from memonger.cli.output import print_json, print_line
+from memonger.cli.output import print_result
 from memonger.files import write_whole
 from memonger.model.load import load
 from memonger.report.drawing import Settings, drawing, rendered
@@ -35,12 +35,10 @@ def draw(
     content = made.text.encode() if form in TEXTS else rendered(made.text, form)
     write_whole(output, lambda target: target.write(content))
     record = {"model": str(model), "output": str(output), "format": form, "steps": made.steps, "drawn": made.drawn}
-    if as_json:
-        print_json(record)
-        return
-    print_line(f"Wrote {output}: {made.drawn} of {made.steps} steps.")
+    lines = [f"Wrote {output}: {made.drawn} of {made.steps} steps."]
     if made.drawn < made.steps and not flags["around"]:
-        print_line("Draws those around the worst step: --max-nodes N draws more, --around NAME others.")
+        lines.append("Draws those around the worst step: --max-nodes N draws more, --around NAME others.")
+    print_result(as_json, record, *lines)
 
 
 def _form(output: Path | None, dot: bool) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memonger.cli.output import print_json, print_line, print_notes, progress_bar
+from memonger.cli.output import print_notes, print_result, progress_bar
 from memonger.cli.planning import options_of, refuse_planning_options
 from memonger.export import Exported, form
 from memonger.export import export as write
@@ -25,28 +25,18 @@ def export(
         else:
             options = replace(options_of(flags), progress=tell)
         exported = write(
-            models,
-            target,
-            output,
-            name=name,
-            instances=instances,
-            force=force,
-            batches=batches,
-            options=options,
-            arenas=arenas,
-            limit=limit,
-            wait=wait,
-        )
+            models, target, output, name=name, instances=instances, force=force, batches=batches, options=options,
+            arenas=arenas, limit=limit, wait=wait,
+        )  # fmt: skip
     print_notes(exported.notes)
-    if as_json:
-        print_json(_record(exported))
-        return
     estimate = exported.estimate
-    print_line(f"Wrote {output} for {target}: {', '.join(exported.files)}.")
-    if len(exported.models) > 1:
-        print_line(f"Models in one arena: {', '.join(exported.models)}.")
-    print_line(f"Predicted for one instance: {in_full(estimate.instance_bytes)} ({describe(estimate)}).")
-    print_line(f"In all, {estimate.instances}: {in_full(estimate.total_bytes)}.")
+    together = [f"Models in one arena: {', '.join(exported.models)}."] if len(exported.models) > 1 else []
+    print_result(
+        as_json, _record(exported),
+        f"Wrote {output} for {target}: {', '.join(exported.files)}.", *together,
+        f"Predicted for one instance: {in_full(estimate.instance_bytes)} ({describe(estimate)}).",
+        f"In all, {estimate.instances}: {in_full(estimate.total_bytes)}.",
+    )  # fmt: skip
 
 
 def _record(exported: Exported) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 import onnx_ir as ir
 
-from memonger.cli.output import Screen, print_json, print_line, print_lines, print_wide
+from memonger.cli.output import Screen, print_json, print_line, print_lines, print_result, print_wide
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import LoadError, MemongerError
 from memonger.files import temporary_folder
@@ -29,7 +30,7 @@ from memonger.report.diff import diff_lines, diff_record, totals_table
 from memonger.report.fit import certificate_line, certificate_record
 from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
-from memonger.report.layers import Layer, layer_record, layers_of, layers_table
+from memonger.report.layers import Layer, layers_of, layers_table
 from memonger.report.memory_count import COUNT_NOTE, count_memory
 from memonger.report.summary import plan_figures, plan_record
 
@@ -46,7 +47,7 @@ def inspect(
     record = model_record(read.ir, read.name)
     shown = _layers(model, read, planned, timed, batch, dims) if layers else ()
     if as_json:
-        rows = {"layers": [layer_record(layer) for layer in shown]} if layers else {}
+        rows = {"layers": [asdict(layer) for layer in shown]} if layers else {}
         plan = None if planned is None else plan_record(planned, read.name, str(model))
         print_json({**record, **rows, "plan": plan})
         return
@@ -81,10 +82,8 @@ def unplan(planned: Path, output: Path, as_planned: bool, as_json: bool) -> None
         "kind": "training" if model.is_differentiated else "forward",
     }  # fmt: skip
     save_model(model.ir, output)
-    if as_json:
-        print_json(record)
-        return
-    print_line(f"Wrote {output}: the {record['kind']} model of {planned}, {record['nodes']} nodes, without the plan.")
+    what = f"the {record['kind']} model of {planned}, {record['nodes']} nodes, without the plan"
+    print_result(as_json, record, f"Wrote {output}: {what}.")
 
 
 def _read(model: Path) -> tuple[Model, Plan | None]:
@@ -146,23 +145,18 @@ def verify(model: Path, as_json: bool) -> None:
     """Check the plan in a file, or a certificate of `memonger fit`."""
     if certificate.is_certificate(model):
         checked = certificate.verify(model)
-        if as_json:
-            print_json(certificate_record(checked, str(model)))
-        else:
-            print_line(f"{model}: {certificate_line(checked)}")
+        print_result(as_json, certificate_record(checked, str(model)), f"{model}: {certificate_line(checked)}")
         return
     planned = Plan.load(model)
     record = {
         "model": str(model), "verified": True, "values": len(planned.offsets), "steps": len(planned.graph.nodes),
         "arena_bytes": planned.arena_bytes, "lower_bound_bytes": planned.lower_bound_bytes,
     }  # fmt: skip
-    if as_json:
-        print_json(record)
-    else:
-        print_line(
-            f"{model}: the plan is correct. {record['values']} values over {record['steps']} steps in "
-            f"{record['arena_bytes']} bytes (lower bound {record['lower_bound_bytes']})."
-        )
+    print_result(
+        as_json, record,
+        f"{model}: the plan is correct. {record['values']} values over {record['steps']} steps in "
+        f"{record['arena_bytes']} bytes (lower bound {record['lower_bound_bytes']}).",
+    )  # fmt: skip
 
 
 _PACKING_EFFORT = 1_000_000_000
@@ -186,8 +180,6 @@ def pack(problem: Path, capacity: int | None, output: Path | None, as_json: bool
         "problem": str(problem), "buffers": len(layout.offsets), "arena_bytes": layout.size,
         "lower_bound_bytes": bound, "proven": layout.proven, "output": None if output is None else str(output),
     }  # fmt: skip
-    if as_json:
-        print_json(record)
-    else:
-        proven = "; no layout is smaller" if layout.proven and layout.size > bound else ""
-        print_line(f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}){proven}.")
+    proven = "; no layout is smaller" if layout.proven and layout.size > bound else ""
+    said = f"{len(layout.offsets)} buffers in {layout.size} bytes (lower bound {bound}){proven}."
+    print_result(as_json, record, said)

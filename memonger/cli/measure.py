@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
-from memonger.cli import cuda_probe
 from memonger.cli.worker import Worker, WorkerError, say, serve_times
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import MemongerError
@@ -79,6 +79,12 @@ class Measured:
     turns: tuple[float, ...]
 
 
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz that one of the processes wrote for another, by name."""
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
 def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
     device = parse_device(job.device)
     if job.planned:
@@ -98,7 +104,7 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
         cuda=Cuda(**job.cuda) if job.cuda is not None else None,
     )
     stock = ort.make_session(Path(job.model), device, options)
-    names = list(dict.fromkeys(ort.names_of(stock.get_outputs())))
+    names = list(dict.fromkeys(output.name for output in stock.get_outputs()))
     return lambda: dict(zip(names, stock.run(names, dict(feeds)), strict=True))
 
 
@@ -109,9 +115,7 @@ def _next_state(session: Session) -> dict[str, np.ndarray]:
 
 def serve(job: Job) -> None:
     """Measure in this process: say what loading and the first runs took, then the seconds of as many as are asked."""
-    with np.load(job.inputs) as archive:
-        feeds = {name: archive[name] for name in archive.files}
-    device = parse_device(job.device)
+    feeds, device = read_arrays(job.inputs), parse_device(job.device)
     before = in_use(device)
     resident = process_memory.settle() if process_memory.is_measurable() else None
     begin = time.perf_counter()
@@ -138,8 +142,24 @@ def in_use(device: Device) -> int | None:
     """Bytes of a device in use, by its driver, once onnxruntime has its libraries there; None on the CPU."""
     if device.is_host:
         return None
-    cuda_probe.run(device)
+    session = ort.make_session(_probe(), device, ort.Options())
+    session.run(["y"], {"x": np.ones((1, 4, 8, 8), np.float32)})
     return _used(device)
+
+
+def _probe() -> ir.Model:
+    """A convolution and a product: what makes onnxruntime load cuDNN and cuBLAS, which stay, as its context does."""
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 4, 8, 8]))
+    weight = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4, 4, 3, 3]))
+    weight.const_value = ir.tensor(np.full((4, 4, 3, 3), 0.1, np.float32), name="w")
+    convolved = ir.Node("", "Conv", [x, weight], [ir.AttrInt64s("pads", [1, 1, 1, 1])], name="convolution")
+    product = ir.Node("", "MatMul", [convolved.outputs[0], convolved.outputs[0]], name="product")
+    convolved.outputs[0].name, product.outputs[0].name = "c", "y"
+    product.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(
+        [x], product.outputs, nodes=[convolved, product], initializers=[weight], opset_imports={"": 20}, name="probe"
+    )
+    return ir.Model(graph, ir_version=10)
 
 
 def _used(device: Device) -> int:

@@ -9,14 +9,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
-from memonger.cli.measure import MeasuredSession, device_peak, in_use
+from memonger.cli import measure
+from memonger.cli.measure import MeasuredSession, device_peak, in_use, read_arrays
 from memonger.cli.worker import say, serve
 from memonger.devices import Cuda, parse_device
 from memonger.errors import MemongerError, SessionError
@@ -33,36 +34,14 @@ STATE = "state: "
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What a measuring process trains.
+class Job(measure.Job):
+    """What a measuring process trains: see `measure.Job`. Outputs are what the last step gave and the state after it.
 
     Attributes:
-        model: Path of a planned training model, or of one for stock onnxruntime.
-        inputs: An .npz with the inputs of every step.
-        outputs: Where to write what the last step gave and the state after it, an .npz.
-        planned: Whether to run it as planned.
         untimed: Steps taken before the first answer; the peak is theirs. At least 2: the first allocates.
-        level: onnxruntime's optimization level for a stock session.
-        threads: Threads within a node; 0 is onnxruntime's default.
-        device: Where to run.
-        dims: Sizes of symbolic dimensions that a stock session is told, by name.
-        cuda: Settings of the CUDA provider for a stock session, fields of `Cuda`; None leaves onnxruntime its own.
-        cuda_graph: See `memonger.Session`.
-        weight_bytes: What persists on a CUDA device, which isn't counted.
     """
 
-    model: str
-    inputs: str
-    outputs: str
-    planned: bool
     untimed: int = 1
-    level: str = "ORT_ENABLE_ALL"
-    threads: int = 0
-    device: str = "cpu"
-    dims: Mapping[str, int] = field(default_factory=dict)
-    cuda: Mapping[str, Any] | None = None
-    cuda_graph: str = "auto"
-    weight_bytes: int = 0
 
 
 class Stepper(Protocol):
@@ -170,11 +149,6 @@ def _stepper(job: Job, check_order: bool) -> Stepper:
     )
 
 
-def _inputs(job: Job) -> dict[str, np.ndarray]:
-    with np.load(job.inputs) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
 def run(job: Job) -> None:
     """Measure in this process.
 
@@ -182,7 +156,7 @@ def run(job: Job) -> None:
     of a plan its arena and workspace. What the check of the planned order leaves behind isn't in it: another session
     makes it before.
     """
-    device, losses, inputs = parse_device(job.device), list[float](), _inputs(job)
+    device, losses, inputs = parse_device(job.device), list[float](), read_arrays(job.inputs)
     if job.planned:
         _stepper(job, check_order=True).step(inputs)
     before = in_use(device)

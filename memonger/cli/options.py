@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 
 from memonger.devices import SEARCHES
+from memonger.model.ranges import terms_of
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.units import MOST_BATCH, MOST_THREADS, MOST_TRIALS, parse_size
 from memonger.words import did_you_mean
@@ -16,15 +17,13 @@ Command = Callable[..., None]
 
 _SIZE = re.compile(r"[0-9]{1,10}")
 
-_SUM = re.compile(r"[\w.\[\]]*[A-Za-z_][\w.\[\]]*(\s*[-+*]\s*[\w.\[\]]+)*")
-
 
 def _dims(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     for value in values:
         name, _, size = value.rpartition("=")
         parts = size.split(":")
-        if name and _SUM.fullmatch(size):
+        if name and terms_of(size).keys() - {""}:
             sizes[name] = size
             continue
         if not name or len(parts) > 3 or not all(_SIZE.fullmatch(part) and int(part) <= MOST_BATCH for part in parts):

@@ -134,6 +134,15 @@ def print_json(record: Any) -> None:
     click.echo(json.dumps(record))
 
 
+def print_result(as_json: bool, record: Any, *lines: str) -> None:
+    """What a command found or did: the record as JSON, or else in sentences."""
+    if as_json:
+        print_json(record)
+        return
+    for line in lines:
+        print_line(line)
+
+
 def print_notes(notes: Sequence[str]) -> None:
     """Each note once, on standard error."""
     for note in dict.fromkeys(notes):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memonger.cli.output import print_json, print_line
+from memonger.cli.output import print_result
 from memonger.errors import MemongerError
 from memonger.model.decoding import DecodingError, decode
 from memonger.plan import Plan
@@ -70,10 +70,8 @@ def report(
         plan, output, format=format, title=planned.name,
         frontier=[asdict(point) for point in points], measured=None if run is None else asdict(run),
     )  # fmt: skip
-    if as_json:
-        print_json({"plan": str(planned), "format": format, "output": str(output), "bytes": output.stat().st_size})
-    else:
-        print_line(f"Wrote {output}. {NEXT[format]}")
+    record = {"plan": str(planned), "format": format, "output": str(output), "bytes": output.stat().st_size}
+    print_result(as_json, record, f"Wrote {output}. {NEXT[format]}")
 
 
 def _content(path: Path) -> Any:

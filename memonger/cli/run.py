@@ -75,9 +75,9 @@ def _print(result: Result) -> None:
     if result.outputs:
         console.print(tables.outputs_table(result.outputs))
     if result.rows:
-        unit, compared = ("step", "results") if trains else ("run", "outputs")
+        unit, compared, loaded = ("step", "results", "session") if trains else ("run", "outputs", "model")
         console.print(tables.comparison_table(result.rows, unit, compared))
-        console.print(tables.STEPS_NOTE if trains else tables.COMPARISON_NOTE, style="dim")
+        console.print(tables.comparison_note(unit, loaded), style="dim")
     for line in result.lines:
         console.print(line)
 

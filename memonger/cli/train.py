@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from memonger.cli import compare as comparing
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Measured, take_turns
+from memonger.cli.measure import Measured, read_arrays, take_turns
 from memonger.cli.measure_steps import STATE, Job, MeasuredTrainer
 from memonger.cli.settings import Result, Settings
 from memonger.cli.verdicts import Case, Ran, judge
@@ -88,33 +88,16 @@ def train(
     feeding.check_feeds(inputs_of(plan), given, "the model")
     check_labels(plan.training, given)
     np.savez(folder / "inputs.npz", **dict[str, Any](given))
-    device = str(device_of(plan, settings.device))
-    job = Job(
-        model=str(planned), inputs=str(folder / "inputs.npz"), outputs=str(folder / "planned.npz"), planned=True,
-        untimed=max(2, min(settings.warm_up, steps - 1)), threads=settings.threads or plan.threads, device=device,
-        cuda_graph=settings.cuda_graph, weight_bytes=plan.parameter_bytes,
-    )  # fmt: skip
-    jobs = {"planned": job}
-    if stock is not None:
-        jobs |= _stock_jobs(plan, job, stock, given, folder)
-    trained = _in_turns(jobs, steps, folder, tell)
-    result = _alone(plan, trained["planned"], device)
+    device, untimed = device_of(plan, settings.device), max(2, min(settings.warm_up, steps - 1))
+    job = comparing.planned_job(Job, plan, planned, device, settings, folder, untimed=untimed)
+    others = {} if stock is None else comparing.stock_jobs(plan, job, stock, given, folder)
+    trained = _in_turns({"planned": job, **others}, steps, folder, tell)
+    result = _alone(plan, trained["planned"], str(device))
     if stock is None:
         return result
-    what, level = "losses, outputs and the state after the last step", jobs["stock"].level
-    case = Case(plan, stock, given, device_of(plan, settings.device), settings, level, before, what)
+    what = "losses, outputs and the state after the last step"
+    case = Case(plan, stock, given, device, settings, others["stock"].level, before, what)
     return _compared(case, result, trained, tell)
-
-
-def _stock_jobs(plan: Plan, job: Job, stock: Path, given: feeding.Feeds, folder: Path) -> dict[str, Job]:
-    """Stock onnxruntime with the plan's level and settings, and with its own."""
-    cuda = None if plan.stamp is None or plan.stamp.cuda is None else asdict(plan.stamp.cuda)
-    default = replace(job, model=str(stock), outputs=str(folder / "default.npz"), planned=False)
-    same = replace(
-        default, outputs=str(folder / "stock.npz"), cuda=cuda, level=comparing.level_of(plan, stock),
-        dims=comparing.symbolic_sizes(stock, given),
-    )  # fmt: skip
-    return {"stock": same, "default": default}
 
 
 def _in_turns(jobs: Mapping[str, Job], steps: int, folder: Path, tell: Callable[[str], None]) -> dict[str, Trained]:
@@ -131,7 +114,7 @@ def _in_turns(jobs: Mapping[str, Job], steps: int, folder: Path, tell: Callable[
         for worker in workers.values():
             worker.save()
         return {
-            name: Trained(worker.result(), worker.losses, comparing.read_arrays(Path(jobs[name].outputs)))
+            name: Trained(worker.result(), worker.losses, read_arrays(Path(jobs[name].outputs)))
             for name, worker in workers.items()
         }
 
@@ -182,12 +165,11 @@ def memory_line(plan: Plan, ours: Measured) -> str:
 
 
 def _compared(case: Case, alone: Result, trained: Mapping[str, Trained], tell: Callable[[str], None]) -> Result:
-    sessions = {name: Ran(each.measured, _with_losses(each)) for name, each in trained.items()}
+    sessions = {
+        name: Ran(each.measured, {"the losses": np.array(each.losses, np.float64), **each.arrays})
+        for name, each in trained.items()
+    }
     verdict = judge(case, sessions, tell)
     record = {**verdict.record, **alone.record, "stock_losses": _numbers(trained["stock"].losses)}
     lines = (*alone.lines, *verdict.lines)
     return replace(alone, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
-
-
-def _with_losses(trained: Trained) -> dict[str, np.ndarray]:
-    return {"the losses": np.array(trained.losses, np.float64), **trained.arrays}

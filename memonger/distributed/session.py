@@ -451,6 +451,3 @@ def _blame(said: Mapping[int, str], size: int, steps: int) -> str:
     if others:
         return f"{', '.join(others)}; ranks have to take equally many steps"
     return "all ranks are there, and didn't call the same functions in the same order"
-
-
-__all__ = ["DistributedTrainingSession"]

@@ -18,7 +18,7 @@ from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning.options import Options
-from memonger.units import in_bytes, shown
+from memonger.units import MOST_ARENAS, in_bytes, shown, whole
 from memonger.words import did_you_mean, option
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
@@ -157,15 +157,11 @@ def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: flo
         return None
     if target not in FLEETS:
         raise PlanError(f"{target} runs models without memonger: {option(said[0])} is for {', '.join(FLEETS)}.")
-    if arenas is not None and (type(arenas) is not int or not 1 <= arenas <= 1024):
-        raise PlanError(f"{option('arenas')} must be a whole number from 1 to 1024, not {arenas!r}.")
+    arenas = 1 if arenas is None else whole(option("arenas"), arenas, 1, MOST_ARENAS, PlanError)
     if wait is not None and not (type(wait) in (int, float) and 0 <= wait <= 86400):
         raise PlanError(f"{option('wait')} must be seconds from 0 to 86400, not {wait!r}.")
-    try:
-        room = None if limit is None else in_bytes(option("limit"), limit)
-    except ValueError as error:
-        raise PlanError(str(error)) from error
-    return Sharing(arenas or 1, room, WAIT if wait is None else wait)
+    room = None if limit is None else in_bytes(option("limit"), limit, PlanError)
+    return Sharing(arenas, room, WAIT if wait is None else wait)
 
 
 __all__ = ["TARGETS", "Estimate", "Exported", "Package", "Write", "export"]

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from memonger.export import folder as files
 from memonger.export.package import Estimate, Package, binding_notes, check_name
-from memonger.export.process import request_bytes
 
 TEXT = """
 A BentoML service: `bentoml serve service:PlannedService` in this folder, or `bentoml build`. Requests are JSON in the
@@ -44,7 +43,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     settings = files.add_models(package, folder)
     files.add_file(folder, "bentoml_service.py", "service.py")
     (folder / "bentofile.yaml").write_text(BENTOFILE)
-    files.add_settings(package, folder, estimate, **settings, request_bytes=package.instances * request_bytes(estimate))
+    files.add_settings(package, folder, estimate, **settings, request_bytes=package.instances * estimate.request_bytes)
     text = TEXT.replace("WAIT", f"{package.sharing.wait:g}") + files.models_table(package)
     files.add_readme(package, folder, estimate, text)
     return estimate, binding_notes(package)

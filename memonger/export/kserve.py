@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from memonger.export import folder as files
-from memonger.export.package import Estimate, Package, binding_notes, check_name
-from memonger.export.process import PROCESS_BYTES, limit_bytes, request_bytes
+from memonger.export.package import PROCESS_BYTES, Estimate, Package, binding_notes, check_name
 from memonger.units import MiB, in_full
 
 TEXT = """
@@ -66,7 +65,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     files.add_settings(package, folder, estimate, **settings)
     several = len(package.models) > 1
     arguments = "" if several else ARGUMENTS.format(name=json.dumps(package.name))
-    request, limit = request_bytes(estimate), limit_bytes(estimate)
+    request, limit = estimate.request_bytes, estimate.limit_bytes
     service = SERVICE.format(
         name=json.dumps(package.name), arguments=arguments, instances=package.instances,
         image=json.dumps(f"REGISTRY/{package.name}:1"), request=json.dumps(f"{request // MiB}Mi"),

@@ -8,6 +8,7 @@ from memonger.export import order, stock
 from memonger.export.package import Estimate, Package, check_standard, stock_notes
 from memonger.files import add_json
 from memonger.model.save import save_model
+from memonger.model.values import required_inputs
 
 MODEL, OTHER, OPTIONS = "model.planned.onnx", "model.default-order.onnx", "session_options.json"
 
@@ -70,7 +71,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     add_json(folder / OPTIONS, options(plan.threads))
     files.add_file(folder, "onnxruntime_load.py", "load.py")
     estimate = package.as_stock(plan, range(len(plan.graph.nodes)))
-    names = [str(value.name) for value in plan.model.graph.inputs if value.name not in plan.model.graph.initializers]
+    names = [str(value.name) for value in required_inputs(plan.model.graph)]
     other = BETTER.format(best=best.peak_bytes, planned=planned.peak_bytes) if is_better else SAME
     inputs = "{" + ", ".join(f'"{name}": ...' for name in names) + "}"
     files.add_readme(package, folder, estimate, TEXT.format(inputs=inputs, other=other))

@@ -7,6 +7,7 @@ from memonger.export import folder as files
 from memonger.export import stock
 from memonger.export.package import Estimate, Package, check_standard
 from memonger.model.save import save_model
+from memonger.model.values import required_inputs
 
 TEXT = """
 `model.onnx` holds the nodes in the planned order. `load.py` compiles it for the CPU:
@@ -40,7 +41,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     files.add_file(folder, "openvino_load.py", "load.py")
     estimate = package.as_stock(plan, executed, shared=True)
     files.add_settings(package, folder, estimate, threads=plan.threads)
-    names = [str(value.name) for value in plan.model.graph.inputs if value.name not in plan.model.graph.initializers]
+    names = [str(value.name) for value in required_inputs(plan.model.graph)]
     files.add_readme(package, folder, estimate, TEXT.format(inputs=", ".join(f'"{name}": ...' for name in names)))
     return estimate, (
         "OpenVINO orders nodes and plans its memory itself: the figure is what the planned order needs, not a promise.",

@@ -12,16 +12,18 @@ from memonger.errors import PlanError, SessionError
 from memonger.export.order import stock_bytes
 from memonger.lowering import calibrate
 from memonger.model.ranges import described
+from memonger.model.values import required_inputs
 from memonger.plan import Plan, graph_of
 from memonger.runtime import program
 from memonger.runtime.fleet_memory import memory_of, need_of
 from memonger.runtime.session import device_of
-from memonger.units import MOST_INSTANCES, in_full
+from memonger.units import MOST_INSTANCES, MiB, in_full, whole
 from memonger.words import either, option
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 FLEETS = ("triton-python", "kserve", "ray", "bentoml")
 """Targets whose processes hold a fleet of memonger's: they take several models."""
+PROCESS_BYTES = 512 * MiB  # Python, numpy, onnxruntime and a server: measured below that (benchmarks/export.txt)
 WAIT = 30
 """Seconds that a request waits for an arena at most, where nothing is said."""
 STOCK_NOTE = (
@@ -75,6 +77,16 @@ class Estimate:
         """All instances."""
         shared = self.parameters if self.shared else 0
         return shared + self.instances * (self.instance_bytes - shared)
+
+    @property
+    def request_bytes(self) -> int:
+        """What a process with one instance takes once it runs, in whole MiB, for schedulers that ask."""
+        return -(-(self.instance_bytes + PROCESS_BYTES) // MiB) * MiB
+
+    @property
+    def limit_bytes(self) -> int:
+        """What it takes at most: while it loads, the file and copies of the weights are there as well."""
+        return -(-(self.request_bytes + 2 * self.parameters) // MiB) * MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +188,7 @@ class Package:
 
 def inputs_of(plan: Plan) -> tuple[Tensor, ...]:
     """The inputs a request gives."""
-    graph = plan.open_model.graph
-    return tuple(_tensor(v, "input", plan) for v in graph.inputs if v.name not in graph.initializers)
+    return tuple(_tensor(value, "input", plan) for value in required_inputs(plan.open_model.graph))
 
 
 def outputs_of(plan: Plan) -> tuple[Tensor, ...]:
@@ -219,8 +230,7 @@ def pack(
     """
     if not models or not all(models.values()):
         raise PlanError("nothing to export: name at least one planned file.")
-    if type(instances) is not int or not 1 <= instances <= MOST_INSTANCES:
-        raise PlanError(f"instances must be a whole number from 1 to {MOST_INSTANCES}, not {instances!r}.")
+    instances = whole("instances", instances, 1, MOST_INSTANCES, PlanError)
     served = tuple(_served(one, plans, ranges) for one, plans in models.items())
     if len(models) > 1 or sharing is not None:
         _check_sharing(served, sharing or Sharing())

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from memonger.export import folder as files
 from memonger.export.package import Estimate, Package, binding_notes
-from memonger.export.process import request_bytes
 
 TEXT = """
 A Ray Serve application: `serve run app:app` in this folder. Requests are JSON in the form of the Open Inference
@@ -30,7 +29,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     estimate = package.as_planned()
     settings = files.add_models(package, folder)
     files.add_file(folder, "ray_app.py", "app.py")
-    files.add_settings(package, folder, estimate, **settings, request_bytes=request_bytes(estimate))
+    files.add_settings(package, folder, estimate, **settings, request_bytes=estimate.request_bytes)
     text = TEXT.replace("WAIT", f"{package.sharing.wait:g}") + files.models_table(package)
     files.add_readme(package, folder, estimate, text)
     return estimate, binding_notes(package)

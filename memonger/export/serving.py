@@ -16,6 +16,7 @@ import numpy as np
 from memonger.errors import BusyError, MemongerError, SessionError
 from memonger.export import package
 from memonger.export.protocol import datatype_of
+from memonger.model.values import required_inputs
 from memonger.plan import Plan
 from memonger.runtime.engine import RefusedError
 from memonger.runtime.feeds import inputs_of, random_feeds
@@ -352,8 +353,5 @@ def _described(of_plans: Sequence[Sequence[package.Tensor]], batch: int) -> list
 
 def _batch(plan: Plan) -> int:
     """The first dimension of the plan's inputs; 1 where there is none."""
-    graph = plan.model.graph
-    firsts = [
-        v.shape[0] for v in graph.inputs if v.name not in graph.initializers and v.shape is not None and len(v.shape)
-    ]
+    firsts = [v.shape[0] for v in required_inputs(plan.model.graph) if v.shape is not None and len(v.shape)]
     return firsts[0] if firsts and isinstance(firsts[0], int) else 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memonger.errors import PlanError, PlanFileError
+from memonger.errors import PlanError, PlanFileError, system_checked
 from memonger.export.form import has_plan
 from memonger.export.package import check_name
 from memonger.plan import Plan
@@ -42,10 +42,8 @@ def several_of(given: Any) -> dict[str, Plans] | None:
 def _models_in(folder: Path) -> dict[str, Plans]:
     """The models of a folder: a file is one, and a folder with plans for several batches is one, by their names."""
     models, origins = dict[str, Plans](), dict[str, Path]()
-    try:
+    with system_checked(PlanFileError, f"{folder} can't be read"):
         entries = [*_files(folder), *(one for one in sorted(folder.iterdir()) if one.is_dir() and any(_files(one)))]
-    except OSError as error:
-        raise PlanFileError(f"{folder} can't be read: {error.strerror or error}.") from error
     for one in entries:
         name = one.name if one.is_dir() else one.name.removesuffix(SUFFIX).removesuffix(".planned")
         if name in models:

@@ -1,14 +1,15 @@
 """How many samples fit in memory, and which batch to use."""
 
 import dataclasses
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memonger import units
 from memonger.errors import FeedError
-from memonger.feeding.samples import Tensor, quoted, tensors_of
+from memonger.feeding.samples import Tensor, tensors_of
 from memonger.units import MOST_BATCH, format_size, in_bytes, in_full
+from memonger.words import quoted
 
 ORDER_BYTES = 9
 """Of each identity: its place in the order of an epoch, and whether its samples are kept."""
@@ -90,7 +91,7 @@ class FeederConfig:
         set_field(self, "samples", dict(self.samples))
         for option in ("cpu_limit", "gpu_limit"):
             if option == "cpu_limit" or self.gpu_limit is not None:
-                set_field(self, option, _in_bytes(option, getattr(self, option)))
+                set_field(self, option, in_bytes(option, getattr(self, option), FeedError))
         set_field(self, "outputs", (self.outputs,) if isinstance(self.outputs, str) else tuple(self.outputs))
         for option, least in (("one_read_count", 1), ("read_ahead", 0), ("preferred_batch", 1), ("sample_count", 1)):
             if least == 0 or option == "one_read_count" or getattr(self, option) is not None:
@@ -189,7 +190,9 @@ class FeederConfig:
         from memonger.feeding.models import batch_of
 
         limit = memory if memory is not None else self.gpu_limit
-        batch, is_fixed = batch_of(model, self.tensors, None if limit is None else _in_bytes("memory", limit), options)
+        batch, is_fixed = batch_of(
+            model, self.tensors, None if limit is None else in_bytes("memory", limit, FeedError), options
+        )
         wanted = batch if is_fixed else min(batch, self.preferred_batch or batch)
         config = dataclasses.replace(self, preferred_batch=wanted)
         if is_fixed and config.batch != batch:
@@ -214,19 +217,6 @@ class FeederConfig:
         )
 
 
-def _in_bytes(option: str, size: object) -> int:
-    try:
-        return in_bytes(option, size)
-    except ValueError as error:
-        raise FeedError(str(error)) from error
-
-
 def whole(option: str, value: Any, least: int) -> int:
-    """The option's value.
-
-    Raises:
-        FeedError: the option's value is no whole number, or too small or large.
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= MOST_BATCH:
-        raise FeedError(f"{option} must be a whole number from {least} to {MOST_BATCH}, not {value!r}.")
-    return int(value)
+    """The option's value: a whole number, or a `FeedError` says what it may be."""
+    return units.whole(option, value, least, MOST_BATCH, FeedError)

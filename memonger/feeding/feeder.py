@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from memonger.errors import FeedError
@@ -12,9 +11,10 @@ from memonger.feeding.background import Background, Inline, Patience, locked
 from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
-from memonger.feeding.samples import Tensor, filling, quoted
+from memonger.feeding.samples import Tensor, filling
 from memonger.feeding.sources import FromLoader, FromReader, Made, Maker, Source
 from memonger.units import MOST_BATCH, format_size
+from memonger.words import quoted
 
 Hook = Callable[[dict[str, Any]], Mapping[str, Any]]
 LastBatch = Literal["keep", "drop", "pad"]
@@ -305,9 +305,7 @@ class Feeder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

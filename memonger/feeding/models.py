@@ -6,13 +6,14 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import FeedError
-from memonger.feeding.samples import Tensor, quoted
+from memonger.feeding.samples import Tensor
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.model.values import static_shape
 from memonger.plan import Plan
 from memonger.planning.fit import Fit, fit
 from memonger.units import in_full
+from memonger.words import quoted
 
 
 def batch_of(

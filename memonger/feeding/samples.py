@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from memonger.errors import FeedError
+from memonger.words import quoted
 
 Arrays = dict[str, np.ndarray]
 
@@ -150,8 +151,3 @@ def filling(value: Any, tensor: Tensor) -> np.ndarray:
             f"padding of '{tensor.name}' must be {tensor} or a number, not {array.dtype}{list(array.shape)}."
         )
     return array
-
-
-def quoted(names: Sequence[str]) -> str:
-    """Names as messages show them."""
-    return ", ".join(f"'{name}'" for name in names)

@@ -19,7 +19,7 @@ differ, and a smaller one has its own bytes. Of several pairs with one input, or
 Every entry was compared, bit for bit, with separate memory on onnxruntime 1.31.1's CPU provider (x86-64 with AVX-512,
 up to 1,000,003 elements, 1, 2 and 4 threads); of the normalizations, Gemm and the Gelus the source was read too. A
 kernel's own `MayInplace` isn't enough: Normalizer declares it and is wrong. Nor is passing on one machine: what fails
-with another processor's kernel, by its source, isn't in the list. See `NEVER_IN_PLACE`.
+with another processor's kernel, by its source, isn't in the list. What isn't, and why, stands behind it.
 
 For the CUDA provider there is the source alone so far, and the list holds no more than it settles: the views that copy
 nothing between equal addresses, and elementwise kernels, of which each thread writes the element it has read. More than
@@ -68,15 +68,6 @@ class AliasRule:
     """Execution providers the rule was verified on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An operator that must not run in place although its output is as large as an input, and what was seen."""
-
-    domain: str
-    op: str
-    reason: str
-
-
 def _present(values: Sequence[ir.Value | None]) -> list[int]:
     return [i for i, value in enumerate(values) if value is not None and value.name != ""]
 
@@ -88,57 +79,24 @@ def _opset(node: ir.Node) -> int | None:
     return node.graph.opset_imports.get(node.domain)
 
 
-def _int(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
-
-
 def _dtype(node: ir.Node) -> ir.DataType | None:
     first = node.inputs[0] if node.inputs else None
     return None if first is None else first.dtype
 
 
 def _normalizes_with_given_statistics(node: ir.Node) -> bool:
-    return len(_present(node.outputs)) == 1 and _int(node, "training_mode", 0) == 0
+    return len(_present(node.outputs)) == 1 and node.attributes.get_int("training_mode", 0) == 0
 
 
 def _has_opset_8(node: ir.Node) -> bool:
     return (_opset(node) or 0) >= 8
 
 
-def _is_inclusive(node: ir.Node) -> bool:
-    return _int(node, "exclusive", 0) == 0
-
-
-def _has_bias(node: ir.Node) -> bool:
-    return 1 in _present(node.inputs)
-
-
-def _is_single(node: ir.Node) -> bool:
-    return _dtype(node) == ir.DataType.FLOAT
-
-
-def _is_single_or_double(node: ir.Node) -> bool:
-    return _dtype(node) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-
-
-def _has_plain_types(node: ir.Node) -> bool:
-    return _dtype(node) in _PLAIN and _int(node, "to", 0) in _PLAIN
-
-
-def _keeps_type(node: ir.Node) -> bool:
-    return _dtype(node) is not None and _dtype(node) == _int(node, "to", 0)
-
-
-def _has_one_input(node: ir.Node) -> bool:
-    return len(node.inputs) == 1
-
-
 def _has_two_inputs(node: ir.Node) -> bool:
     return len(_present(node.inputs)) == 2 and _has_opset_8(node)
 
 
-def drops_nothing(node: ir.Node) -> bool:
+def in_inference_form(node: ir.Node) -> bool:
     """Whether a Dropout is in inference form."""
     training = input_at(node, 2)
     if training is None or training.name == "":
@@ -211,9 +169,9 @@ VIEWS: tuple[AliasRule, ...] = (
     *_both(_rules("Flatten Identity Reshape Squeeze Unsqueeze", _SAME_BYTES)),
     *_rules("ExpandDims", _SAME_BYTES, domain=_MS),
     *_rules("BitCast Expand Tile", _COPY),
-    *_rules("Cast", _COPY, condition=_keeps_type),
-    *_rules("Concat", _COPY, condition=_has_one_input),
-    *_rules("Dropout", _COPY, condition=drops_nothing),
+    *_rules("Cast", _COPY, condition=lambda node: _dtype(node) == node.attributes.get_int("to", 0)),
+    *_rules("Concat", _COPY, condition=lambda node: len(node.inputs) == 1),
+    *_rules("Dropout", _COPY, condition=in_inference_form),
     *_rules("Transpose", _COPY, condition=_moves_unit_dimensions),
 )
 """Where (input, output) of one size are one and the same."""
@@ -227,67 +185,47 @@ IN_PLACE: tuple[AliasRule, ...] = (
     *_elementwise("Where", 1, 2),
     *(replace(r, condition=_has_opset_8, providers=(CPU,)) for r in _elementwise("Max Mean Min Sum", None)),
     *(replace(r, condition=_has_two_inputs, providers=(CUDA,)) for r in _elementwise("Max Min Sum", None)),
-    *(replace(rule, condition=_has_plain_types) for rule in _elementwise("Cast", 0)),
+    *(
+        replace(r, condition=lambda node: {_dtype(node), node.attributes.get_int("to", 0)} <= _PLAIN)
+        for r in _elementwise("Cast", 0)
+    ),
     *_elementwise("Binarizer Imputer Scaler", 0, domain=_ML),
     *_elementwise("QLinearAdd QLinearMul", 0, 3, domain=_MS),
     *_elementwise("QLinearLeakyRelu QLinearSigmoid", 0, domain=_MS),
     *_elementwise("QLinearWhere", 1, 4, domain=_MS),
     *_rules("InstanceNormalization LayerNormalization LpNormalization LRN MeanVarianceNormalization", _ROWS),
     *_rules("RMSNormalization SimplifiedLayerNormalization Softmax", _ROWS),
-    *_rules("LogSoftmax", _ROWS, condition=_is_single),
+    *_rules("LogSoftmax", _ROWS, condition=lambda node: _dtype(node) == ir.DataType.FLOAT),
     *_rules("QLinearSoftmax", _ROWS, domain=_MS),
     *_rules("BatchNormalization", "scale and shift of each element", condition=_normalizes_with_given_statistics),
     *_rules("BiasGelu", _BUFFERED, domain=_MS),
-    *_rules("FastGelu", _BUFFERED, domain=_MS, condition=_has_bias),
+    *_rules("FastGelu", _BUFFERED, domain=_MS, condition=lambda node: 1 in _present(node.inputs)),
     *_rules(
         "SkipLayerNormalization SkipSimplifiedLayerNormalization", _ROWS, (0, 0), (1, 0), (0, 3), (1, 3), domain=_MS
     ),
-    *_rules("CumProd CumSum", _PREFIX, condition=_is_inclusive),
+    *_rules("CumProd CumSum", _PREFIX, condition=lambda node: node.attributes.get_int("exclusive", 0) == 0),
     *_rules("Scatter ScatterElements ScatterND TensorScatter Trilu", _DATA),
     *_rules("Trilu", _DATA, domain=_MS),
-    *_rules("Gemm", _ADDEND, (2, 0), condition=_is_single_or_double),
+    *_rules("Gemm", _ADDEND, (2, 0), condition=lambda node: _dtype(node) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)),
     *_rules("FusedGemm", _ADDEND, (2, 0), domain=_MS),
     *_rules("FusedConv", _ADDEND, (3, 0), domain=_MS),
     *_rules("Conv", _ADDEND, (3, 0), domain=_NCHWC),
 )
 """Where the output may overwrite the input."""
 
-NEVER_IN_PLACE: tuple[Refusal, ...] = (
-    Refusal("", "AveragePool", "windows overlap"),
-    Refusal("", "BatchNormalization", "in training: once seen to fail, which was not seen again"),
-    Refusal("", "Concat", "inputs move"),
-    Refusal("", "Conv", "windows overlap, and every output channel reads every input channel"),
-    Refusal("", "ConvTranspose", "every output channel reads every input channel; small ones pass"),
-    Refusal("", "CumProd", "exclusive: reads the slice before the one it writes"),
-    Refusal("", "CumSum", "exclusive: reads the slice before the one it writes"),
-    Refusal("", "DepthToSpace", "elements move"),
-    Refusal("", "Gather", "elements move"),
-    Refusal("", "GatherElements", "elements move"),
-    Refusal("", "Gelu", "reads its input again at the end; AVX-512's own kernel doesn't, the others do"),
-    Refusal("", "Gemm", "a factor is read for every tile of the output"),
-    Refusal("", "Hardmax", "clears the output, then looks for the maximum"),
-    Refusal("", "LogSoftmax", "float64: reads its input again after the exponentials are in the output"),
-    Refusal("", "MatMul", "a factor is read for every tile of the output"),
-    Refusal("", "Max", "before opset 8: reads later inputs after it has written"),
-    Refusal("", "MaxPool", "windows overlap"),
-    Refusal("", "Mean", "before opset 8: reads later inputs after it has written"),
-    Refusal("", "Min", "before opset 8: reads later inputs after it has written"),
-    Refusal("", "Pad", "elements move"),
-    Refusal("", "ReverseSequence", "elements move"),
-    Refusal("", "RotaryEmbedding", "the portable kernel reads each half after it has written the other"),
-    Refusal("", "Slice", "elements move, backwards with negative steps"),
-    Refusal("", "SpaceToDepth", "elements move"),
-    Refusal("", "Sum", "before opset 8: reads later inputs after it has written"),
-    Refusal("", "Transpose", "elements move"),
-    Refusal(_ML, "Normalizer", "L2: reads the signs of its input after it has written"),
-    Refusal(_MS, "FastGelu", "without bias: reads its input again at the end"),
-    Refusal(_MS, "FusedMatMul", "a factor is read for every tile of the output"),
-    Refusal(_MS, "Gelu", "as Gelu of the standard set"),
-    Refusal(_MS, "QuickGelu", "reads its input again at the end"),
-    Refusal(_MS, "RotaryEmbedding", "as RotaryEmbedding of the standard set"),
-)
-"""Operators that look as if they could, and why not: wholly, or in the case the reason names. For the reader; an
-operator that stands in no list is never in place either."""
+# What looks as if it could, and why it isn't in the list: wholly, or in the case that is named.
+#
+# - elements move: Concat, DepthToSpace, Gather, GatherElements, Pad, ReverseSequence, Slice (backwards with negative
+#   steps), SpaceToDepth, Transpose
+# - windows overlap: AveragePool, Conv, MaxPool
+# - every output channel reads every input channel: Conv, ConvTranspose (small ones pass)
+# - a factor is read for every tile of the output: FusedMatMul, Gemm, MatMul
+# - the input is read again after the output was written: FastGelu without bias, Gelu (AVX-512's own kernel doesn't),
+#   QuickGelu, LogSoftmax in float64, Max, Mean, Min and Sum before opset 8 (later inputs), Normalizer with L2 (signs)
+# - CumProd and CumSum, exclusive: the slice before the one that is written is read
+# - Hardmax clears the output, then looks for the maximum
+# - RotaryEmbedding: the portable kernel reads each half after it has written the other
+# - BatchNormalization in training: once seen to fail, which was not seen again
 
 _RUNTIME_ALIASES: frozenset[tuple[str, str]] = frozenset(
     [(rule.domain, rule.op) for rule in VIEWS]
@@ -374,7 +312,7 @@ def why_not_appended(old: ir.Value, new: ir.Value, provider: str = CPU) -> str:
     if node is None or node.domain or node.op_type != "Concat" or len(node.inputs) < 2 or node.inputs[0] is not old:
         made = "no node" if node is None else f"node '{node.name}' ({node.op_type})"
         return f"'{new.name}' is made by {made}, which is no Concat of '{old.name}' and new rows"
-    axis, dtype = _int(node, "axis", 0), new.dtype
+    axis, dtype = node.attributes.get_int("axis", 0), new.dtype
     if provider != CPU or shape is None or dtype is None or dtype.bitwidth % 8 or old.dtype != dtype:
         return f"node '{node.name}' (Concat) writes no whole bytes on the CPU"
     if old.is_graph_output() or node.inputs.count(old) > 1:

@@ -48,10 +48,7 @@ class Buckets:
 
     def __post_init__(self) -> None:
         for name in ("first", "rest"):
-            try:
-                object.__setattr__(self, name, in_bytes(f"the {name} bucket", getattr(self, name)))
-            except ValueError as error:
-                raise PlanError(str(error)) from error
+            object.__setattr__(self, name, in_bytes(f"the {name} bucket", getattr(self, name), PlanError))
         if self.wait not in ("next", "last"):
             raise PlanError(f"wait must be 'next' or 'last', not {self.wait!r}.")
 
@@ -294,6 +291,3 @@ def expanded(model: ir.Model) -> tuple[dict[str, tuple[str, ...]], list[str]]:
         del model.functions[key]
     model.opset_imports.pop(RANKS, None)
     return places, gone
-
-
-__all__ = ["Buckets", "Collective", "collectives_of", "expanded", "with_collectives"]

@@ -122,32 +122,21 @@ def _einsum(of: _Operands) -> int:
     return 2 * math.prod(sizes.values())
 
 
-_CONVOLUTION = _convolution(1)
+_PRODUCTS = (
+    "MatMul", "MatMulInteger", "QLinearMatMul", "Gemm", "com.microsoft::FusedMatMul", "com.microsoft::FusedGemm",
+    "com.microsoft::QGemm", "com.microsoft::MatMulIntegerToFloat", "com.microsoft::DynamicQuantizeMatMul",
+)  # fmt: skip
+_CONVOLUTIONS = ("Conv", "ConvInteger", "DeformConv", "com.microsoft::FusedConv", "com.microsoft.nchwc::Conv")
 _RULES: Mapping[str, _Rule] = {
-    "Conv": _CONVOLUTION,
-    "ConvInteger": _CONVOLUTION,
-    "DeformConv": _CONVOLUTION,
+    **dict.fromkeys(_CONVOLUTIONS, _convolution(1)),  # channels filled up to whole blocks count: they are computed
     "QLinearConv": _convolution(3),
     "ConvTranspose": _transposed_convolution,
-    "MatMul": _product,
-    "MatMulInteger": _product,
-    "QLinearMatMul": _product,
-    "Gemm": _product,
-    "Einsum": _einsum,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
-    "Attention": _attention,
-    "com.microsoft::FusedConv": _CONVOLUTION,
-    "com.microsoft::FusedMatMul": _product,
-    "com.microsoft::FusedGemm": _product,
-    "com.microsoft::QGemm": _product,
-    "com.microsoft::MatMulIntegerToFloat": _product,
-    "com.microsoft::DynamicQuantizeMatMul": _product,
+    **dict.fromkeys(_PRODUCTS, _product),
     "com.microsoft::MatMulNBits": _packed_product,
-    "com.microsoft::MultiHeadAttention": _attention,
+    "Einsum": _einsum,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(("Attention", "com.microsoft::MultiHeadAttention"), _attention),
     "com.microsoft::Attention": _projected_attention,
-    "com.microsoft.nchwc::Conv": _CONVOLUTION,  # channels filled up to whole blocks count: they are computed
 }
 
 

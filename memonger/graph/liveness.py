@@ -56,6 +56,22 @@ def last_reads(graph: Graph) -> list[int]:
     return last
 
 
+def roots(graph: Graph) -> list[int]:
+    """For each value the least one that it shares bytes with in every order, as views and windows do."""
+    root = list(range(len(graph.values)))
+
+    def find(value: int) -> int:
+        while root[value] != value:
+            root[value] = value = root[root[value]]
+        return value
+
+    windows = ((part, whole) for windows in graph.windows for part, whole, _ in windows)
+    for one, other in chain(chain.from_iterable(graph.views), windows):
+        low, high = sorted((find(one), find(other)))
+        root[high] = low
+    return [find(value) for value in range(len(root))]
+
+
 def assign_storage(
     graph: Graph,
     sharing: Sharing | None = None,

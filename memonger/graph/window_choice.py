@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memonger.graph.graph import ALIGNMENT, Graph
-from memonger.graph.liveness import Sharing, Storage, assign_storage, last_reads, live_bytes
+from memonger.graph.liveness import Sharing, Storage, assign_storage, last_reads, live_bytes, roots
 
 TRIES = 100
 """Storages that are assigned and compared."""
@@ -75,23 +75,12 @@ def _is_smaller(live: np.ndarray, other: np.ndarray) -> bool:
 
 def _together(graph: Graph) -> list[_Together]:
     """All nodes that offer windows of values that hang together, by size; then each node for itself."""
-    parent = list(range(len(graph.values)))
-
-    def root(value: int) -> int:
-        while parent[value] != value:
-            parent[value] = parent[parent[value]]
-            value = parent[value]
-        return value
-
     steps = [step for step, windows in enumerate(graph.windows) if windows and graph.offered[step]]
     if not steps:
         return []
-    joined = [(part, whole) for windows in graph.windows for part, whole, _ in windows]
-    for one, other in (*(pair for pairs in graph.views for pair in pairs), *joined):
-        parent[root(one)] = root(other)
-    together: dict[int, list[int]] = {}
+    root, together = roots(graph), dict[int, list[int]]()
     for step in steps:
-        together.setdefault(root(graph.windows[step][0][0]), []).append(step)
+        together.setdefault(root[graph.windows[step][0][0]], []).append(step)
     last = last_reads(graph)
     whole = [_of_nodes(graph, nodes, last) for nodes in together.values()]
     single = [_of_nodes(graph, [step], last) for nodes in together.values() if len(nodes) > 1 for step in nodes]

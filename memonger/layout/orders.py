@@ -20,39 +20,20 @@ def _sorted_by(rows: Rows, *keys: NDArray[np.generic]) -> NDArray[np.intp]:
     return np.lexsort((rows.source, rows.start, rows.start - rows.stop, -rows.alignment, -rows.size, *reversed(keys)))
 
 
-def by_size(rows: Rows) -> NDArray[np.intp]:
-    """Largest first."""
-    return _sorted_by(rows)
-
-
-def by_area(rows: Rows) -> NDArray[np.intp]:
-    """Largest product of bytes and duration first."""
-    return _sorted_by(rows, rows.size.astype(np.float64) * (rows.start - rows.stop))
-
-
-def by_duration(rows: Rows) -> NDArray[np.intp]:
-    """Longest-lived first."""
-    return _sorted_by(rows, rows.start - rows.stop)
-
-
-def by_start(rows: Rows) -> NDArray[np.intp]:
-    """Earliest first: the order in which a runtime without a plan would allocate."""
-    return _sorted_by(rows, rows.start)
-
-
-def by_conflict(rows: Rows) -> NDArray[np.intp]:
-    """Buffers that overlap the most others first."""
+def _overlaps(rows: Rows) -> NDArray[np.intp]:
+    """How many buffers begin before each ends, less those that have ended before it begins."""
     begun = np.searchsorted(np.sort(rows.start), rows.stop, side="left")
-    ended = np.searchsorted(np.sort(rows.stop), rows.start, side="right")
-    return _sorted_by(rows, ended - begun)
+    return begun - np.searchsorted(np.sort(rows.stop), rows.start, side="right")
 
 
 ORDERS: Mapping[str, Order] = MappingProxyType(
     {
-        "size": by_size,
-        "area": by_area,
-        "duration": by_duration,
-        "start": by_start,
-        "conflict": by_conflict,
+        "size": _sorted_by,
+        "area": lambda rows: _sorted_by(rows, rows.size.astype(np.float64) * (rows.start - rows.stop)),
+        "duration": lambda rows: _sorted_by(rows, rows.start - rows.stop),
+        "start": lambda rows: _sorted_by(rows, rows.start),
+        "conflict": lambda rows: _sorted_by(rows, -_overlaps(rows)),
     }
 )
+"""Largest first; largest product of bytes and duration; longest-lived; earliest, as a runtime without a plan would
+allocate; those that overlap the most others."""

@@ -175,11 +175,8 @@ def _with_copied_indices(
         assert indices is not None
         _, shape = tensors.get(str(indices.name), ("", static_shape(indices)))
         if shape:
-            copied[str(node.name)] = most + _INDEX_BYTES * math.prod(shape)
+            copied[str(node.name)] = most + 8 * math.prod(shape)
     return {**workspace, **copied}
-
-
-_INDEX_BYTES = 8
 
 
 def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool) -> None:
@@ -226,13 +223,6 @@ def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:
     if not onnxruntime.is_available():
         return None
     folder = ScratchFolder()
-    try:
-        return _run(model, threads, folder)
-    finally:
-        folder.remove()
-
-
-def _run(model: ir.Model, threads: int, folder: ScratchFolder) -> Mapping[str, int] | None:
     statistics = folder.path / "memory.csv"
     options = ort.Options(
         in_order=True,
@@ -246,4 +236,7 @@ def _run(model: ir.Model, threads: int, folder: ScratchFolder) -> Mapping[str, i
         session.run(None, feeding.random_feeds(feeding.inputs_of(model.graph)))
     except Exception:  # pybind exceptions share no base class; what can't be measured is said to be unknown
         return None
-    return profile.read_workspace(statistics) if statistics.is_file() else {}
+    else:
+        return profile.read_workspace(statistics) if statistics.is_file() else {}
+    finally:
+        folder.remove()

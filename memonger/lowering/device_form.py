@@ -14,7 +14,7 @@ import onnx_ir as ir
 from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
-from memonger.graph.aliasing import drops_nothing, floating_names
+from memonger.graph.aliasing import floating_names, in_inference_form
 from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
 from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
 from memonger.lowering import cuda as cuda_form
@@ -205,7 +205,7 @@ def _copy_where_nothing_drops(model: ir.Model) -> None:
     """
     for node in model.graph:
         masked = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
-        if operator_name(node) == "Dropout" and drops_nothing(node) and not masked:
+        if operator_name(node) == "Dropout" and in_inference_form(node) and not masked:
             node.op_type = "Identity"
             node.resize_inputs(1)
             node.resize_outputs(1)

@@ -6,8 +6,6 @@ The portable form, here, holds standard operators only and is bound to no machin
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
 import onnx_ir as ir
 
@@ -19,8 +17,6 @@ from memonger.model.model import Model
 from memonger.model.names import name_nodes
 from memonger.model.unused import remove_unused
 from memonger.words import option
-
-_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from memonger.errors import LoadError
 from memonger.model.model import Model
 from memonger.model.ranges import Range, in_terms_of, sum_of, terms_of
 from memonger.model.values import tensor_shape
-from memonger.words import FILE, SIZE, N, did_you_mean, option
+from memonger.words import FILE, SIZE, N, did_you_mean, option, quoted
 
 Dim = int | ir.SymbolicDim
 
@@ -137,8 +137,7 @@ def _open_batch(values: Sequence[ir.Value], sizes: Mapping[str, int]) -> list[st
 
 
 def _open_batch_note(left: Sequence[str]) -> str:
-    names = ", ".join(map(repr, left[:3])) + (" ..." if len(left) > 3 else "")
-    return f"the batch ({names}) has no size: it is 1, unless {option('batch', N)} says another."
+    return f"the batch ({quoted(left, 3)}) has no size: it is 1, unless {option('batch', N)} says another."
 
 
 def _dims(value: ir.Value) -> tuple[Dim, ...]:
@@ -182,8 +181,8 @@ def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int])
     symbolic = [(value, axis) for value in values for axis, dim in enumerate(_dims(value)) if not isinstance(dim, int)]
     open_names = dict.fromkeys(_keys(value, axis)[-1] for value, axis in symbolic)
     raise LoadError(
-        f"{name} has no dimension named {', '.join(map(repr, unknown))}; "
-        + (f"it has {', '.join(map(repr, open_names))}." if open_names else "all of its dimensions are fixed.")
+        f"{name} has no dimension named {quoted(unknown)}; "
+        + (f"it has {quoted(open_names)}." if open_names else "all of its dimensions are fixed.")
         + did_you_mean(unknown[0], open_names)
     )
 

@@ -55,13 +55,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _axes(site: Site, arrays: Sequence[Any]) -> tuple[int, ...] | None:
-    fixed = site.integers("axes")
-    if fixed is None and len(arrays) > 1 and arrays[1] is not None:
-        fixed = tuple(arrays[1].ravel().tolist())
-    return fixed
-
-
 def _cast(site: Site) -> Evaluate:
     kind = ir.DataType(site.integer("to", 0)).numpy()
     is_kept = kind == np.int64
@@ -85,35 +78,12 @@ def _clip(site: Site) -> Evaluate | None:
     return evaluate
 
 
-def _concat(site: Site) -> Evaluate:
-    axis = site.integer("axis", 0)
-    return lambda arrays: np.concatenate(arrays, axis)
-
-
-def _gather(site: Site) -> Evaluate:
-    axis = site.integer("axis", 0)
-    return lambda arrays: np.asarray(np.take(arrays[0], arrays[1], axis))
-
-
-def _squeeze(site: Site) -> Evaluate:
-    return lambda arrays: np.squeeze(arrays[0], _axes(site, arrays))
-
-
-def _unsqueeze(site: Site) -> Evaluate:
-    return lambda arrays: np.expand_dims(arrays[0], _axes(site, arrays) or ())
-
-
 def _reshape(site: Site) -> Evaluate:
     def evaluate(arrays: Sequence[Any]) -> np.ndarray:
         target = [arrays[0].shape[axis] if dim == 0 else dim for axis, dim in enumerate(arrays[1].tolist())]
         return np.asarray(arrays[0].reshape(target))
 
     return evaluate
-
-
-def _transpose(site: Site) -> Evaluate:
-    perm = site.integers("perm")
-    return lambda arrays: np.transpose(arrays[0], perm)
 
 
 def _slice(site: Site) -> Evaluate | None:
@@ -143,7 +113,7 @@ def _reduce(how: Callable[..., Any]) -> Callable[[Site], Evaluate]:
     def made(site: Site) -> Evaluate:
         keep = bool(site.integer("keepdims", 1))
         return lambda arrays: np.asarray(
-            how(arrays[0], axis=_axes(site, arrays), keepdims=keep).astype(arrays[0].dtype)
+            how(arrays[0], axis=site.integers_at("axes", arrays), keepdims=keep).astype(arrays[0].dtype)
         )
 
     return made
@@ -156,8 +126,12 @@ def _cumulated(site: Site) -> Evaluate | None:
 
 
 _MADE: dict[str, Callable[[Site], Evaluate | None]] = {
-    "Cast": _cast, "Clip": _clip, "Concat": _concat, "ConstantOfShape": _constant_of_shape, "CumSum": _cumulated,
-    "Gather": _gather, "Mod": _mod, "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min),
-    "ReduceProd": _reduce(np.prod), "ReduceSum": _reduce(np.sum), "Reshape": _reshape, "Slice": _slice,
-    "Squeeze": _squeeze, "Transpose": _transpose, "Unsqueeze": _unsqueeze,
+    "Cast": _cast, "Clip": _clip, "ConstantOfShape": _constant_of_shape, "CumSum": _cumulated, "Mod": _mod,
+    "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min), "ReduceProd": _reduce(np.prod),
+    "ReduceSum": _reduce(np.sum), "Reshape": _reshape, "Slice": _slice,
+    "Concat": lambda site: lambda arrays: np.concatenate(arrays, site.integer("axis", 0)),
+    "Gather": lambda site: lambda arrays: np.asarray(np.take(arrays[0], arrays[1], site.integer("axis", 0))),
+    "Squeeze": lambda site: lambda arrays: np.squeeze(arrays[0], site.integers_at("axes", arrays)),
+    "Transpose": lambda site: lambda arrays: np.transpose(arrays[0], site.integers("perm")),
+    "Unsqueeze": lambda site: lambda arrays: np.expand_dims(arrays[0], site.integers_at("axes", arrays) or ()),
 }  # fmt: skip

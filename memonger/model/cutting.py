@@ -14,12 +14,12 @@ one is made from the k-th parts of the others.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 import onnx_ir as ir
 
-from memonger.model.operators import operator_name
+from memonger.model.operators import F, operator_name, rule_of_operators
 from memonger.model.values import static_shape
 
 
@@ -194,23 +194,20 @@ class Cut:
 
 
 Rule = Callable[[Cut], Slicing]
-R = TypeVar("R", bound=Rule)
 
 RULES: dict[str, Rule] = {}
 """The rule of each operator, by `memonger.model.operators.operator_name`."""
 
 
-def axis_rule(*names: str) -> Callable[[R], R]:
+def axis_rule(*names: str) -> Callable[[F], F]:
     """Register a rule for operators; names may stand together in one string. A second rule for one operator raises."""
+    return rule_of_operators(RULES, "an axis rule", " ".join(names).split())
 
-    def register(rule: R) -> R:
-        for name in " ".join(names).split():
-            if name in RULES:
-                raise ValueError(f"operator {name} has an axis rule already")
-            RULES[name] = rule
-        return rule
 
-    return register
+def axis_rules(rules: Mapping[str, Rule]) -> None:
+    """Register rules that one expression says."""
+    for names, rule in rules.items():
+        axis_rule(names)(rule)
 
 
 def sentence(node: ir.Node, why: str) -> Refusal:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.model.marks import COMPOSITE, spread
-from memonger.model.values import INFERENCE_ERRORS, all_values, input_at, static_shape, tensor_shape
+from memonger.model.values import INFERENCE_ERRORS, add_initializer, all_values, input_at, static_shape
 
 SMALL = 1024  # elements; a larger constant never decides a shape
 
@@ -183,13 +183,8 @@ class Emitter:
         key = (array.dtype.str + str(array.dtype), array.tobytes(), array.shape)
         if key not in self._constants:
             name = self.fresh(f"constant/{'x'.join(map(str, array.shape)) or array.item()}")
-            tensor = ir.Tensor(array, name=name)
-            value = ir.Value(
-                name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-            value.meta["constant"] = True
-            self.graph.register_initializer(value)
-            self._constants[key] = value
+            self._constants[key] = add_initializer(self.graph, name, array)
+            self._constants[key].meta["constant"] = True
         return self._constants[key]
 
     def ints(self, *numbers: int) -> ir.Value:

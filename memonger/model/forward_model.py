@@ -5,21 +5,26 @@ It stands in ``metadata_props["memonger.forward"]`` without the weights that the
 
 import base64
 import binascii
+import logging
 import zlib
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
+from memonger.files import ScratchFolder
 from memonger.model import load, save
 from memonger.model.tensors import is_large
 from memonger.model.training_roles import Training
 from memonger.model.values import tensor_shape
+from memonger.units import MiB
+
+logger = logging.getLogger(__name__)
 
 KEY = "memonger.forward"
 SMALL = 64  # elements; up to that many stay with the forward model
 LARGEST = 1 << 30  # bytes of a forward model without its weights: what is larger when unpacked is refused
+_MANY = MiB  # bytes of large weights from which on they wait in a file for evaluation and export
 
 
 def embed(model: ir.Model, forward: ir.Model, roles: Training) -> None:
@@ -79,36 +84,34 @@ def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | 
     return forward
 
 
-def frozen(forward: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Its large weights by name: those that aren't trained. Shape inference reads the others."""
-    tensors = {name: value.const_value for name, value in forward.graph.initializers.items()}
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None and is_large(tensor)}
+def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFolder | None]:
+    """The model as a message, which takes a fraction of its memory, and a folder of its large weights if they are many.
 
-
-def packed(forward: ir.Model | None, folder: Path | None) -> onnx.ModelProto | None:
-    """The model as a message, which takes a fraction of its memory; `unpacked` undoes it.
-
-    Args:
-        forward: Changed, where a folder is given.
-        folder: Where its large weights are written to, in place of the message; None: the message has them.
-
-    Raises:
-        OSError: they can't be written.
+    These aren't trained: onnxruntime has them, and only evaluation and export read them again. `unpacked` undoes it.
     """
-    if forward is not None and folder is not None:
-        own = frozen(forward)
-        written = ir.external_data.convert_tensors_to_external([*own.values()], folder, "weights")
-        for name, tensor in zip(own, written, strict=True):
-            forward.graph.initializers[name].const_value = tensor
-    return None if forward is None else ir.to_proto(forward)
+    if forward is None:
+        return None, None
+    tensors = {name: value.const_value for name, value in forward.graph.initializers.items()}
+    large = {name: tensor for name, tensor in tensors.items() if tensor is not None and is_large(tensor)}
+    folder = None
+    if sum(tensor.nbytes for tensor in large.values()) >= _MANY:
+        try:
+            folder = ScratchFolder()
+            written = ir.external_data.convert_tensors_to_external([*large.values()], folder.path, "weights")
+            for name, tensor in zip(large, written, strict=True):
+                forward.graph.initializers[name].const_value = tensor
+        except OSError as error:
+            logger.warning("frozen weights stay in memory for evaluation, as no folder takes them: %s.", error)
+            folder = None
+    return ir.to_proto(forward), folder
 
 
-def unpacked(message: onnx.ModelProto | None, folder: Path | None) -> ir.Model | None:
-    """The model that `packed` was given, with the same folder."""
+def unpacked(message: onnx.ModelProto | None, folder: ScratchFolder | None) -> ir.Model | None:
+    """The model that `packed` was given."""
     if message is None:
         return None
     forward = ir.from_proto(message)
     if folder is not None:
-        ir.external_data.set_base_dir(forward.graph, folder)
+        ir.external_data.set_base_dir(forward.graph, folder.path)
     forward.graph.meta[load.FOREIGN] = True
     return forward

@@ -15,7 +15,7 @@ from memonger.model.decoding import DecodingError, decode
 from memonger.model.ranges import Range, completed, in_words, own, place_of, points, shapes_at
 from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
-from memonger.model.values import static_shape
+from memonger.model.values import required_inputs, static_shape
 from memonger.words import did_you_mean, option
 
 KEY = "memonger.state"
@@ -183,7 +183,7 @@ def fullest(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, Rang
 
 
 def _check_names(model: ir.Model, state: Mapping[str, str], name: str) -> None:
-    inputs = {str(v.name): v for v in model.graph.inputs if v.name not in model.graph.initializers}
+    inputs = {str(v.name): v for v in required_inputs(model.graph)}
     outputs = {str(v.name): v for v in model.graph.outputs}
     for old, new in state.items():
         for value, known, what in ((old, inputs, "input"), (new, outputs, "output")):

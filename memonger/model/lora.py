@@ -22,8 +22,8 @@ from memonger.model.model import Model
 from memonger.model.names import matches, name_nodes
 from memonger.model.opset import raise_opset
 from memonger.model.replacing import Replacer
-from memonger.model.values import static_shape, tensor_shape
-from memonger.words import did_you_mean, option
+from memonger.model.values import add_initializer, static_shape
+from memonger.words import did_you_mean, option, quoted
 
 KEY = "memonger.lora"
 
@@ -188,10 +188,9 @@ def _chosen(model: Model, products: Mapping[str, Sequence[_Product]], patterns: 
     for pattern in patterns:
         if any(matches(each, pattern) for each in names.values()):
             continue
-        some = ", ".join(f"'{name}'" for name in list(names)[:8]) or "none"
         raise PlanError(
             f"{model.name}: {option('pattern')} names '{pattern}', which is no weight that MatMul or Gemm reads as its "
-            f"right matrix, and nothing else reads; there are {some} ...{did_you_mean(pattern, names)}"
+            f"right matrix, and nothing else reads; there are {quoted(names, 8)}.{did_you_mean(pattern, names)}"
         )
     return [name for name, each in names.items() if any(matches(each, pattern) for pattern in patterns)]
 
@@ -228,10 +227,7 @@ def _viewed(op: Emitter, x: ir.Value, dims: Sequence[int]) -> ir.Value:
 def _initializer(op: Emitter, name: str, content: np.ndarray) -> ir.Value:
     if op.fresh(name) != name:
         raise PlanError(f"the model has a value named '{name}' already, as an adapter would be called.")
-    tensor = ir.tensor(content, name=name)
-    value = ir.Value(name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    op.graph.register_initializer(value)
-    return value
+    return add_initializer(op.graph, name, content)
 
 
 def adapters_of(model: ir.Model, name: str) -> tuple[Adapter, ...]:

@@ -5,10 +5,13 @@ outputs may share an input's memory in `memonger.graph.aliasing`, how many FLOPs
 gradients in `memonger.autodiff.rules`, and what CUDA wants otherwise in `memonger.lowering.cuda`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import onnx_ir as ir
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,130 +70,83 @@ def facts_of(name: str) -> Operator:
 
 _NOTHING_KNOWN = Operator()
 
+
+def rule_of_operators(rules: dict[str, Any], kind: str, names: Iterable[str]) -> Callable[[F], F]:
+    """A decorator: the function becomes the rule of these operators. A second rule for one operator raises.
+
+    Args:
+        rules: The table that it is entered in.
+        kind: What rules of the table are called, as ``a shape rule``.
+        names: The operators, by `operator_name`.
+    """
+
+    def register(rule: F) -> F:
+        for name in names:
+            if name in rules:
+                raise ValueError(f"operator {name} has {kind} already")
+            rules[name] = rule
+        return rule
+
+    return register
+
+
+def _all(names: str, **facts: Any) -> dict[str, Operator]:
+    """A row for each of these operators."""
+    return dict.fromkeys(names.split(), Operator(**facts))
+
+
 OPERATORS: Mapping[str, Operator] = {
-    "AffineGrid": Operator(sized_by=(1,)),
-    "And": Operator(without_gradient=True),
-    "ArgMax": Operator(without_gradient=True),
-    "ArgMin": Operator(without_gradient=True),
-    "BatchNormalization": Operator(settings=(3, 4), cheap=True),
-    "Bernoulli": Operator(random=True, without_gradient=True),
-    "BitShift": Operator(without_gradient=True),
-    "BitwiseAnd": Operator(without_gradient=True),
-    "BitwiseNot": Operator(without_gradient=True),
-    "BitwiseOr": Operator(without_gradient=True),
-    "BitwiseXor": Operator(without_gradient=True),
-    "BlackmanWindow": Operator(sized_by=(0,)),
-    "Cast": Operator(cheap=True),
-    "Ceil": Operator(without_gradient=True),
-    "Celu": Operator(cheap=True),
-    "CenterCropPad": Operator(sized_by=(1,)),
-    "Clip": Operator(settings=(1, 2), once_attributes=(1, 2), cheap=True),
-    "Col2Im": Operator(sized_by=(1, 2)),
-    "Compress": Operator(sized_at_run_time=True),
-    "Concat": Operator(cheap=True),
-    "ConcatFromSequence": Operator(sized_at_run_time=True),
-    "ConstantOfShape": Operator(sized_by=(0,), without_gradient=True),
-    "DFT": Operator(sized_by=(1, 2)),
-    "DequantizeLinear": Operator(settings=(1, 2)),
-    "Dropout": Operator(random=True, settings=(1,)),
-    "Elu": Operator(cheap=True),
-    "Equal": Operator(without_gradient=True),
-    "Erf": Operator(cheap=True),
-    "Exp": Operator(cheap=True),
-    "Expand": Operator(sized_by=(1,), cheap=True),
-    "EyeLike": Operator(without_gradient=True),
-    "Flatten": Operator(cheap=True),
-    "Floor": Operator(without_gradient=True),
-    "Gather": Operator(reads_part=True),
-    "GatherElements": Operator(reads_part=True),
-    "GatherND": Operator(reads_part=True),
-    "Gelu": Operator(cheap=True),
-    "Greater": Operator(without_gradient=True),
-    "GreaterOrEqual": Operator(without_gradient=True),
-    "HammingWindow": Operator(sized_by=(0,)),
-    "HannWindow": Operator(sized_by=(0,)),
-    "HardSigmoid": Operator(cheap=True),
-    "HardSwish": Operator(cheap=True),
-    "Hardmax": Operator(without_gradient=True),
-    "Identity": Operator(cheap=True),
-    "If": Operator(sized_at_run_time=True),
-    "ImageDecoder": Operator(sized_at_run_time=True),
-    "InstanceNormalization": Operator(cheap=True),
-    "IsInf": Operator(without_gradient=True),
-    "IsNaN": Operator(without_gradient=True),
-    "LRN": Operator(cheap=True),
-    "LayerNormalization": Operator(cheap=True),
-    "LeakyRelu": Operator(cheap=True),
-    "Less": Operator(without_gradient=True),
-    "LessOrEqual": Operator(without_gradient=True),
-    "Loop": Operator(sized_at_run_time=True),
-    "MaxUnpool": Operator(sized_by=(2,)),
-    "MelWeightMatrix": Operator(sized_by=(0, 1, 2, 3, 4), settings=(3, 4)),
-    "Mish": Operator(cheap=True),
-    "Mul": Operator(cheap=True),
-    "Multinomial": Operator(random=True, without_gradient=True),
-    "NegativeLogLikelihoodLoss": Operator(settings=(2,)),
-    "NonMaxSuppression": Operator(sized_at_run_time=True, settings=(3, 4)),
-    "NonZero": Operator(sized_at_run_time=True, without_gradient=True),
-    "Not": Operator(without_gradient=True),
-    "OneHot": Operator(sized_by=(1,), settings=(1, 2), without_gradient=True),
-    "Optional": Operator(sized_at_run_time=True),
-    "OptionalGetElement": Operator(sized_at_run_time=True),
-    "Or": Operator(without_gradient=True),
-    "PRelu": Operator(cheap=True),
-    "Pad": Operator(sized_by=(1, 3), settings=(2,), once_attributes=(2,)),
-    "QuantizeLinear": Operator(settings=(1, 2)),
-    "RandomNormal": Operator(random=True, without_gradient=True),
-    "RandomNormalLike": Operator(random=True, without_gradient=True),
-    "RandomUniform": Operator(random=True, without_gradient=True),
-    "RandomUniformLike": Operator(random=True, without_gradient=True),
-    "Range": Operator(sized_by=(0, 1, 2), settings=(0, 1, 2), without_gradient=True),
-    "ReduceL1": Operator(sized_by=(1,)),
-    "ReduceL2": Operator(sized_by=(1,)),
-    "ReduceLogSum": Operator(sized_by=(1,)),
-    "ReduceLogSumExp": Operator(sized_by=(1,)),
-    "ReduceMax": Operator(sized_by=(1,)),
-    "ReduceMean": Operator(sized_by=(1,)),
-    "ReduceMin": Operator(sized_by=(1,)),
-    "ReduceProd": Operator(sized_by=(1,)),
-    "ReduceSum": Operator(sized_by=(1,)),
-    "ReduceSumSquare": Operator(sized_by=(1,)),
-    "Relu": Operator(cheap=True),
-    "Reshape": Operator(sized_by=(1,), cheap=True),
-    "Resize": Operator(sized_by=(1, 2, 3), settings=(1, 2)),
-    "RotaryEmbedding": Operator(settings=(1, 2)),
-    "Round": Operator(without_gradient=True),
-    "STFT": Operator(sized_by=(1, 3)),
-    "Scan": Operator(sized_at_run_time=True),
-    "Selu": Operator(cheap=True),
-    "SequenceAt": Operator(sized_at_run_time=True),
-    "SequenceMap": Operator(sized_at_run_time=True),
-    "Shape": Operator(shape_only=True, without_gradient=True),
-    "Sigmoid": Operator(cheap=True),
-    "Sign": Operator(without_gradient=True),
-    "Size": Operator(shape_only=True, without_gradient=True),
-    "Slice": Operator(sized_by=(1, 2, 3, 4), reads_part=True, cheap=True),
-    "SoftmaxCrossEntropyLoss": Operator(settings=(2,)),
-    "Softplus": Operator(cheap=True),
-    "Softsign": Operator(cheap=True),
-    "Split": Operator(sized_by=(1,), cheap=True),
-    "SplitToSequence": Operator(sized_at_run_time=True),
-    "Squeeze": Operator(sized_by=(1,), cheap=True),
-    "StringSplit": Operator(sized_at_run_time=True),
-    "Tanh": Operator(cheap=True),
-    "Tile": Operator(sized_by=(1,)),
-    "TopK": Operator(sized_by=(1,)),
-    "Transpose": Operator(cheap=True),
-    "Unique": Operator(sized_at_run_time=True),
-    "Unsqueeze": Operator(sized_by=(1,), cheap=True),
-    "Upsample": Operator(sized_by=(1,), settings=(1,)),
-    "Xor": Operator(without_gradient=True),
-    "com.microsoft::DequantizeLinear": Operator(settings=(1, 2)),
-    "com.microsoft::ExpandDims": Operator(sized_by=(1,)),
-    "com.microsoft::GatherND": Operator(reads_part=True),
-    "com.microsoft::Pad": Operator(sized_by=(1,), settings=(2,)),
-    "com.microsoft::QuantizeLinear": Operator(settings=(1, 2)),
-    "com.microsoft::Range": Operator(sized_by=(0, 1, 2), settings=(0, 1, 2)),
-    "com.microsoft::RotaryEmbedding": Operator(settings=(2, 3)),
-    "com.microsoft::Unique": Operator(sized_at_run_time=True),
+    **_all(
+        "AffineGrid CenterCropPad ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin "
+        "ReduceProd ReduceSum ReduceSumSquare Tile TopK com.microsoft::ExpandDims",
+        sized_by=(1,),
+    ),
+    **_all(
+        "And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Equal EyeLike Floor Greater "
+        "GreaterOrEqual Hardmax IsInf IsNaN Less LessOrEqual Not Or Round Sign Xor",
+        without_gradient=True,
+    ),
+    **_all("BatchNormalization", settings=(3, 4), cheap=True),
+    **_all(
+        "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+        random=True,
+        without_gradient=True,
+    ),
+    **_all("BlackmanWindow HammingWindow HannWindow", sized_by=(0,)),
+    **_all(
+        "Cast Celu Concat Elu Erf Exp Flatten Gelu HardSigmoid HardSwish Identity InstanceNormalization LRN "
+        "LayerNormalization LeakyRelu Mish Mul PRelu Relu Selu Sigmoid Softplus Softsign Tanh Transpose",
+        cheap=True,
+    ),
+    **_all("Clip", settings=(1, 2), once_attributes=(1, 2), cheap=True),
+    **_all("Col2Im DFT", sized_by=(1, 2)),
+    **_all(
+        "Compress ConcatFromSequence If ImageDecoder Loop Optional OptionalGetElement Scan SequenceAt SequenceMap "
+        "SplitToSequence StringSplit Unique com.microsoft::Unique",
+        sized_at_run_time=True,
+    ),
+    **_all("ConstantOfShape", sized_by=(0,), without_gradient=True),
+    **_all(
+        "DequantizeLinear QuantizeLinear RotaryEmbedding com.microsoft::DequantizeLinear com.microsoft::QuantizeLinear",
+        settings=(1, 2),
+    ),
+    **_all("Dropout", random=True, settings=(1,)),
+    **_all("Expand Reshape Split Squeeze Unsqueeze", sized_by=(1,), cheap=True),
+    **_all("Gather GatherElements GatherND com.microsoft::GatherND", reads_part=True),
+    **_all("MaxUnpool", sized_by=(2,)),
+    **_all("MelWeightMatrix", sized_by=(0, 1, 2, 3, 4), settings=(3, 4)),
+    **_all("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", settings=(2,)),
+    **_all("NonMaxSuppression", sized_at_run_time=True, settings=(3, 4)),
+    **_all("NonZero", sized_at_run_time=True, without_gradient=True),
+    **_all("OneHot", sized_by=(1,), settings=(1, 2), without_gradient=True),
+    **_all("Pad", sized_by=(1, 3), settings=(2,), once_attributes=(2,)),
+    **_all("Range", sized_by=(0, 1, 2), settings=(0, 1, 2), without_gradient=True),
+    **_all("Resize", sized_by=(1, 2, 3), settings=(1, 2)),
+    **_all("STFT", sized_by=(1, 3)),
+    **_all("Shape Size", shape_only=True, without_gradient=True),
+    **_all("Slice", sized_by=(1, 2, 3, 4), reads_part=True, cheap=True),
+    **_all("Upsample", sized_by=(1,), settings=(1,)),
+    **_all("com.microsoft::Pad", sized_by=(1,), settings=(2,)),
+    **_all("com.microsoft::Range", sized_by=(0, 1, 2), settings=(0, 1, 2)),
+    **_all("com.microsoft::RotaryEmbedding", settings=(2, 3)),
 }

@@ -11,13 +11,16 @@ from memonger.model.model import Model
 from memonger.model.modules import reads_parameter
 from memonger.model.operators import facts
 from memonger.model.values import is_floating
-from memonger.words import NAME, did_you_mean, option
+from memonger.words import NAME, did_you_mean, option, quoted
 
 KEY = "memonger.parameters"
 """Metadata of a model: a JSON list of its parameters' names."""
 
 EXPORTED_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata PyTorch's exporter writes on initializers: PARAMETER, BUFFER or CONSTANT_TENSOR."""
+
+EXPORTED_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+"""Metadata PyTorch's exporter writes on the graph: the parameters, among others."""
 
 
 _WEIGHTS = {
@@ -107,10 +110,9 @@ def _matching(values: dict[str, ir.Value], patterns: Sequence[str], name: str, f
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         names = [pattern] if pattern in values else [n for n in values if fnmatch.fnmatchcase(n, pattern)]
         if not names:
-            some = ", ".join(f"'{n}'" for n in list(values)[:8])
             raise PlanError(
-                f"{name}: {option(flag)} names '{pattern}', which is no input or initializer; there are {some} ..."
-                f"{did_you_mean(pattern, values)}"
+                f"{name}: {option(flag)} names '{pattern}', which is no input or initializer; there are "
+                f"{quoted(values, 8)}.{did_you_mean(pattern, values)}"
             )
         matching += names
     return matching

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from memonger.model.operators import facts
-from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, subgraphs, tensor_shape
+from memonger.model.values import INFERENCE_ERRORS, SMALL, add_initializer, all_values, dense, static_shape, subgraphs
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +91,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
 def _constant(model: ir.Model, value: ir.Value, array: np.ndarray, taken: set[str]) -> ir.Value:
     name = next(name for k in itertools.count() if (name := f"{value.name}.constant{k or ''}") not in taken)
     taken.add(name)
-    tensor = ir.Tensor(array, name=name)
-    constant = ir.Value(name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    model.graph.register_initializer(constant)
-    return constant
+    return add_initializer(model.graph, name, array)
 
 
 def _evaluate(model: ir.Model, node: ir.Node, values: dict[ir.Value, np.ndarray]) -> list[np.ndarray] | None:

@@ -1,6 +1,5 @@
 """Static shapes by ONNX's own inference, with shape arithmetic folded."""
 
-import logging
 import math
 import re
 from collections.abc import Callable
@@ -15,8 +14,6 @@ from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
 from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, tensor_shape
-
-logger = logging.getLogger(__name__)
 
 PLAIN = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",

@@ -15,17 +15,15 @@ indexing, conversion and division raise: the sizes then contradict each other.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx_ir as ir
 
-from memonger.model.operators import operator_name
+from memonger.model.operators import F, operator_name, rule_of_operators
 
 Shape = tuple[int, ...]
 
 Compute = Callable[[Sequence[Any], Sequence[Any]], Sequence[Shape]]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 CONTRADICTIONS = (ValueError, TypeError, IndexError, KeyError, ArithmeticError, StopIteration)
 """What rules raise for shapes that don't go together."""
@@ -81,6 +79,13 @@ class Site:
         attribute = self.attributes.get(name)
         return None if attribute is None else tuple(attribute.as_ints())
 
+    def integers_at(self, name: str, contents: Sequence[Any]) -> tuple[int, ...] | None:
+        """A list of integers that is an attribute, or in later opsets the second input; None where there is none."""
+        fixed = self.integers(name)
+        if fixed is None and len(contents) > 1 and contents[1] is not None:
+            fixed = tuple(contents[1].ravel().tolist())
+        return fixed
+
     def floats(self, name: str) -> tuple[float, ...] | None:
         """An attribute that is a list of numbers; None where there is none."""
         attribute = self.attributes.get(name)
@@ -112,15 +117,13 @@ _RULES: dict[str, Callable[[Site], Compute]] = {}
 
 def shape_rule(*operators: str) -> Callable[[F], F]:
     """A decorator: the function is the shape rule of these operators, by `operators.operator_name`."""
+    return rule_of_operators(_RULES, "a shape rule", operators)
 
-    def register(rule: F) -> F:
-        for name in operators:
-            if name in _RULES:
-                raise ValueError(f"{name} has two shape rules.")
-            _RULES[name] = rule
-        return rule
 
-    return register
+def shape_rules(rules: Mapping[str, Compute]) -> None:
+    """Rules that ask nothing of the node; names of several operators stand in one string."""
+    for names, compute in rules.items():
+        shape_rule(*names.split())(lambda _, compute=compute: compute)
 
 
 def rule_of(node: ir.Node) -> Callable[[Site], Compute] | None:

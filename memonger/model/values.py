@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -28,6 +29,11 @@ def dense(value: ir.Value) -> bool:
     )
 
 
+def required_inputs(graph: ir.Graph) -> list[ir.Value]:
+    """The inputs that a caller has to give: those without a default."""
+    return [value for value in graph.inputs if value.name not in graph.initializers]
+
+
 def is_floating(value: ir.Value) -> bool:
     """Whether the value is a tensor of floating-point numbers."""
     return value.dtype is not None and value.dtype.is_floating_point()
@@ -44,6 +50,14 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
 def tensor_shape(tensor: ir.TensorProtocol) -> ir.Shape:
     """The shape of a concrete tensor, to put on a value."""
     return ir.Shape([int(dim) for dim in tensor.shape.numpy()])
+
+
+def add_initializer(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:
+    """A new initializer of a graph, in which nothing is called so."""
+    tensor = ir.Tensor(content, name=name)
+    value = ir.Value(name=name, shape=tensor_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def nbytes(value: ir.Value) -> int | None:

@@ -225,6 +225,3 @@ def _model(model: ir.Model) -> Iterator[bytes]:
         yield ir.serde.serialize_function(function).SerializeToString(deterministic=True)
     for tensor in all_tensors(model):
         yield tensor_digest(tensor).encode()
-
-
-__all__ = ["FOLDER", "Entry", "entry"]

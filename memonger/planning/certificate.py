@@ -35,8 +35,6 @@ KIND = "memonger.fit/1"
 _LONGEST = 1 << 20
 """Bytes of the largest certificate that is read."""
 
-_PART = 1 << 20
-
 _OPTIMIZERS: Mapping[str, Any] = {"SGD": SGD, "Adam": Adam, "AdamW": AdamW, "Lion": Lion}
 
 Size = Annotated[int, AtLeast(0)]
@@ -71,6 +69,10 @@ class Recipe:
     views: bool = True
     reuse: bool = True
     cuda: Cuda = field(default_factory=Cuda)
+
+
+_SAME = ("batch", "loss", "precision", "level", "threads", "cuda")
+"""What a recipe has as `Options` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +175,12 @@ def recipe(options: Options, changes: Changes) -> Recipe:
         mode=options.chosen_mode,
         device=str(options.device),
         **dataclasses.asdict(changes),
-        batch=options.batch,
+        **{name: getattr(options, name) for name in _SAME},
         dims=options.sizes,
-        loss=options.loss,
         optimizer=None if options.optimizer is None else _optimizer_record(options.optimizer),
-        precision=options.precision,
-        level=options.level,
-        threads=options.threads,
         inplace=options.sharing.inplace,
         views=options.sharing.views,
         reuse=options.sharing.reuse,
-        cuda=options.cuda,
     )
 
 
@@ -218,11 +215,8 @@ def _relative(file: Path, certificate: Path) -> str:
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as opened:
-        while part := opened.read(_PART):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_certificate(path: Path) -> bool:
@@ -290,15 +284,10 @@ def _options(recipe: Recipe) -> Options:
     return Options(
         mode=recipe.mode,  # type: ignore[arg-type]  # checked when it was decoded
         device=recipe.device,
-        batch=recipe.batch,
+        **{name: getattr(recipe, name) for name in _SAME},
         dims=recipe.dims,
-        loss=recipe.loss,
         optimizer=None if recipe.optimizer is None else _optimizer_of(recipe.optimizer),
-        precision=recipe.precision,  # type: ignore[arg-type]
-        level=recipe.level,  # type: ignore[arg-type]
-        threads=recipe.threads,
         sharing=Sharing(recipe.inplace, recipe.views, recipe.reuse),
-        cuda=recipe.cuda,
     )
 
 

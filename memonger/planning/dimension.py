@@ -8,8 +8,9 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
+from memonger.model.values import required_inputs
 from memonger.planning.options import Options
-from memonger.words import NAME, SIZE, N, did_you_mean, option
+from memonger.words import NAME, SIZE, N, did_you_mean, option, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def open_dimension(source: Source | Model, vary: str, options: Options) -> Dimen
     if not isinstance(vary, str):
         raise PlanError(f"vary must be 'batch' or the name of a dimension, not {vary!r}.")
     model = source if isinstance(source, Model) else load_as_is(source)
-    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    inputs = required_inputs(model.graph)
     places = [(v, axis) for v in inputs for axis, dim in enumerate(v.shape or ()) if not isinstance(dim, int)]
     names = [_name(value, axis) for value, axis in places]
     open_names = list(dict.fromkeys([*(name for name in names if name), *(f"{v.name}[{axis}]" for v, axis in places)]))
@@ -76,12 +77,9 @@ def _nothing_to_vary(model: str, vary: str, inputs: Sequence[ir.Value], known: S
         )
     near = did_you_mean(vary, known)
     what = "open first dimension to be its batch" if vary == "batch" else f"open dimension '{vary}'"
-    hint = near or f" {option('vary')} takes {', '.join(map(repr, known))}."
+    hint = near or f" {option('vary')} takes {quoted(known)}."
     return f"{model} has no {what} ({listed}).{hint}"
 
 
 def _shown(dim: object) -> str:
     return str(dim) if isinstance(dim, int) else str(getattr(dim, "value", None) or "?")
-
-
-__all__ = ["Dimension", "open_dimension"]

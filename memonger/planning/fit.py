@@ -18,10 +18,10 @@ from memonger.planning.at_size import Changes
 from memonger.planning.certificate import Beyond
 from memonger.planning.fit_chunks import InChunks
 from memonger.planning.names import Strategy
-from memonger.planning.options import Keywords, Options, combine, in_bytes, takes_options, without_ranges
+from memonger.planning.options import Keywords, Options, combine, takes_options, without_ranges
 from memonger.planning.search_plan import device_of
 from memonger.planning.sizing import Attempt, Sizing
-from memonger.units import MOST_POINTS
+from memonger.units import MOST_POINTS, in_bytes, whole
 from memonger.words import option
 
 
@@ -171,13 +171,12 @@ def fit(
         raise PlanError("fit takes the memory as its budget: leave budget out.")
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"fit takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
-    if type(frontier) is not int or not 0 <= frontier <= MOST_POINTS:
-        raise PlanError(f"frontier must be a whole number from 0 to {MOST_POINTS}, not {frontier!r}.")
+    frontier = whole("frontier", frontier, 0, MOST_POINTS, PlanError)
     device = device_of(chosen.device)
     if not device.is_host or device.facts.is_portable:
         chosen = dataclasses.replace(chosen, chunks="off")
     with collecting_later():
-        sizing = Sizing(source, in_bytes("memory", memory), vary, Changes(train_mode, *(lora or ())), chosen)
+        sizing = Sizing(source, in_bytes("memory", memory, PlanError), vary, Changes(train_mode, *(lora or ())), chosen)
         sizing.run()
         answer = _answer(sizing, frontier)
         return answer if chosen.chunks == "off" else _in_chunks(answer, sizing)

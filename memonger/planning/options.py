@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
-from memonger import units
 from memonger.autodiff.losses import Loss
 from memonger.autodiff.mixed_precision import Precision
 from memonger.autodiff.updates import Optimizer
@@ -23,7 +22,7 @@ from memonger.model.image_rows import ROWS
 from memonger.model.ranges import MOST_RANGES, Range, in_terms_of, own, terms_of
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
-from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS
+from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, in_bytes, whole
 from memonger.words import did_you_mean, either, option
 
 Progress = Callable[[str], None]
@@ -130,7 +129,7 @@ class Options:
                 raise PlanError(f"{key} must be {words}, not {reprlib.repr(getattr(self, key))}.")
         for key, least, most in _BOUNDS:
             if getattr(self, key) is not None or key != "batch":
-                object.__setattr__(self, key, _whole(key, getattr(self, key), least, most))
+                object.__setattr__(self, key, whole(key, getattr(self, key), least, most, PlanError))
         for name, size in (self.dims or {}).items():
             _check_size(name, size, self.dims or {})
         self._check_ranges()
@@ -211,7 +210,7 @@ class Options:
     @property
     def budget_bytes(self) -> int | None:
         """The budget in bytes."""
-        return None if self.budget is None else in_bytes("budget", self.budget)
+        return None if self.budget is None else in_bytes("budget", self.budget, PlanError)
 
     @property
     def axis_and_chunks(self) -> tuple[int, int] | None:
@@ -314,7 +313,7 @@ def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
     if isinstance(budgets, str) or not isinstance(budgets, Sequence) or len(budgets) > MOST_POINTS:
         raise PlanError(f"budgets must be a list of at most {MOST_POINTS} sizes, as ['1GiB', '2GiB'], not "
                         f"{reprlib.repr(budgets)}.")  # fmt: skip
-    return [in_bytes("budget", budget) for budget in budgets]
+    return [in_bytes("budget", budget, PlanError) for budget in budgets]
 
 
 def without_ranges(options: Options, what: str) -> Options:
@@ -438,12 +437,12 @@ def _check_size(name: str, size: object, dims: Mapping[str, object]) -> None:
         _check_sum(name, size, dims)
         return
     if not isinstance(size, Sequence):
-        _whole(which, size, 0, MOST_BATCH)
+        whole(which, size, 0, MOST_BATCH, PlanError)
         return
     if len(size) not in (2, 3):
         raise PlanError(f"{which} must be a number, or the smallest and the largest (with a step), not {size!r}.")
     for one, least in zip(size, (0, 1, 1), strict=False):
-        _whole(which, one, least, MOST_BATCH)
+        whole(which, one, least, MOST_BATCH, PlanError)
     if size[0] > size[1]:
         raise PlanError(f"{which} has a range that ends before it begins: {size[0]} to {size[1]}.")
 
@@ -496,12 +495,6 @@ def _range(size: "int | Sequence[int]") -> Range:
     return Range(least, most - (most - least) % step, step)
 
 
-def _whole(option: str, value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= most:
-        raise PlanError(f"{option} must be a whole number from {least} to {most}, not {reprlib.repr(value)}.")
-    return int(value)
-
-
 def _check_patterns(option: str, value: object) -> None:
     if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
         raise PlanError(f"{option} must be a pattern or a list of them, as ['conv*'], not {reprlib.repr(value)}.")
@@ -511,18 +504,6 @@ def _check_name(option: str, value: object, names: Sequence[str]) -> None:
     if (value is not None or option == "order") and not (isinstance(value, str) and value in names):
         listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
         raise PlanError(f"{option} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
-
-
-def in_bytes(option: str, size: float | str) -> int:
-    """Bytes from a number of them, of a fraction the whole part, or from a text such as ``4GiB``.
-
-    Raises:
-        PlanError: it is neither, or out of range. The message names the option.
-    """
-    try:
-        return units.in_bytes(option, size)
-    except ValueError as error:
-        raise PlanError(str(error)) from error
 
 
 def _is_number(value: object) -> bool:

@@ -24,9 +24,9 @@ from memonger.model.model import Model
 from memonger.model.save import as_proto
 from memonger.planning import cache
 from memonger.planning.names import Engine
-from memonger.planning.options import Keywords, Options, Progress, combine, in_bytes, takes_options
+from memonger.planning.options import Keywords, Options, Progress, combine, takes_options
 from memonger.planning.search_plan import search_plan
-from memonger.units import MOST_THREADS
+from memonger.units import MOST_THREADS, in_bytes, whole
 from memonger.words import did_you_mean, either, on_the_command_line, option
 
 SUFFIX = ".planned.onnx"
@@ -239,7 +239,7 @@ def _budget(budget: float | str) -> Budget:
     """
     match = _PERCENT.fullmatch(budget) if isinstance(budget, str) else None
     if match is None:
-        return str(budget), None, in_bytes("budget", budget)
+        return str(budget), None, in_bytes("budget", budget, PlanError)
     if not 0 < float(match[1]) <= 100:
         raise PlanError(f"budget: {budget!r} is no percentage above 0 and up to 100.")
     return str(budget), float(match[1]) / 100, None
@@ -321,8 +321,7 @@ def _run_by(engine: Engine, jobs: int | None) -> Run:
     if engine not in names:
         near = did_you_mean(str(engine), names)
         raise PlanError(f"engine must be {' or '.join(map(repr, names))}, not {engine!r}.{near}")
-    if jobs is not None and (type(jobs) is not int or not 1 <= jobs <= MOST_THREADS):
-        raise PlanError(f"jobs must be a whole number from 1 to {MOST_THREADS}, not {jobs!r}.")
+    jobs = None if jobs is None else whole("jobs", jobs, 1, MOST_THREADS, PlanError)
     if engine == "joblib" and jobs in (None, 1):
         return _here
     try:

@@ -49,8 +49,8 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import Marks, annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import MOST_POINTS, exactly, shown
-from memonger.words import call, option
+from memonger.units import MOST_POINTS, exactly, shown, whole
+from memonger.words import call, option, quoted
 
 if TYPE_CHECKING:
     import networkx
@@ -174,8 +174,7 @@ def pareto(
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
     """
     chosen = without_ranges(combine(options, keywords), "pareto")
-    if type(points) is not int or not 1 <= points <= MOST_POINTS:
-        raise PlanError(f"points must be a whole number from 1 to {MOST_POINTS}, not {points!r}.")
+    points = whole("points", points, 1, MOST_POINTS, PlanError)
     sizes = bytes_of_budgets(budgets)
     if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
         own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
@@ -622,9 +621,8 @@ def _without_loss(model: Model) -> tuple[str, ...]:
     given = () if model.training is None else tuple(model.training.output_gradients.values())
     if not given:
         return ()
-    names = ", ".join(f"'{name}'" for name in given[:3]) + (" ..." if len(given) > 3 else "")
     return (
-        f"no loss is given, so the gradients of the outputs became inputs ({names}): "
+        f"no loss is given, so the gradients of the outputs became inputs ({quoted(given, 3)}): "
         f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model.",
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from memonger.graph.graph import Graph
+from memonger.graph.liveness import roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Needs:
     @classmethod
     def of(cls, graph: Graph) -> "Needs":
         """What a graph needs where all shares bytes that may; what windows save is estimated."""
-        root = _roots(graph)
+        root = roots(graph)
         sizes: dict[int, int] = {}
         for value, planned in enumerate(graph.planned):
             if planned:
@@ -70,22 +71,6 @@ def _touching(touched: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         for each in storages:
             touching[each].append(node)
     return touching
-
-
-def _roots(graph: Graph) -> list[int]:
-    """For each value the least one that it shares bytes with in every order, as views and windows do."""
-    root = list(range(len(graph.values)))
-
-    def find(value: int) -> int:
-        while root[value] != value:
-            root[value] = value = root[root[value]]
-        return value
-
-    for pairs in (*graph.views, *(tuple(each[:2] for each in windows) for windows in graph.windows)):
-        for a, b in pairs:
-            low, high = sorted((find(a), find(b)))
-            root[high] = low
-    return [find(value) for value in range(len(root))]
 
 
 def _over(graph: Graph, storage: Sequence[int], node: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from memonger.model.image_rows import ROWS
 from memonger.model.marks import CHUNK, STRIP, WINDOW
@@ -72,13 +72,9 @@ def _slices(bands: Sequence[ChunkedBand]) -> str:
 
 def chunks_table(records: Sequence[Mapping[str, Any]], count: int = 20) -> Table:
     """A row for each band, the first ``count``."""
-    table = Table(title="What runs in chunks", title_justify="left")
-    table.add_column("nodes", justify="right")
-    table.add_column("first … last", overflow="fold")
-    for name in ("axis", "slices"):
-        table.add_column(name)
-    for name in ("before", "in chunks", "more time"):
-        table.add_column(name, justify="right")
+    nodes, *figures = (Column(name, justify="right") for name in ("nodes", "before", "in chunks", "more time"))
+    ends = Column("first … last", overflow="fold")
+    table = Table(nodes, ends, "axis", "slices", *figures, title="What runs in chunks", title_justify="left")
     for cells in map(_cells, records[:count]):
         table.add_row(*cells)
     if len(records) > count:

@@ -21,7 +21,7 @@ from memonger.graph.liveness import assign_storage, worst_step
 from memonger.model.load import Source, load
 from memonger.model.model import Model
 from memonger.model.names import matches
-from memonger.model.values import static_shape
+from memonger.model.values import required_inputs, static_shape
 from memonger.plan import BasePlan, GraphPlan, Plan
 from memonger.planning.options import Options
 from memonger.planning.search_plan import prepare
@@ -231,7 +231,7 @@ def _described(model: ir.Model | None) -> tuple[dict[str, tuple[int, ...]], froz
         return {}, frozenset()
     values = (v for node in model.graph for v in node.outputs)
     shapes = {str(v.name): dims for v in values if (dims := static_shape(v)) is not None}
-    return shapes, frozenset(str(v.name) for v in model.graph.inputs if v.name not in model.graph.initializers)
+    return shapes, frozenset(str(v.name) for v in required_inputs(model.graph))
 
 
 def _chosen(subject: _Subject, settings: Settings) -> list[int]:

@@ -10,6 +10,7 @@ from memonger.planning.certificate import Certificate
 from memonger.planning.fit import Fit
 from memonger.report.chunks import chunks_lines
 from memonger.report.summary import plan_record
+from memonger.report.text import table_of
 from memonger.units import format_size, in_full
 
 
@@ -92,9 +93,7 @@ def _every(recomputes: bool) -> str:
 
 def sizes_table(fit: Fit) -> Table:
     """Plans of several sizes within the memory."""
-    table = Table(title=f"Within {format_size(fit.memory)}", title_justify="left")
-    for name in (fit.vary, "total", "extra cost", "a run", "samples/s"):
-        table.add_column(name, justify="right")
+    table = table_of(f"Within {format_size(fit.memory)}", fit.vary, "total", "extra cost", "a run", "samples/s")
     for point in fit.frontier:
         seconds, rate = point.seconds, point.samples_per_second
         table.add_row(
@@ -135,6 +134,3 @@ def certificate_line(certificate: Certificate) -> str:
         "open": "is open",
     }[beyond.status]
     return f"{said}; {certificate.vary} {beyond.size} {more}."
-
-
-__all__ = ["certificate_line", "certificate_record", "fit_lines", "fit_record", "sizes_table"]

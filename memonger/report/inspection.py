@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 import onnx_ir as ir
-from rich.table import Table
+from rich.table import Column, Table
 
 from memonger.model.operators import operator_name
 from memonger.units import format_size
@@ -79,9 +79,7 @@ def model_lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 def model_table(record: Mapping[str, Any], count: int = 20) -> Table:
     """Inputs and outputs of a model with their types and shapes, the first ``count`` of each."""
-    table = Table()
-    for column in ("", "name", "type", "shape"):
-        table.add_column(column)
+    table = Table("", "name", "type", "shape")
     for kind in ("input", "output"):
         values = record[f"{kind}s"]
         for value in values[:count]:
@@ -93,9 +91,7 @@ def model_table(record: Mapping[str, Any], count: int = 20) -> Table:
 
 def operator_table(counts: Mapping[str, int]) -> Table:
     """How often each operator occurs, the commonest first."""
-    table = Table()
-    table.add_column("operator")
-    table.add_column("nodes", justify="right")
+    table = Table("operator", Column("nodes", justify="right"))
     for key, number in counts.items():
         table.add_row(key, str(number))
     return table

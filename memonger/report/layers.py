@@ -1,8 +1,7 @@
 """A model node by node: what each writes and costs, whether it runs again, and the PyTorch module it comes from."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import onnx_ir as ir
 from rich.table import Table
@@ -98,11 +97,6 @@ def _flops(node: ir.Node) -> int | None:
         return None  # no inference has seen this file: its attributes can be of any type and its shapes of any rank
     values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
     return flops if flops or all(static_shape(value) is not None for value in values) else None
-
-
-def layer_record(layer: Layer) -> dict[str, Any]:
-    """For ``--json``."""
-    return asdict(layer)
 
 
 def layers_table(layers: tuple[Layer, ...]) -> Table:

@@ -164,13 +164,11 @@ def planned_file(path: str | Path) -> Plan | str | Path:
 def count_plan(plan: BasePlan) -> MemoryCount:
     """Count the bytes of a plan, see `MemoryCount`."""
     graph = plan.graph
-    if not isinstance(plan, Plan):
-        kinds, nothing = _kinds(graph, {}), KindBytes()
-        return MemoryCount(
-            _before(graph, kinds, nothing), _added(nothing, _first_held(plan, kinds)), _at_peak(plan, kinds, nothing)
-        )
-    kinds = value_kinds(graph, plan.training)
-    rest = replace(_persistent(plan.model, plan.training), workspace=plan.workspace_bytes)
+    if isinstance(plan, Plan):
+        kinds = value_kinds(graph, plan.training)
+        rest = replace(_persistent(plan.model, plan.training), workspace=plan.workspace_bytes)
+    else:
+        kinds, rest = _kinds(graph, {}), KindBytes()
     return MemoryCount(_before(graph, kinds, rest), _added(rest, _first_held(plan, kinds)), _at_peak(plan, kinds, rest))
 
 

@@ -8,17 +8,6 @@ from rich.table import Table
 
 from memonger.units import format_size
 
-COMPARISON_NOTE = (
-    "Ratios are planned ÷ stock: below 1 the plan is better. p95: 95 of 100 runs took no longer. Memory is the most a "
-    "run takes above the loaded model."
-)
-
-
-STEPS_NOTE = (
-    "Ratios are planned ÷ stock: below 1 the plan is better. p95: 95 of 100 steps took no longer. Memory is the most a "
-    "step takes above the loaded session."
-)
-
 
 def format_seconds(seconds: float) -> str:
     """A time for people, three digits: ``22.0 ms``, ``1.24 s``, ``850 µs``."""
@@ -52,6 +41,14 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], unit: str, compared: str
     return table
 
 
+def comparison_note(unit: str, loaded: str) -> str:
+    """What its columns are; ``unit`` is what was timed, ``loaded`` what memory is counted above."""
+    return (
+        f"Ratios are planned ÷ stock: below 1 the plan is better. p95: 95 of 100 {unit}s took no longer. Memory is the "
+        f"most a {unit} takes above the loaded {loaded}."
+    )
+
+
 def _outcome(row: Mapping[str, Any]) -> str:
     if "bitwise_equal" not in row:
         return ""
@@ -64,11 +61,9 @@ def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def outputs_table(outputs: Mapping[str, Any], title: str = "Outputs") -> Table:
+def outputs_table(outputs: Mapping[str, Any]) -> Table:
     """Name, type, shape, mean and spread (standard deviation) of each output."""
-    table = Table(title=title, title_justify="left")
-    for column in ("name", "type", "shape", "mean", "spread"):
-        table.add_column(column)
+    table = Table("name", "type", "shape", "mean", "spread", title="Outputs", title_justify="left")
     for name, value in outputs.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.size:
             numbers = value.astype(np.float64)

@@ -1,10 +1,10 @@
 """Tables for the terminal, made with rich. To be printed without markup: names in them are as the model has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from memonger.graph.liveness import live_bytes, worst_step
 from memonger.plan import Plan
@@ -29,11 +29,15 @@ def recomputation_line(record: Mapping[str, Any]) -> str:
     )
 
 
+def table_of(title: str, *names: str, words: Collection[str] = ()) -> Table:
+    """A table without rows; its columns have numbers in them, but for those that are named as having words."""
+    columns = (Column(name, justify="left" if name in words else "right") for name in names)
+    return Table(*columns, title=title, title_justify="left")
+
+
 def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Plans by falling memory, one a row, each with what it takes and costs."""
-    table = Table(title="Memory against extra cost", title_justify="left")
-    for name in ("total", "of the most", "arena", "run again", "extra cost"):
-        table.add_column(name, justify="right")
+    table = table_of("Memory against extra cost", "total", "of the most", "arena", "run again", "extra cost")
     most = max((record["total_bytes"] for record in records), default=0) or 1
     for record in records:
         table.add_row(
@@ -45,10 +49,9 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
 
 def fleet_table(rows: Sequence[Row]) -> Table:
     """Plans of many models, one a row; what nothing was asked of is no column."""
-    table = Table(title="Plans", title_justify="left")
     asked = [key for key in ("batch", "device", "budget") if any(getattr(row, key) is not None for row in rows)]
-    for name in ("model", *asked, "total", "arena", "run again", "extra cost", "seconds"):
-        table.add_column(name, justify="left" if name in ("model", "device") else "right")
+    names = ("model", *asked, "total", "arena", "run again", "extra cost", "seconds")
+    table = table_of("Plans", *names, words=("model", "device"))
     for row in rows:
         cells = [str(getattr(row, key) or "") for key in asked]
         if row.total_bytes is None or row.arena_bytes is None or row.overhead is None:
@@ -64,9 +67,9 @@ def fleet_table(rows: Sequence[Row]) -> Table:
 
 def candidates_table(candidates: Sequence[Candidate]) -> Table:
     """What a sweep tried, a threshold a row; the best one is marked."""
-    table = Table(title="Sweep: a stage is kept once the threshold was written since the last", title_justify="left")
-    for name in ("stages", "threshold", "segments", "kept", "peak", "extra cost", ""):
-        table.add_column(name, justify="left" if name in ("stages", "") else "right")
+    title = "Sweep: a stage is kept once the threshold was written since the last"
+    names = ("stages", "threshold", "segments", "kept", "peak", "extra cost", "")
+    table = table_of(title, *names, words=("stages", ""))
     best = min(range(len(candidates)), key=lambda i: (candidates[i].peak, candidates[i].overhead, i))
     for index, one in enumerate(candidates):
         all_kept = one.source == "none"
@@ -98,9 +101,7 @@ def largest_table(plan: Plan, count: int = 8) -> Table:
     graph, storage = plan.graph, plan.storage
     worst = worst_step(storage.buffers, len(graph.nodes))
     title = f"Alive at the worst step, {worst} ({graph.nodes[worst]})" if graph.nodes else "No steps"
-    table = Table(title=title, title_justify="left")
-    for name in ("value", "bytes", "offset", "steps"):
-        table.add_column(name, justify="left" if name == "value" else "right")
+    table = table_of(title, "value", "bytes", "offset", "steps", words=("value",))
     filling = {
         number: value
         for value, number in reversed(list(enumerate(storage.of_value)))
@@ -116,10 +117,8 @@ def largest_table(plan: Plan, count: int = 8) -> Table:
 
 def memory_count_table(count: MemoryCount) -> Table:
     """What the bytes are for, a kind a row; kinds without any are left out."""
-    table = Table(title="What the memory is for", title_justify="left")
-    table.add_column("kind")
-    for name in ("without reuse", "planned", "at the peak"):
-        table.add_column(name, justify="right")
+    names = ("kind", "without reuse", "planned", "at the peak")
+    table = table_of("What the memory is for", *names, words=("kind",))
     columns = [kinds.to_dict() for kinds in (count.before, count.after, count.at_peak) if kinds is not None]
     for key, name in KIND_NAMES.items():
         if any(column[key] for column in columns):

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes, worst_step
-from memonger.model.values import nbytes
-from memonger.plan import Plan
+from memonger.model.values import nbytes, required_inputs
+from memonger.plan import Plan, parameter_sizes
 from memonger.report.modules import Modules, Path
 
 KEPT = "kept"
@@ -140,7 +140,7 @@ class View:
             if each.workspace:
                 yield Rectangle(each.node, WORKSPACE, plan.arena_bytes, each.workspace, step, step + 1)
         offset = plan.arena_bytes + (plan.workspace_bytes or 0)
-        for kind, tensors in ((INPUT, _inputs(plan)), (WEIGHT, _weights(plan))):
+        for kind, tensors in ((INPUT, _inputs(plan)), (WEIGHT, parameter_sizes(plan.model, plan.training).items())):
             for name, size in tensors:
                 yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))
                 offset += size
@@ -220,18 +220,6 @@ def _shape(value: ir.Value) -> str:
 def _inputs(plan: Plan) -> Iterable[tuple[str, int]]:
     """What a run is given, with its bytes: see `memonger.plan.input_bytes`."""
     persistent = set(plan.training.persistent) if plan.training else set()
-    for value in plan.model.graph.inputs:
-        if value.name not in persistent and value.name not in plan.model.graph.initializers:
-            yield str(value.name), nbytes(value) or 0
-
-
-def _weights(plan: Plan) -> Iterable[tuple[str, int]]:
-    """What persists, with its bytes: see `memonger.plan.parameter_bytes`."""
-    graph = plan.model.graph
-    for name, value in graph.initializers.items():
-        if value.const_value is not None:
-            yield name, value.const_value.nbytes
-    persistent = set(plan.training.persistent) if plan.training else set()
-    for value in graph.inputs:
-        if value.name in persistent and value.name not in graph.initializers:
+    for value in required_inputs(plan.model.graph):
+        if value.name not in persistent:
             yield str(value.name), nbytes(value) or 0

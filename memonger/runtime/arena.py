@@ -14,8 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import CPU, Device
-from memonger.errors import SessionError
+from memonger.errors import SessionError, system_checked
 from memonger.units import in_full
+
+PART = 1 << 22  # bytes on their way to a file or from one at a time
 
 
 class ArenaTensor(NamedTuple):
@@ -114,12 +116,29 @@ class Arena(Protocol):
         ...
 
     def save(self, path: Path) -> None:
-        """Write every byte to a file."""
-        ...
+        """Write every byte to a file.
+
+        Raises:
+            SessionError: the file can't be written.
+        """
+        with system_checked(SessionError, f"{path} can't be written"), path.open("wb") as target:
+            for begin in range(0, self.size, PART):
+                count = min(PART, self.size - begin)
+                target.write(self.read(begin, np.dtype(np.uint8), (count,), copy=False).data)
 
     def restore(self, path: Path) -> None:
-        """Read back what `save` wrote."""
-        ...
+        """Read back what `save` wrote, into memory taken anew where it was given back.
+
+        Raises:
+            SessionError: the file isn't there any more, or is shorter; the device hasn't the memory any more.
+        """
+        self.take_again()
+        with system_checked(SessionError, f"{path} can't be read"), path.open("rb") as source:
+            for begin in range(0, self.size, PART):
+                part = source.read(min(PART, self.size - begin))
+                if len(part) != min(PART, self.size - begin):
+                    raise SessionError(f"{path} has {begin + len(part)} bytes left of {self.size}.")
+                self.write(begin, np.frombuffer(part, np.uint8))
 
     def discard(self) -> None:
         """Give the memory back to the system; the content is lost."""
@@ -155,7 +174,7 @@ def _host_memory() -> int:
     return memory + (int(swap[1]) * 1024 if swap else 0)
 
 
-class HostArena:
+class HostArena(Arena):
     """Anonymous memory of the process, page-aligned, zero until written, taken from the system page by page.
 
     See `Arena`; the address stays as long as the object lives.
@@ -194,31 +213,6 @@ class HostArena:
     def fill(self, byte: int) -> None:
         """Set every byte; ``0xFF`` makes every float a NaN."""
         np.frombuffer(self._map, np.uint8)[:] = byte
-
-    def save(self, path: Path) -> None:
-        """Write every byte to a file.
-
-        Raises:
-            SessionError: the file can't be written.
-        """
-        try:
-            path.write_bytes(memoryview(self._map)[: self.size])
-        except OSError as error:
-            raise SessionError(f"{path} can't be written: {error.strerror or error}.") from error
-
-    def restore(self, path: Path) -> None:
-        """Read back what `save` wrote.
-
-        Raises:
-            SessionError: the file isn't there any more, or is shorter.
-        """
-        try:
-            with path.open("rb") as source:
-                read = source.readinto(memoryview(self._map)[: self.size])
-        except OSError as error:
-            raise SessionError(f"{path} can't be read: {error.strerror or error}.") from error
-        if read != self.size:
-            raise SessionError(f"{path} has {read} bytes left of {self.size}.")
 
     def discard(self) -> None:
         """Give the pages back to the system; the content is zero again."""

@@ -17,7 +17,7 @@ from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
 from memonger.runtime.plain import PlainRuns
-from memonger.runtime.program import Group, Program, exposed, program_of
+from memonger.runtime.program import Group, Program, expose, program_of
 from memonger.runtime.store import Store
 
 INPUT_ALIGNMENT = 256  # bytes; what CUDA aligns allocations to
@@ -454,7 +454,8 @@ def bind_plan(
         cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
     """
     program = program_of(plan)
-    model = exposed(without_defaults(plan.model, set(fixed)), program.planned, (), False)
+    model = without_defaults(plan.model, set(fixed))
+    expose(model, program.planned)
     settings = plan.stamp.cuda if plan.stamp is not None else None
     engine = Engine(Group(model, (0,), (program,)), arena.device, threads, True, settings, cuda_graph)
     return Binding(program, engine, arena, fixed=fixed)

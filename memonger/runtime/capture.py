@@ -16,7 +16,7 @@ from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Group, exposed, program_of
+from memonger.runtime.program import Group, expose, program_of
 from memonger.runtime.store import Store
 from memonger.runtime.weights import LEND_ALL
 from memonger.units import MiB
@@ -68,7 +68,8 @@ def planned_values(
         for name, tensor in store.tensors.items()
     )
     program = replace(program, outputs=tuple(copies.values()), planned=(*program.planned, *kept))
-    group = Group(exposed(model, program.planned, (), False), (0,), (program,))
+    expose(model, program.planned)
+    group = Group(model, (0,), (program,))
     cuda = plan.stamp.cuda if plan.stamp is not None else None
     engine = Engine(group, device, threads or plan.threads, False, cuda)
     binding = Binding(program, engine, arena, inputs_at=input_memory([program], device))

@@ -30,13 +30,14 @@ class Packed:
     apart: tuple[Any, ...]
 
 
-def packed(value: Any) -> Packed:
-    """Write objects out; large bytes, messages and what is lent to onnxruntime stay as they are."""
+def packed(value: Any, *kept: object) -> Packed:
+    """Write objects out; large bytes, messages, what is lent to onnxruntime and ``kept`` stay as they are."""
     apart: list[Any] = []
 
     class Writer(pickle.Pickler):
         def persistent_id(self, part: Any) -> int | None:
-            if isinstance(part, Held | onnx.ModelProto) or (type(part) is bytes and len(part) >= _LARGE):
+            stays = isinstance(part, Held | onnx.ModelProto) or any(part is one for one in kept)
+            if stays or (type(part) is bytes and len(part) >= _LARGE):
                 apart.append(part)
                 return len(apart) - 1
             return None

@@ -14,7 +14,7 @@ from memonger.errors import SessionError, ShapeError
 from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.words import FILE, did_you_mean, option
+from memonger.words import FILE, did_you_mean, option, quoted
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
@@ -306,11 +306,11 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
     missing = [value.name for value in inputs if value.required and value.name not in feeds]
     unknown = [name for name in feeds if name not in by_name]
     if missing:
-        instead = f", and it has no input {_quoted(unknown)}" if unknown else ""
-        raise SessionError(f"{where}: input {_quoted(missing)} is missing{instead}; the inputs are {_quoted(by_name)}.")
+        instead = f", and it has no input {quoted(unknown)}" if unknown else ""
+        raise SessionError(f"{where}: input {quoted(missing)} is missing{instead}; the inputs are {quoted(by_name)}.")
     if unknown:
         raise SessionError(
-            f"{where} has no input {_quoted(unknown)}; the inputs are {_quoted(by_name)}."
+            f"{where} has no input {quoted(unknown)}; the inputs are {quoted(by_name)}."
             f"{did_you_mean(str(unknown[0]), by_name)}"
         )
     for name, feed in feeds.items():
@@ -346,7 +346,3 @@ def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:
             f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}.",
             f"Plan the model for that shape as well ({option('batch')}, {option('dims')}).",
         )
-
-
-def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(f"'{name}'" for name in names)

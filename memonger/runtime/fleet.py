@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU
 from memonger.errors import BusyError, SessionError
-from memonger.model.values import static_shape
+from memonger.model.values import required_inputs, static_shape
 from memonger.plan import Plan
 from memonger.plan_file import graph_digest, weight_digests
 from memonger.runtime import feeds as feeding
@@ -28,7 +28,8 @@ from memonger.runtime.pipeline import Pipeline, steps_of
 from memonger.runtime.places import IdleRelease, Place
 from memonger.runtime.session import check_stamp, device_of, plans_of
 from memonger.runtime.weights import SharedWeights
-from memonger.units import format_size, in_bytes, in_full, shown
+from memonger.units import MOST_ARENAS, format_size, in_bytes, in_full, shown, whole
+from memonger.words import quoted
 
 Source = Plan | str | Path | Sequence[Plan | str | Path]
 
@@ -141,18 +142,17 @@ class Fleet:
         check_weights: bool = True,
         idle_release: float | None = None,
     ) -> None:
-        if type(arenas) is not int or not 1 <= arenas <= 1024:
-            raise SessionError(f"arenas={arenas!r} must be a whole number from 1 to 1024.")
+        self._count = whole("arenas", arenas, 1, MOST_ARENAS, SessionError)
         if wait is not None and not (isinstance(wait, int | float) and 0 <= wait <= threading.TIMEOUT_MAX):
             raise SessionError(f"wait={wait!r} must be seconds from 0 on, or None for as long as it takes.")
-        self._limit, self._wait, self._count = _limit_in_bytes(limit), wait, arenas
+        self._limit, self._wait = None if limit is None else in_bytes("limit", limit, SessionError), wait
         self._threads, self._check_order, self._check_weights = intra_op_threads, check_order, check_weights
         self._members: dict[str, _Member] = {}
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
         self._weights, self._runs, self._is_closed = SharedWeights(), 0, False
         self.waiting = Waiting()
         self._loading, self._changed = threading.Lock(), threading.Condition()
-        self._places = [Place(CPU, 0) for _ in range(arenas)]
+        self._places = [Place(CPU, 0) for _ in range(self._count)]
         self._free: queue.LifoQueue[Place] = queue.LifoQueue()
         for place in self._places:
             self._free.put(place)
@@ -314,8 +314,7 @@ class Fleet:
         self._check_open()
         member = self._members.get(name)
         if member is None:
-            known = ", ".join(map(repr, self._members)) or "none"
-            raise SessionError(shown(f"the fleet has no model {name!r}; it has {known}."))
+            raise SessionError(shown(f"the fleet has no model {name!r}; it has {quoted(self._members)}."))
         return member
 
     def _memory(self, members: Sequence[_Member]) -> FleetMemory:
@@ -443,13 +442,6 @@ class Fleet:
             yield stack.enter_context(self._place()), models
 
 
-def _limit_in_bytes(limit: str | float | None) -> int | None:
-    try:
-        return None if limit is None else in_bytes("limit", limit)
-    except ValueError as error:
-        raise SessionError(str(error)) from error
-
-
 def _checked(source: Source, check_weights: bool) -> list[Plan]:
     """The plans of a model, checked for this machine."""
     plans = plans_of(source, check_weights)
@@ -473,7 +465,7 @@ def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
         source=None if any(isinstance(one, Plan) for one in given) else source,
         pad=pad,
         need=need_of(plans),
-        inputs=tuple(str(value.name) for value in graph.inputs if value.name not in graph.initializers),
+        inputs=tuple(str(value.name) for value in required_inputs(graph)),
         outputs={str(value.name): _tensor(value) if is_fixed else None for value in graph.outputs},
     )
 

@@ -23,6 +23,7 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program
 from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.store import Store
+from memonger.words import quoted
 
 _NONE: Mapping[str, Any] = {}
 
@@ -190,9 +191,7 @@ class KeptState:
         for name, array in given.items():
             tensor = self._tensors.get(name)
             if tensor is None:
-                raise SessionError(
-                    f"'{name}' is no state of this session; it keeps {', '.join(map(repr, self.state))}."
-                )
+                raise SessionError(f"'{name}' is no state of this session; it keeps {quoted(self.state)}.")
             axes = self._axes[name]
             fits = array.ndim == len(tensor.shape) and all(
                 dim in self._ranges[axes[axis]] if axis in axes else dim == tensor.shape[axis]

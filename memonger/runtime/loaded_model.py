@@ -16,7 +16,7 @@ from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
 from memonger.runtime.binding import Binding, input_memory
-from memonger.runtime.chunked import ChunkedBinding, Copied, Stretch, cut_up, is_chunked
+from memonger.runtime.chunked import ChunkedBinding, Chunks, cut_up, is_chunked
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState, StatefulBinding
 from memonger.runtime.padding import Padding, Smaller, is_smaller
@@ -231,15 +231,11 @@ def _runners(
     found: dict[int, _Runner] = {}
     plain = [index for index, plan in enumerate(plans) if not (device.is_host and is_chunked(plan))]
     for index in sorted(set(range(len(plans))) - set(plain)):
-        chunks = cut_up(plans[index])
-        engines = tuple(make_engine(group, True) for group in chunks.groups)
-        engines[-1].reserve()
-        bind = partial(_bound_in_chunks, chunks.program, chunks.steps, engines, chunks.constants)
-        found[index] = _Runner(chunks.program, engines, bind)
+        found[index] = _of_chunks(cut_up(plans[index]), make_engine)
     if plans[0].ranges:
         ranged = RangedProgram(plans[0])
         engine = make_engine(ranged.group(plans[0]), False)
-        return (_Runner(ranged.base, (engine,), partial(_bound_in_ranges, ranged, engine), ranged),)
+        return (_Runner(ranged.base, (engine,), lambda arena, _: RangedBinding(ranged, engine, arena), ranged),)
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -259,19 +255,12 @@ def _without(program: Program, state: Mapping[str, str]) -> Program:
     return replace(program, inputs=tuple(value for value in program.inputs if value.name not in state))
 
 
-def _bound_in_chunks(
-    program: Program,
-    steps: Sequence[Stretch | Copied],
-    engines: Sequence[Engine],
-    constants: Mapping[str, np.ndarray],
-    arena: Arena,
-    _: Arena | None,
-) -> ChunkedBinding:
-    return ChunkedBinding(program, steps, engines, arena, constants)
-
-
-def _bound_in_ranges(ranged: RangedProgram, engine: Engine, arena: Arena, _: Arena | None) -> RangedBinding:
-    return RangedBinding(ranged, engine, arena)
+def _of_chunks(chunks: Chunks, make_engine: Callable[[Group, bool], Engine]) -> _Runner:
+    """What runs a plan with chunks; of these it keeps no model, as their weights are onnxruntime's."""
+    program, steps, constants = chunks.program, chunks.steps, chunks.constants
+    engines = tuple(make_engine(group, True) for group in chunks.groups)
+    engines[-1].reserve()
+    return _Runner(program, engines, lambda arena, _: ChunkedBinding(program, steps, engines, arena, constants))
 
 
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:

@@ -155,17 +155,20 @@ def _share_host_allocator() -> None:
         module.create_and_register_allocator(where, module.OrtArenaCfg({"arena_extend_strategy": 1}))
 
 
+def copying_model() -> ir.Model:
+    """A model of one node: ``y`` is a copy of ``x``, float32 of shape [1]."""
+    source, copy = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1])) for n in "xy")
+    node = ir.Node("", "Identity", [source], outputs=[copy])
+    return ir.Model(ir.Graph([source], [copy], nodes=[node], opset_imports={"": 17}), ir_version=9)
+
+
 class _Shrinker:
     """A model of one node, at the end of whose runs the shared allocator gives back what no session has in use."""
 
     def __init__(self) -> None:
         self._lock, self._ends = threading.Lock(), np.zeros(2, np.float32)
-        kind, shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1])
-        source = ir.Value(name="x", type=kind, shape=shape)
-        node = ir.Node("", "Identity", [source], outputs=[ir.Value(name="y", type=kind, shape=shape)])
-        model = ir.Model(ir.Graph([source], node.outputs, nodes=[node], opset_imports={"": 17}), ir_version=9)
         _share_host_allocator()
-        self._session = make_session(model, CPU, Options(threads=1, entries=_SHARING))
+        self._session = make_session(copying_model(), CPU, Options(threads=1, entries=_SHARING))
         self._binding, address = self._session.io_binding(), self._ends.ctypes.data
         bind_input(self._binding, "x", ir.DataType.FLOAT, (1,), address)
         bind_output(self._binding, "y", ir.DataType.FLOAT, (1,), address + 4)  # the allocator must have nothing of it
@@ -212,16 +215,11 @@ def session_options(options: Options) -> Any:
     return settings
 
 
-def enum_of(dtype: ir.DataType) -> int:
-    """The ONNX element type number that onnxruntime binds tensors by."""
-    return int(dtype)
-
-
 def bind_output(
     binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
 ) -> None:
     """Let a run write an output to an address of ours."""
-    binding.bind_output(name, device.kind, device.index, enum_of(dtype), list(shape), address)
+    binding.bind_output(name, device.kind, device.index, int(dtype), list(shape), address)
 
 
 @cache
@@ -250,7 +248,7 @@ def bind_input(
     binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
 ) -> None:
     """Let a run read an input from an address of ours."""
-    binding.bind_input(name, device.kind, device.index, enum_of(dtype), list(shape), address)
+    binding.bind_input(name, device.kind, device.index, int(dtype), list(shape), address)
 
 
 def run_options(entries: Mapping[str, str]) -> Any:
@@ -269,8 +267,3 @@ def wrap(value: Any) -> Any:
 def on_device(array: Any, device: Device) -> Any:
     """An OrtValue with a copy of an array in the memory of a device; on the host over the array itself."""
     return onnxruntime().OrtValue.ortvalue_from_numpy(array, device.kind, device.index)
-
-
-def names_of(items: Sequence[Any]) -> tuple[str, ...]:
-    """Names of a session's inputs or outputs."""
-    return tuple(item.name for item in items)

@@ -152,7 +152,8 @@ def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
 def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> Group:
     varying = _varying(plans)
     programs = tuple(program_of(plan, varying) for plan in plans)
-    model = exposed(plans[0].model.clone(), programs[0].planned, varying, len(plans) > 1)
+    model = plans[0].model.clone()
+    expose(model, programs[0].planned, varying, len(plans) > 1)
     return Group(model, members, programs)
 
 
@@ -229,8 +230,10 @@ def _varying(plans: Sequence[Plan]) -> tuple[str, ...]:
     )
 
 
-def exposed(model: ir.Model, planned: Sequence[ArenaTensor], varying: Sequence[str], any_shape: bool) -> ir.Model:
-    """Put every planned value among the outputs of a model, in place, for all shapes if several plans share it."""
+def expose(
+    model: ir.Model, planned: Sequence[ArenaTensor], varying: Sequence[str] = (), any_shape: bool = False
+) -> None:
+    """Put every planned value among the outputs of a model, for all shapes if several plans share it."""
     graph = model.graph
     outputs = {value.name for value in graph.outputs}
     by_name = {value.name: value for node in graph for value in node.outputs}
@@ -244,4 +247,3 @@ def exposed(model: ir.Model, planned: Sequence[ArenaTensor], varying: Sequence[s
     if any_shape:
         for value in (*graph.inputs, *by_name.values()):
             value.shape = None
-    return model

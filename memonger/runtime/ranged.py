@@ -33,7 +33,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Group, Program, exposed, program_of
+from memonger.runtime.program import Group, Program, expose, program_of
 from memonger.units import in_full
 
 KEPT, KEPT_VALUES = 16, 2000
@@ -142,7 +142,8 @@ class RangedProgram:
 
     def group(self, plan: Plan) -> Group:
         """What its onnxruntime session is made of, weights included: not to be kept."""
-        model = exposed(plan.model.clone(), self.base.planned, (), True)
+        model = plan.model.clone()
+        expose(model, self.base.planned, any_shape=True)
         return Group(model, (0,), (self.base,), takes_any_shape=True)
 
     def largest(self) -> Program:

@@ -28,7 +28,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding, input_memory, without_defaults
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Group, Program, exposed, program_of
+from memonger.runtime.program import Group, Program, expose, program_of
 from memonger.runtime.store import Store
 from memonger.runtime.weights import Message, message
 
@@ -219,7 +219,8 @@ def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut
         SessionError: the model can't be written for onnxruntime.
     """
     program, kept = program_of(plan), _kept(plan)
-    whole = exposed(without_defaults(plan.model, set(own)), program.planned, (), False)
+    whole = without_defaults(plan.model, set(own))
+    expose(whole, program.planned)
     if kept:
         program = _without_parts(whole, program, kept)
     if left_out:

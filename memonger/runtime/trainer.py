@@ -22,7 +22,7 @@ from memonger.plan import Plan
 from memonger.runtime import compact, process_memory
 from memonger.runtime import feeds as feeding
 from memonger.runtime import state as states
-from memonger.runtime.arena import Arena, ArenaTensor
+from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
@@ -32,7 +32,8 @@ from memonger.runtime.segments import Cut, Exchange, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
-from memonger.units import MiB, format_size, shown
+from memonger.units import format_size, shown
+from memonger.words import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +42,6 @@ TYPES = {
     "learning_rate": np.float32, "accumulation_scale": np.float32, "loss_scale": np.float32, "step": np.int64,
     "random_key": np.uint32, "ranks": np.float32,
 }  # fmt: skip
-
-
-_FROZEN = MiB
-"""Bytes of frozen weights from which on they wait in a file for evaluation and export."""
 
 
 class Trainer:
@@ -76,22 +73,21 @@ class Trainer:
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the segments of a step
-        packed, filled, self._frozen = _read(plan, accumulation, device, self._share)
+        packed = _read(plan, accumulation, device, self._share)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: _Read = compact.unpacked(packed)
-        self.device, self._cuda, self._name, self._packed_forward = read.device, read.cuda, read.name, read.forward
+        self.device, self._cuda, self._name = read.device, read.cuda, read.name
+        self._packed_forward, self._frozen = read.forward, read.frozen
         self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
         self._first_scale = self._scale = None if read.loss_scale is None else LossScale(read.loss_scale)
-        self._shares, self._whole = read.shares, read.whole
-        self._owners = self._shares.owners(self._share[1]) if self._share is not None else {}
+        self._shares, self._owners, self._whole = read.shares, read.owners, read.whole
         self._threads, self._graphs = intra_op_threads or read.threads, cuda_graph
         self._scalars = {
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
         }
         self._arena = backend(self.device).arena(read.arena_bytes)
-        self._names = tuple(read.tensors)
-        self._weights, self._state = _stores(read.tensors, self._roles[0], self._owners, self.device, filled)
+        self._names, self._weights, self._state = read.names, read.weights, read.state
         self._bound = [self._bind(one, own, check_order) for one, own in zip(read.cuts, self._roles, strict=True)]
         del read, packed
         process_memory.settle()
@@ -99,7 +95,7 @@ class Trainer:
     @property
     def _forward(self) -> ir.Model | None:
         """The forward model that the plan holds, made anew."""
-        return forward_model.unpacked(self._packed_forward, None if self._frozen is None else self._frozen.path)
+        return forward_model.unpacked(self._packed_forward, self._frozen)
 
     def __repr__(self) -> str:
         """As ``<TrainingSession digits on cpu: 12 steps, arena 1.20 MiB>``."""
@@ -273,9 +269,7 @@ class Trainer:
         wanted = self._saved()
         unknown = [name for name in tensors if name not in wanted]
         if unknown:
-            raise SessionError(
-                f"'{unknown[0]}' is no tensor of this model; it has {', '.join(map(repr, wanted[:8]))} ..."
-            )
+            raise SessionError(f"'{unknown[0]}' is no tensor of this model; it has {quoted(wanted, 8)}.")
         for name in wanted:
             if name not in tensors:
                 raise SessionError(f"'{name}' is missing: give all that state_dict() gives.")
@@ -483,9 +477,12 @@ class _Read:
 
     Attributes:
         roles: Of each plan.
-        tensors: Every persistent input, by name.
+        names: Of every persistent input.
+        weights: Parameters and statistics, each rank's together, as they are before the first step.
+        state: All else that persists, which can be given back between steps.
         cuts: The plans, cut into segments.
         forward: The forward model, packed.
+        frozen: The folder of its large weights.
         device: Where to run.
         cuda: How that provider is set up.
         name: The first plan's.
@@ -496,12 +493,16 @@ class _Read:
         digest: Of plans with collectives: equal for equal plans.
         whole: Every tensor of the whole state, by name, whoever keeps it.
         shares: Who keeps what, where ranks share the optimizer's state.
+        owners: The rank that keeps each tensor, where they do.
     """
 
     roles: list[Training]
-    tensors: dict[str, ArenaTensor]
+    names: tuple[str, ...]
+    weights: Store
+    state: Store
     cuts: list[Cut]
     forward: onnx.ModelProto | None
+    frozen: ScratchFolder | None
     device: Device
     cuda: Cuda
     name: str
@@ -512,6 +513,7 @@ class _Read:
     digest: str
     whole: dict[str, ArenaTensor]
     shares: Shares
+    owners: dict[str, int]
 
 
 def _read(
@@ -519,9 +521,8 @@ def _read(
     accumulation: Plan | str | Path | None,
     device: str | Device | None,
     share: tuple[int, int] | None,
-) -> tuple[compact.Packed, tuple[Arena, Arena], ScratchFolder | None]:
-    """A packed `_Read`; the memory of `_stores`, filled with what persistent inputs are before the first step; and a
-    folder of frozen weights: onnxruntime has them, and only evaluation and export read them again.
+) -> compact.Packed:
+    """A packed `_Read`.
 
     Raises:
         SessionError: the plans aren't for training, of different models, or for another device; the machine lacks room.
@@ -534,61 +535,40 @@ def _read(
         check_stamp(one, where)
     check_room(plans, where)
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
-    forward, folder = _packed_forward(forward_model.extract(first.model, first.name))
+    forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name))
     shares = Shares.of(first, roles[0])
-    others = shares.of_others(*share) if share is not None else frozenset()
+    others, owners = (shares.of_others(*share), shares.owners(share[1])) if share is not None else (frozenset(), {})
     cuts = [
         cut(one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others})
         for one, own in zip(plans, roles, strict=True)
     ]
-    arena_bytes, rate = max(one.arena_bytes for one in plans), _default(first.model, roles[0], "learning_rate")
-    scale = _default(first.model, roles[0], "loss_scale")
     tensors = _persistent(plans, roles)
     accumulated = {name for own in roles for name in own.accumulated.values()}
     whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}
     states_of_others = others - set(roles[0].parameters)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
-    digest = " ".join(map(plan_digest, plans)) if first.graph.collectives else ""
+    stores = _stores(first.model, roles[0], tensors, owners, where)
     read = _Read(
-        roles, tensors, cuts, forward, where, cuda, first.name, rate, scale, first.threads, arena_bytes, digest, whole,
-        shares,
+        roles, tuple(tensors), *stores, cuts, forward, frozen, where, cuda, first.name,
+        _default(first.model, roles[0], "learning_rate"), _default(first.model, roles[0], "loss_scale"), first.threads,
+        max(one.arena_bytes for one in plans), " ".join(map(plan_digest, plans)) if first.graph.collectives else "",
+        whole, shares, owners,
     )  # fmt: skip
-    weights, state = _stores(tensors, roles[0], shares.owners(share[1]) if share is not None else {}, where)
-    for name, array in _starts(first.model, roles[0]).items():
-        if name in tensors:
-            (weights if name in weights else state).fill(name, array)
-    return compact.packed(read), (weights.arena, state.arena), folder
+    return compact.packed(read, *(one.arena for one in stores), frozen)
 
 
 def _stores(
-    tensors: Mapping[str, ArenaTensor], roles: Training, owners: Mapping[str, int], device: Device,
-    filled: tuple[Arena | None, Arena | None] = (None, None),
-) -> tuple[Store, Store]:  # fmt: skip
-    """Weights, each rank's together, and all else that persists, which can be given back between steps.
-
-    Args:
-        tensors: What persists.
-        roles: Of the first plan.
-        owners: The rank that keeps each tensor, where they share the state.
-        device: Where.
-        filled: Memory that was taken for the same before; None to take it.
-    """
-    own = sorted(roles.parameters, key=lambda name: owners.get(name, 0))
-    weights = dict.fromkeys((*own, *roles.statistics))
+    model: ir.Model, roles: Training, tensors: Mapping[str, ArenaTensor], owners: Mapping[str, int], device: Device
+) -> tuple[Store, Store]:
+    """Weights, each rank's together, and all else that persists; each with what it is before the first step."""
+    weights = dict.fromkeys((*sorted(roles.parameters, key=lambda name: owners.get(name, 0)), *roles.statistics))
     others = (tensor for name, tensor in tensors.items() if name not in weights)
-    return Store((tensors[name] for name in weights), device, arena=filled[0]), Store(others, device, arena=filled[1])
-
-
-def _packed_forward(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFolder | None]:
-    """A forward model packed, and the temporary folder that its frozen weights are in, if they are many."""
-    if forward is None or sum(tensor.nbytes for tensor in forward_model.frozen(forward).values()) < _FROZEN:
-        return forward_model.packed(forward, None), None
-    try:
-        folder = ScratchFolder()
-        return forward_model.packed(forward, folder.path), folder
-    except OSError as error:
-        logger.warning("frozen weights stay in memory for evaluation, as no temporary folder takes them: %s.", error)
-        return forward_model.packed(forward, None), None
+    stores = Store((tensors[name] for name in weights), device), Store(others, device)
+    for name in roles.persistent:
+        start = model.graph.initializers.get(name)
+        if name in tensors and start is not None and start.const_value is not None:  # else it begins as zeros
+            stores[name not in weights].fill(name, start.const_value.numpy())
+    return stores
 
 
 def plan_digest(plan: Plan) -> str:
@@ -615,12 +595,6 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
     return {name: _tensor(name, value) for name, value in persistent.items()}
-
-
-def _starts(model: ir.Model, roles: Training) -> dict[str, np.ndarray]:
-    """What persistent inputs are before the first step, by name; zeros where nothing is said."""
-    values = {name: model.graph.initializers[name] for name in roles.persistent if name in model.graph.initializers}
-    return {name: value.const_value.numpy() for name, value in values.items() if value.const_value is not None}
 
 
 def _tensor(name: str, value: ir.Value) -> ArenaTensor:

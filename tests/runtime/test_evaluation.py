@@ -73,7 +73,7 @@ def test_frozen_weights_wait_in_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     planned, x = plan(frozen=["first.weight"]), batch(99)["x"]
     whole = memonger.TrainingSession(planned)
     with monkeypatch.context() as patch:
-        patch.setattr("memonger.runtime.trainer._FROZEN", 1)
+        patch.setattr("memonger.model.forward_model._MANY", 1)
         if fails:
             patch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "absent"))
         trainer = memonger.TrainingSession(planned, check_order=False)

@@ -206,7 +206,7 @@ def test_a_pipeline_keeps_what_one_model_computes_for_the_next() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"arenas": 0}, "arenas=0"),
+        ({"arenas": 0}, "arenas must be a whole number from 1 to 1024, not 0"),
         ({"wait": -1}, "wait=-1"),
         ({"limit": "much"}, "limit: 'much' is no size"),
         ({"idle_release": 0}, "idle_release=0"),

@@ -14,7 +14,7 @@ import memonger
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.graph import from_model
 from memonger.graph.verify import verify
-from memonger.runtime.program import exposed, program_of
+from memonger.runtime.program import expose, program_of
 from memonger.runtime.segments import Segment, segments_of
 from tests.support.training_steps import batch, differentiated, model, net
 
@@ -158,7 +158,9 @@ def test_segments_compute_what_the_whole_computes(cuts: tuple[int, ...], choice:
     source = onnx.parser.parse_model(_CAPTURING)
     plan = memonger.search_plan(source, mode="inference", device="none")
     program = program_of(plan)
-    parts = [*segments_of(exposed(plan.model.clone(), program.planned, (), False), program, cuts)]
+    model = plan.model.clone()
+    expose(model, program.planned)
+    parts = [*segments_of(model, program, cuts)]
     assert [name for part in parts for name in part.program.order] == list(program.order)
     known: dict[str, Any] = {
         "x": np.arange(12, dtype=np.float32).reshape(3, 4) - 5,

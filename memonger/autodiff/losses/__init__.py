@@ -11,14 +11,14 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
-from memonger.autodiff.losses.common import FLOAT, Built, described, listed
+from memonger.autodiff.losses.common import FLOAT, Built, described
 from memonger.autodiff.losses.ctc import CTCLoss
 from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
 from memonger.errors import PlanError
 from memonger.model.emitter import Emitter
 from memonger.model.model import Model
 from memonger.model.values import all_values, is_floating
-from memonger.words import did_you_mean, option
+from memonger.words import did_you_mean, option, quoted
 
 Loss = (
     SoftmaxCrossEntropy
@@ -65,7 +65,7 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
         numbers = {key: value for key, value in output_of.items() if op.size(value) == 1 and is_floating(value)}
         raise PlanError(
             f"{name}: there is no loss '{loss}': it can be {', '.join(NAMES)}, or an output that is one number "
-            f"({listed(numbers) if numbers else 'it has none'}).{did_you_mean(loss, [*NAMES, *numbers])}"
+            f"({quoted(numbers) if numbers else 'it has none'}).{did_you_mean(loss, [*NAMES, *numbers])}"
         )
     chosen = NAMES[loss]() if isinstance(loss, str) else loss
     if not isinstance(chosen, Loss):
@@ -99,7 +99,7 @@ def _output(known: dict[str, ir.Value], loss: Any, name: str) -> ir.Value:
     floats = {key: v for key, v in known.items() if is_floating(v)}
     if len(floats) != 1:
         which = f"memonger.{type(loss).__name__}(output=...)"
-        raise PlanError(f"{name} has {len(floats)} floating-point outputs ({listed(floats)}): name one, {which}.")
+        raise PlanError(f"{name} has {len(floats)} floating-point outputs ({quoted(floats)}): name one, {which}.")
     return next(iter(floats.values()))
 
 
@@ -120,7 +120,7 @@ def _named(known: dict[str, ir.Value], which: str, name: str) -> ir.Value:
     if which not in floats:
         what = "is no floating-point output" if which in known else "is no output"
         near = did_you_mean(which, floats)
-        raise PlanError(f"{name}: '{which}' {what}; a loss can be of {listed(floats)}.{near}")
+        raise PlanError(f"{name}: '{which}' {what}; a loss can be of {quoted(floats)}.{near}")
     return floats[which]
 
 

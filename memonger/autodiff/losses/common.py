@@ -81,8 +81,3 @@ def described(value: ir.Value) -> str:
     """Type and shape, as ``float[2, 3]``."""
     dims = "?" if value.shape is None else ", ".join(map(str, value.shape))
     return f"{value.dtype.name.lower() if value.dtype else 'no tensor'}[{dims}]"
-
-
-def listed(values: dict[str, ir.Value]) -> str:
-    """Names in quotes."""
-    return ", ".join(f"'{name}'" for name in values) or "none"

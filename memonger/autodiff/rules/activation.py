@@ -1,4 +1,7 @@
-"""Activation functions. The rules need the output wherever it tells the slope: most networks keep it anyway."""
+"""Activation functions; those with a short formula stand in `elementwise`.
+
+The rules need the output wherever it tells the slope: most networks keep it anyway.
+"""
 
 import math
 
@@ -7,11 +10,6 @@ import onnx_ir as ir
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules import masks
 from memonger.model.emitter import Emitter
-
-
-@gradient("Relu")
-def _relu(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(dy, masks.positive(op, node.outputs[0]))
 
 
 @gradient("LeakyRelu")
@@ -64,12 +62,6 @@ def _selu(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     return op.Mul(dy, slope)
 
 
-@gradient("Sigmoid")
-def _sigmoid(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    y = node.outputs[0]
-    return op.Mul(dy, op.Mul(y, op.Sub(1.0, y)))
-
-
 @gradient("HardSigmoid")
 def _hard_sigmoid(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     mask = masks.inside(op, node.outputs[0], 0.0, 1.0)
@@ -82,17 +74,6 @@ def _hard_swish(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     h = op.HardSigmoid(node.inputs[0], alpha=1.0 / 6, beta=0.5)
     more = op.Mul(op.Sub(h, 0.5), masks.inside(op, h, 0.0, 1.0))
     return op.Mul(dy, op.Add(h, more))
-
-
-@gradient("Tanh")
-def _tanh(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    y = node.outputs[0]
-    return op.Mul(dy, op.Sub(1.0, op.Mul(y, y)))
-
-
-@gradient("Softplus")
-def _softplus(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(dy, op.Sigmoid(node.inputs[0]))
 
 
 @gradient("Softsign")

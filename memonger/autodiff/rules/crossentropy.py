@@ -11,41 +11,14 @@ from memonger.model.values import input_at
 
 @expansion("SoftmaxCrossEntropyLoss")
 def _softmax_cross_entropy(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
-    return cross_entropy(op, op.given(node, 0), op.given(node, 1), *_settings(op, node))
+    """The gradient by the scores is written in three passes over them: see LogSoftmax's rule."""
+    log_prob = op.LogSoftmax(op.given(node, 0), axis=1)
+    return _loss(op, node, log_prob), log_prob
 
 
 @expansion("NegativeLogLikelihoodLoss")
 def _negative_log_likelihood(op: Emitter, node: ir.Node) -> tuple[ir.Value, ...]:
-    return (negative_log_likelihood(op, op.given(node, 0), op.given(node, 1), *_settings(op, node)),)
-
-
-def _settings(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, int | None, str]:
-    weights = input_at(node, 2)
-    return weights, op.attribute(node, "ignore_index", None), op.attribute(node, "reduction", "mean")
-
-
-def cross_entropy(
-    op: Emitter,
-    scores: ir.Value,
-    labels: ir.Value,
-    weights: ir.Value | None = None,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-) -> tuple[ir.Value, ir.Value]:
-    """Softmax cross-entropy, and the logarithms of the probabilities.
-
-    Its gradient by the scores is written in three passes over them: see LogSoftmax's rule.
-
-    Args:
-        op: Where it goes.
-        scores: ``[N, C, ...]``.
-        labels: Class numbers ``[N, ...]``, int32 or int64.
-        weights: A factor for each class ``[C]``.
-        ignore_index: Elements of that class count as nothing; any number, also one that is no class.
-        reduction: ``none``: the losses ``[N, ...]``; ``sum``; ``mean``: the sum over the sum of the elements' weights.
-    """
-    log_prob = op.LogSoftmax(scores, axis=1)
-    return negative_log_likelihood(op, log_prob, labels, weights, ignore_index, reduction), log_prob
+    return (_loss(op, node, op.given(node, 0)),)
 
 
 def class_indices(
@@ -73,23 +46,17 @@ def class_indices(
     return op.Where(op.Less(numbers, 0), op.constant(classes, numbers.dtype), numbers), counted
 
 
-def negative_log_likelihood(
-    op: Emitter,
-    log_prob: ir.Value,
-    labels: ir.Value,
-    weights: ir.Value | None = None,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-) -> ir.Value:
-    """The loss of logarithms of probabilities ``[N, C, ...]``; the rest as for `cross_entropy`."""
-    dims = op.dims(labels)
+def _loss(op: Emitter, node: ir.Node, log_prob: ir.Value) -> ir.Value:
+    """The loss of logarithms of probabilities ``[N, C, ...]``, of a node with class numbers and a factor for each."""
+    labels, weights = op.given(node, 1), input_at(node, 2)
+    dims, ignore_index = op.dims(labels), op.attribute(node, "ignore_index", None)
     classes, kept_labels = class_indices(op, labels, labels, op.dims(log_prob)[1], ignore_index)
     picked = op.GatherElements(log_prob, op.reshape(classes, (dims[0], 1, *dims[1:])), axis=1)
     counted = None if weights is None else op.cast(op.Gather(weights, classes), log_prob.dtype)
     if kept_labels is not None:
         kept = op.cast(kept_labels, log_prob.dtype)
         counted = kept if counted is None else op.Mul(counted, kept)
-    return _reduced(op, op.reshape(picked, dims), counted, reduction)
+    return _reduced(op, op.reshape(picked, dims), counted, op.attribute(node, "reduction", "mean"))
 
 
 def _reduced(op: Emitter, picked: ir.Value, counted: ir.Value | None, reduction: str) -> ir.Value:

@@ -1,6 +1,7 @@
 """Sums, products and other functions of each element."""
 
 import math
+from collections.abc import Callable, Mapping
 from functools import reduce
 
 import numpy as np
@@ -11,6 +12,37 @@ from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.model.emitter import Emitter
 from memonger.model.values import input_at
+
+_SLOPES: Mapping[str, Callable[[Emitter, ir.Value, ir.Value, ir.Value], ir.Value]] = {
+    "Abs": lambda op, x, y, dy: op.Mul(dy, masks.sign(op, x)),
+    "Acos": lambda op, x, y, dy: op.Neg(op.Div(dy, op.Sqrt(op.Sub(1.0, op.Mul(x, x))))),
+    "Acosh": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1.0))),
+    "Asin": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Sub(1.0, op.Mul(x, x)))),
+    "Asinh": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Add(op.Mul(x, x), 1.0))),
+    "Atan": lambda op, x, y, dy: op.Div(dy, op.Add(op.Mul(x, x), 1.0)),
+    "Atanh": lambda op, x, y, dy: op.Div(dy, op.Sub(1.0, op.Mul(x, x))),
+    "Cos": lambda op, x, y, dy: op.Neg(op.Mul(dy, op.Sin(x))),
+    "Cosh": lambda op, x, y, dy: op.Mul(dy, op.Sinh(x)),
+    "Erf": lambda op, x, y, dy: op.Mul(dy, op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2.0 / math.sqrt(math.pi))),
+    "Exp": lambda op, x, y, dy: op.Mul(dy, y),
+    "Log": lambda op, x, y, dy: op.Div(dy, x),
+    "Neg": lambda op, x, y, dy: op.Neg(dy),
+    "Reciprocal": lambda op, x, y, dy: op.Neg(op.Mul(dy, op.Mul(y, y))),
+    "Relu": lambda op, x, y, dy: op.Mul(dy, masks.positive(op, y)),
+    "Sigmoid": lambda op, x, y, dy: op.Mul(dy, op.Mul(y, op.Sub(1.0, y))),
+    "Sin": lambda op, x, y, dy: op.Mul(dy, op.Cos(x)),
+    "Sinh": lambda op, x, y, dy: op.Mul(dy, op.Cosh(x)),
+    "Softplus": lambda op, x, y, dy: op.Mul(dy, op.Sigmoid(x)),
+    "Sqrt": lambda op, x, y, dy: op.Div(op.Mul(dy, 0.5), y),
+    "Tan": lambda op, x, y, dy: op.Mul(dy, op.Add(op.Mul(y, y), 1.0)),
+    "Tanh": lambda op, x, y, dy: op.Mul(dy, op.Sub(1.0, op.Mul(y, y))),
+}
+"""The gradient of functions of one number: the emitter, input, output and the output's gradient → the input's."""
+
+
+@gradient(*_SLOPES)
+def _function(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
+    return _SLOPES[node.op_type](op, op.given(node, 0), node.outputs[0], dy)
 
 
 @gradient("Add", "Sum")
@@ -46,16 +78,6 @@ def _mod(op: Emitter, node: ir.Node, dy: ir.Value) -> tuple[Gradient, ...]:
         return dy, None
     quotient = op.Round(op.Div(op.Sub(a, node.outputs[0]), b))
     return dy, op.Neg(op.sum_to(op.Mul(dy, quotient), op.dims(b)))
-
-
-@gradient("Neg")
-def _neg(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Neg(dy)
-
-
-@gradient("Abs")
-def _abs(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(dy, masks.sign(op, op.given(node, 0)))
 
 
 @gradient("Pow")
@@ -98,94 +120,6 @@ def _pow_exponent(op: Emitter, node: ir.Node, dy: ir.Value) -> ir.Value:
     x, e = node.inputs
     vanishes = op.And(op.Equal(x, 0.0), op.GreaterOrEqual(e, 0))
     return op.Mul(dy, op.Mul(node.outputs[0], op.Log(op.Where(vanishes, op.constant(1.0, dy.dtype), x))))
-
-
-@gradient("Sqrt")
-def _sqrt(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Div(op.Mul(dy, 0.5), node.outputs[0])
-
-
-@gradient("Reciprocal")
-def _reciprocal(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    y = node.outputs[0]
-    return op.Neg(op.Mul(dy, op.Mul(y, y)))
-
-
-@gradient("Exp")
-def _exp(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(dy, node.outputs[0])
-
-
-@gradient("Log")
-def _log(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Div(dy, node.inputs[0])
-
-
-@gradient("Erf")
-def _erf(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    x = node.inputs[0]
-    return op.Mul(dy, op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2.0 / math.sqrt(math.pi)))
-
-
-@gradient("Sin")
-def _sin(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(dy, op.Cos(node.inputs[0]))
-
-
-@gradient("Cos")
-def _cos(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Neg(op.Mul(dy, op.Sin(node.inputs[0])))
-
-
-@gradient("Tan")
-def _tan(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    y = node.outputs[0]
-    return op.Mul(dy, op.Add(op.Mul(y, y), 1.0))
-
-
-@gradient("Asin")
-def _asin(op: Emitter, node: ir.Node, dy: ir.Value) -> ir.Value:
-    x = node.inputs[0]
-    return op.Div(dy, op.Sqrt(op.Sub(1.0, op.Mul(x, x))))
-
-
-@gradient("Acos")
-def _acos(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Neg(_asin(op, node, dy))
-
-
-@gradient("Atan")
-def _atan(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    x = node.inputs[0]
-    return op.Div(dy, op.Add(op.Mul(x, x), 1.0))
-
-
-@gradient("Sinh")
-def _sinh(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(dy, op.Cosh(node.inputs[0]))
-
-
-@gradient("Cosh")
-def _cosh(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(dy, op.Sinh(node.inputs[0]))
-
-
-@gradient("Asinh")
-def _asinh(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    x = node.inputs[0]
-    return op.Div(dy, op.Sqrt(op.Add(op.Mul(x, x), 1.0)))
-
-
-@gradient("Acosh")
-def _acosh(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    x = node.inputs[0]
-    return op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1.0)))
-
-
-@gradient("Atanh")
-def _atanh(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    x = node.inputs[0]
-    return op.Div(dy, op.Sub(1.0, op.Mul(x, x)))
 
 
 @gradient("Mean")

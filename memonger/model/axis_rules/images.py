@@ -1,6 +1,6 @@
 """Convolutions, pools and other operators on images: each image of a batch by itself, along axis 0."""
 
-from memonger.model.cutting import Cut, Slicing, axis_rule
+from memonger.model.cutting import Cut, Slicing, axis_rule, axis_rules
 
 
 def batch(cut: Cut, *inputs: int) -> Slicing:
@@ -8,19 +8,6 @@ def batch(cut: Cut, *inputs: int) -> Slicing:
     if cut.axis != 0:
         cut.refuse(f"works on whole images, and can't be cut along axis {cut.axis}")
     return cut.all_along(0, inputs)
-
-
-@axis_rule(
-    "AveragePool ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization",
-    "InstanceNormalization LRN LpPool SpaceToDepth Col2Im ConvInteger",
-    "com.microsoft::NhwcMaxPool com.microsoft.nchwc::AveragePool",
-    "com.microsoft.nchwc::GlobalAveragePool com.microsoft.nchwc::GlobalMaxPool com.microsoft.nchwc::MaxPool",
-    "com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput com.microsoft.nchwc::Upsample",
-    "QLinearConv com.microsoft::QLinearAveragePool",
-    "com.microsoft::QLinearGlobalAveragePool",
-)
-def _images(cut: Cut) -> Slicing:
-    return batch(cut, 0)
 
 
 @axis_rule("Conv")
@@ -31,12 +18,6 @@ def _conv(cut: Cut) -> Slicing:
     return batch(cut, 0)
 
 
-@axis_rule("com.microsoft::FusedConv com.microsoft.nchwc::Conv")
-def _added_to(cut: Cut) -> Slicing:
-    """The fourth input is added to what the convolution gives."""
-    return batch(cut, 0, 3)
-
-
 @axis_rule("MaxPool")
 def _max_pool(cut: Cut) -> Slicing:
     if 1 in cut.outputs:
@@ -44,18 +25,21 @@ def _max_pool(cut: Cut) -> Slicing:
     return batch(cut, 0)
 
 
-@axis_rule("DeformConv")
-def _deformed(cut: Cut) -> Slicing:
-    return batch(cut, 0, 2, 4)
-
-
-@axis_rule("GridSample")
-def _grid_sample(cut: Cut) -> Slicing:
-    return batch(cut, 0, 1)
-
-
 @axis_rule("Resize Upsample")
 def _resize(cut: Cut) -> Slicing:
     if cut.dims(0)[:1] != cut.out()[:1]:
         cut.refuse("changes the size of axis 0")
     return batch(cut, 0)
+
+
+axis_rules({
+    "AveragePool ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization "
+    "InstanceNormalization LRN LpPool SpaceToDepth Col2Im ConvInteger QLinearConv com.microsoft::NhwcMaxPool "
+    "com.microsoft::QLinearAveragePool com.microsoft::QLinearGlobalAveragePool com.microsoft.nchwc::AveragePool "
+    "com.microsoft.nchwc::GlobalAveragePool com.microsoft.nchwc::GlobalMaxPool com.microsoft.nchwc::MaxPool "
+    "com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput com.microsoft.nchwc::Upsample":
+        lambda cut: batch(cut, 0),
+    "com.microsoft::FusedConv com.microsoft.nchwc::Conv": lambda cut: batch(cut, 0, 3),  # the fourth input is added
+    "DeformConv": lambda cut: batch(cut, 0, 2, 4),
+    "GridSample": lambda cut: batch(cut, 0, 1),
+})  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from memonger.model.cutting import Cut, Slicing, axis_rule
+from memonger.model.cutting import Cut, Slicing, axis_rule, axis_rules
 
 
 def broadcast(cut: Cut, inputs: Iterable[int], outputs: Iterable[int] | None = None) -> Slicing:
@@ -19,33 +19,6 @@ def broadcast(cut: Cut, inputs: Iterable[int], outputs: Iterable[int] | None = N
         if place >= 0 and own[place] == dims[axis]:
             sliced[index] = place
     return cut.along(sliced, dict.fromkeys(cut.outputs if outputs is None else outputs, axis))
-
-
-@axis_rule(
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu",
-    "Clip Cos Cosh Div Dropout Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity",
-    "IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round",
-    "Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor",
-    "com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu",
-    "ai.onnx.ml::Binarizer",
-)
-def _pointwise(cut: Cut) -> Slicing:
-    return broadcast(cut, cut.inputs)
-
-
-@axis_rule("CastLike Expand")
-def _first_input(cut: Cut) -> Slicing:
-    return broadcast(cut, [0])
-
-
-@axis_rule("com.microsoft::QLinearAdd com.microsoft::QLinearMul")
-def _quantized_sums(cut: Cut) -> Slicing:
-    return broadcast(cut, [0, 3])
-
-
-@axis_rule("com.microsoft::QLinearSigmoid com.microsoft::QLinearLeakyRelu")
-def _quantized_activations(cut: Cut) -> Slicing:
-    return broadcast(cut, [0])
 
 
 @axis_rule(
@@ -75,3 +48,16 @@ def _batch_normalization(cut: Cut) -> Slicing:
     if cut.axis == 1:
         sliced.update(dict.fromkeys(range(1, 5), 0))
     return cut.along(sliced, {0: cut.axis})
+
+
+axis_rules({
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu "
+    "Clip Cos Cosh Div Dropout Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
+    "IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round "
+    "Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor "
+    "com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu "
+    "ai.onnx.ml::Binarizer":
+        lambda cut: broadcast(cut, cut.inputs),
+    "CastLike Expand com.microsoft::QLinearSigmoid com.microsoft::QLinearLeakyRelu": lambda cut: broadcast(cut, [0]),
+    "com.microsoft::QLinearAdd com.microsoft::QLinearMul": lambda cut: broadcast(cut, [0, 3]),
+})  # fmt: skip

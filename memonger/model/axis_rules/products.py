@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from memonger.model.cutting import Cut, Slicing, axis_rule
+from memonger.model.cutting import Cut, Slicing, axis_rule, axis_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,6 @@ def _result_axis(cut: Cut, a: Operand, b: Operand, role: int) -> int:
     return order.index(role)
 
 
-@axis_rule("MatMul")
-def _matmul(cut: Cut) -> Slicing:
-    return product(cut, operand(cut, 0), operand(cut, 1))
-
-
 @axis_rule("com.microsoft::FusedMatMul")
 def _fused_matmul(cut: Cut) -> Slicing:
     operands = (
@@ -103,21 +98,6 @@ def _fused_matmul(cut: Cut) -> Slicing:
         for index, name in enumerate("AB")
     )
     return product(cut, *operands)
-
-
-@axis_rule("MatMulInteger")
-def _integers(cut: Cut) -> Slicing:
-    return product(cut, operand(cut, 0), operand(cut, 1), of_rows=(2,), of_columns=(3,))
-
-
-@axis_rule("com.microsoft::MatMulIntegerToFloat")
-def _integers_to_float(cut: Cut) -> Slicing:
-    return product(cut, operand(cut, 0), operand(cut, 1), of_rows=(2, 4), of_columns=(3, 5, 6))
-
-
-@axis_rule("QLinearMatMul")
-def _quantized(cut: Cut) -> Slicing:
-    return product(cut, operand(cut, 0), operand(cut, 3), of_rows=(1, 2, 6, 7), of_columns=(4, 5, 6, 7))
 
 
 @axis_rule("com.microsoft::MatMulNBits")
@@ -166,3 +146,15 @@ def _einsum(cut: Cut) -> Slicing:
         cut.refuse(f"sums over axis {cut.axis}, '{letter}' of '{equation}'")
     inputs = {index: term.index(letter) for index, term in enumerate(terms) if letter in term}
     return cut.along(inputs, {0: right.index(letter)})
+
+
+axis_rules({
+    "MatMul": lambda cut: product(cut, operand(cut, 0), operand(cut, 1)),
+    "MatMulInteger": lambda cut: product(cut, operand(cut, 0), operand(cut, 1), of_rows=(2,), of_columns=(3,)),
+    "com.microsoft::MatMulIntegerToFloat": lambda cut: product(
+        cut, operand(cut, 0), operand(cut, 1), of_rows=(2, 4), of_columns=(3, 5, 6)
+    ),
+    "QLinearMatMul": lambda cut: product(
+        cut, operand(cut, 0), operand(cut, 3), of_rows=(1, 2, 6, 7), of_columns=(4, 5, 6, 7)
+    ),
+})  # fmt: skip

@@ -1,7 +1,7 @@
 """Operators that reduce over some axes, or run along one, and can be cut along the others."""
 
 from memonger.model.axis_rules.pointwise import broadcast
-from memonger.model.cutting import Cut, Slicing, axis_rule
+from memonger.model.cutting import Cut, Slicing, axis_rule, axis_rules
 
 
 def _keep(cut: Cut, working: int, *, verb: str, outputs: tuple[int, ...] | None = None) -> Slicing:
@@ -27,11 +27,6 @@ def _trailing(cut: Cut, first: int) -> Slicing:
     return cut.all_along(cut.axis, [0])
 
 
-@axis_rule("LayerNormalization RMSNormalization SimplifiedLayerNormalization")
-def _normalization(cut: Cut) -> Slicing:
-    return _trailing(cut, cut.integer("axis", -1))
-
-
 @axis_rule("com.microsoft::SkipLayerNormalization com.microsoft::SkipSimplifiedLayerNormalization")
 def _skip_normalization(cut: Cut) -> Slicing:
     """The second input, which is added, may be broadcast to the first."""
@@ -39,11 +34,6 @@ def _skip_normalization(cut: Cut) -> Slicing:
     if slices.outputs[0] == len(cut.out()) - 1:
         cut.refuse(f"reduces over axis {cut.axis}")
     return slices
-
-
-@axis_rule("LpNormalization")
-def _lp_normalization(cut: Cut) -> Slicing:
-    return _keep(cut, cut.integer("axis", -1), verb="reduces over")
 
 
 @axis_rule("MeanVarianceNormalization")
@@ -67,26 +57,11 @@ def _reduce(cut: Cut) -> Slicing:
     return _without(cut, [cut.positive(axis) for axis in axes])
 
 
-@axis_rule("ArgMax ArgMin")
-def _arg(cut: Cut) -> Slicing:
-    return _without(cut, [cut.positive(cut.integer("axis", 0))])
-
-
 def _without(cut: Cut, reduced: list[int]) -> Slicing:
     if cut.axis in reduced:
         cut.refuse(f"reduces over axis {cut.axis}")
     gone = 0 if cut.integer("keepdims", 1) else sum(axis < cut.axis for axis in reduced)
     return cut.along({0: cut.axis}, {0: cut.axis - gone})
-
-
-@axis_rule("CumSum")
-def _cumulative(cut: Cut) -> Slicing:
-    return _keep(cut, int(cut.constant(1).reshape(-1)[0]), verb="adds up along")
-
-
-@axis_rule("TopK")
-def _top(cut: Cut) -> Slicing:
-    return _keep(cut, cut.integer("axis", -1), verb="picks the largest along")
 
 
 @axis_rule("Trilu")
@@ -97,6 +72,11 @@ def _triangle(cut: Cut) -> Slicing:
     return cut.all_along(cut.axis, [0])
 
 
-@axis_rule("com.microsoft::QLinearSoftmax")
-def _quantized_softmax(cut: Cut) -> Slicing:
-    return _trailing(cut, cut.integer("axis", -1))
+axis_rules({
+    "ArgMax ArgMin": lambda cut: _without(cut, [cut.positive(cut.integer("axis", 0))]),
+    "CumSum": lambda cut: _keep(cut, int(cut.constant(1).reshape(-1)[0]), verb="adds up along"),
+    "LpNormalization": lambda cut: _keep(cut, cut.integer("axis", -1), verb="reduces over"),
+    "TopK": lambda cut: _keep(cut, cut.integer("axis", -1), verb="picks the largest along"),
+    "LayerNormalization RMSNormalization SimplifiedLayerNormalization com.microsoft::QLinearSoftmax":
+        lambda cut: _trailing(cut, cut.integer("axis", -1)),
+})  # fmt: skip

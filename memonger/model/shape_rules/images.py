@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memonger.model.shaping import Compute, NoRuleError, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, NoRuleError, Shape, Site, shape_rule, shape_rules
 
 _MS, _NCHWC = "com.microsoft::", "com.microsoft.nchwc::"
 
@@ -203,12 +203,10 @@ def _divided(size: int, by: int) -> int:
     return size // by
 
 
-@shape_rule("GridSample")
-def _grid_sample(_: Site) -> Compute:
-    return lambda shapes, _: ((*shapes[0][:2], *shapes[1][1:-1]),)
-
-
 @shape_rule("RoiAlign")
 def _roi_align(site: Site) -> Compute:
     height, width = site.integer("output_height", 1), site.integer("output_width", 1)
     return lambda shapes, _: ((shapes[1][0], shapes[0][1], height, width),)
+
+
+shape_rules({"GridSample": lambda shapes, _: ((*shapes[0][:2], *shapes[1][1:-1]),)})

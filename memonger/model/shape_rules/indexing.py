@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memonger.model.shaping import Compute, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 
 
 @shape_rule("Gather")
@@ -17,11 +17,6 @@ def _gather(site: Site) -> Compute:
         return ((*data[:at], *indices, *data[at + 1 :]),)
 
     return compute
-
-
-@shape_rule("GatherElements")
-def _gather_elements(_: Site) -> Compute:
-    return lambda shapes, _: shapes[1:2]
 
 
 @shape_rule("GatherND")
@@ -59,21 +54,6 @@ def _shape(site: Site) -> Compute:
     return lambda shapes, _: ((len(shapes[0][start:end]),),)
 
 
-@shape_rule("Size")
-def _size(_: Site) -> Compute:
-    return lambda shapes, _: ((),)
-
-
-@shape_rule("ConstantOfShape")
-def _constant_of_shape(_: Site) -> Compute:
-    return lambda shapes, contents: (tuple(contents[0].tolist()),)
-
-
-@shape_rule("EyeLike")
-def _eye_like(_: Site) -> Compute:
-    return lambda shapes, _: shapes[:1]
-
-
 @shape_rule("RandomNormal", "RandomUniform")
 def _random(site: Site) -> Compute:
     shape = site.integers("shape") or ()
@@ -102,3 +82,11 @@ def _embed_layer_normalization(site: Site) -> Compute:
         return (states, (batch,), states)[: site.outputs]
 
     return compute
+
+
+shape_rules({
+    "ConstantOfShape": lambda _, contents: (tuple(contents[0].tolist()),),
+    "EyeLike": lambda shapes, _: shapes[:1],
+    "GatherElements": lambda shapes, _: shapes[1:2],
+    "Size": lambda shapes, _: ((),),
+})  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memonger.model.shape_rules.pointwise import broadcast
-from memonger.model.shaping import Compute, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 
 _MS = "com.microsoft::"
 
@@ -52,18 +52,10 @@ def _transpose(site: Site) -> Compute:
     return lambda shapes, _: (tuple(shapes[0][axis] for axis in perm),)
 
 
-def _axes(site: Site, contents: Sequence[Any]) -> tuple[int, ...] | None:
-    """Axes given as an attribute, or as the second input."""
-    axes = site.integers("axes")
-    if axes is None and len(contents) > 1 and contents[1] is not None:
-        axes = tuple(contents[1].ravel().tolist())
-    return axes
-
-
 @shape_rule("Squeeze")
 def _squeeze(site: Site) -> Compute:
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
-        shape, axes = shapes[0], _axes(site, contents)
+        shape, axes = shapes[0], site.integers_at("axes", contents)
         left_out = {a for a, d in enumerate(shape) if d == 1} if axes is None else {a % len(shape) for a in axes}
         if any(shape[axis] != 1 for axis in left_out):
             raise ValueError(f"an axis of {list(shape)} is squeezed that isn't 1")
@@ -75,7 +67,7 @@ def _squeeze(site: Site) -> Compute:
 @shape_rule("Unsqueeze")
 def _unsqueeze(site: Site) -> Compute:
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
-        axes = _axes(site, contents) or ()
+        axes = site.integers_at("axes", contents) or ()
         rank, rest = len(shapes[0]) + len(axes), iter(shapes[0])
         new = {axis % rank for axis in axes}
         return (tuple(1 if axis in new else next(rest) for axis in range(rank)),)
@@ -112,14 +104,12 @@ def _quantized_concat(site: Site) -> Compute:
 
 @shape_rule("Split")
 def _split(site: Site) -> Compute:
-    axis, fixed, count = site.integer("axis", 0), site.integers("split"), site.outputs
+    axis, count = site.integer("axis", 0), site.outputs
 
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         shape = shapes[0]
         at = axis % len(shape)
-        sizes: Sequence[int] = fixed or ()
-        if fixed is None and len(contents) > 1 and contents[1] is not None:
-            sizes = contents[1].tolist()
+        sizes: Sequence[int] = site.integers_at("split", contents) or ()
         if not sizes:
             part = -(-shape[at] // count)
             sizes = [part] * (count - 1) + [shape[at] - part * (count - 1)]
@@ -157,16 +147,6 @@ def _cut(size: int, start: int, end: int, step: int) -> int:
     return max(0, -((start - end) // step))
 
 
-@shape_rule("Expand")
-def _expand(_: Site) -> Compute:
-    return lambda shapes, contents: (broadcast(shapes[0], tuple(contents[1].tolist())),)
-
-
-@shape_rule("Tile")
-def _tile(_: Site) -> Compute:
-    return lambda shapes, contents: (tuple(dim * by for dim, by in zip(shapes[0], contents[1].tolist(), strict=True)),)
-
-
 @shape_rule("Pad", _MS + "Pad")
 def _pad(site: Site) -> Compute:
     fixed = site.integers("pads") or site.integers("paddings")
@@ -194,3 +174,11 @@ def _center_crop_pad(site: Site) -> Compute:
         return (tuple(result),)
 
     return compute
+
+
+shape_rules({
+    "Expand": lambda shapes, contents: (broadcast(shapes[0], tuple(contents[1].tolist())),),
+    "Tile": lambda shapes, contents: (
+        tuple(dim * by for dim, by in zip(shapes[0], contents[1].tolist(), strict=True)),
+    ),
+})  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memonger.model.shaping import Compute, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 
 _MS = "com.microsoft::"
 
@@ -21,11 +21,6 @@ _LIKE_FIRST = (
 _LIKE_FIRST_OF_MICROSOFT = (
     "BiasGelu", "BiasSoftmax", "DequantizeLinear", "FastGelu", "Gelu", "GroupNorm", "QLinearLeakyRelu",
     "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "Trilu",
-)  # fmt: skip
-
-_BROADCAST = (
-    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
-    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
 )  # fmt: skip
 
 
@@ -56,16 +51,6 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(result)
 
 
-@shape_rule(*_BROADCAST)
-def _broadcast(_: Site) -> Compute:
-    return lambda shapes, _: (broadcast(*shapes),)
-
-
-@shape_rule(_MS + "QLinearAdd", _MS + "QLinearMul")
-def _quantized(_: Site) -> Compute:
-    return lambda shapes, _: (broadcast(shapes[0], shapes[3]),)
-
-
 @shape_rule("LayerNormalization", "SimplifiedLayerNormalization")
 def _layer_normalization(site: Site) -> Compute:
     axis = site.integer("axis", -1)
@@ -94,6 +79,9 @@ def _batch_normalization(site: Site) -> Compute:
     return lambda shapes, _: (shapes[0], *[shapes[3]] * (site.outputs - 1))
 
 
-@shape_rule("DynamicQuantizeLinear")
-def _dynamic_quantize(_: Site) -> Compute:
-    return lambda shapes, _: (shapes[0], (), ())
+shape_rules({
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
+    "Mod Mul Or Pow Sub Sum Where Xor": lambda shapes, _: (broadcast(*shapes),),
+    "com.microsoft::QLinearAdd com.microsoft::QLinearMul": lambda shapes, _: (broadcast(shapes[0], shapes[3]),),
+    "DynamicQuantizeLinear": lambda shapes, _: (shapes[0], (), ()),
+})  # fmt: skip

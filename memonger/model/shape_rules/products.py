@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memonger.model.shape_rules.pointwise import broadcast
-from memonger.model.shaping import Compute, NoRuleError, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, NoRuleError, Shape, Site, shape_rule, shape_rules
 
 _MS = "com.microsoft::"
 
@@ -21,18 +21,6 @@ def product(a: Shape, b: Shape) -> Shape:
     rows = (left[-2],) if len(a) > 1 else ()
     columns = (right[-1],) if len(b) > 1 else ()
     return (*broadcast(left[:-2], right[:-2]), *rows, *columns)
-
-
-@shape_rule(
-    "MatMul", "MatMulInteger", _MS + "DynamicQuantizeMatMul", _MS + "MatMulIntegerToFloat", _MS + "MatMulInteger16"
-)
-def _matmul(_: Site) -> Compute:
-    return lambda shapes, _: (product(shapes[0], shapes[1]),)
-
-
-@shape_rule("QLinearMatMul")
-def _quantized_matmul(_: Site) -> Compute:
-    return lambda shapes, _: (product(shapes[0], shapes[3]),)
 
 
 @shape_rule(_MS + "FusedMatMul", _MS + "FusedMatMulActivation")
@@ -122,3 +110,10 @@ def _multi_head_attention(site: Site) -> Compute:
         return ((*query[:2], value[2] if len(value) == 3 else value[1] * value[3]),)
 
     return compute
+
+
+shape_rules({
+    "MatMul MatMulInteger com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulIntegerToFloat "
+    "com.microsoft::MatMulInteger16": lambda shapes, _: (product(shapes[0], shapes[1]),),
+    "QLinearMatMul": lambda shapes, _: (product(shapes[0], shapes[3]),),
+})  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memonger.model.shaping import Compute, Shape, Site, shape_rule
+from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 
 
 @shape_rule(
@@ -11,14 +11,11 @@ from memonger.model.shaping import Compute, Shape, Site, shape_rule
     "ReduceSum", "ReduceSumSquare", "com.microsoft::ReduceSumInteger",
 )  # fmt: skip
 def _reduce(site: Site) -> Compute:
-    fixed, keep = site.integers("axes"), site.integer("keepdims", 1)
-    does_nothing = site.integer("noop_with_empty_axes", 0)
+    keep, does_nothing = site.integer("keepdims", 1), site.integer("noop_with_empty_axes", 0)
 
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         shape = shapes[0]
-        axes: Sequence[int] = fixed or ()
-        if fixed is None and len(contents) > 1 and contents[1] is not None:
-            axes = contents[1].ravel().tolist()
+        axes: Sequence[int] = site.integers_at("axes", contents) or ()
         if not axes and not does_nothing:
             axes = range(len(shape))
         gone = {axis % len(shape) for axis in axes}
@@ -41,6 +38,4 @@ def _arg(site: Site) -> Compute:
     return compute
 
 
-@shape_rule("Det")
-def _det(_: Site) -> Compute:
-    return lambda shapes, _: (shapes[0][:-2],)
+shape_rules({"Det": lambda shapes, _: (shapes[0][:-2],)})

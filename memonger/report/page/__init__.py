@@ -99,18 +99,18 @@ def _figures(given: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _step_columns(view: View) -> dict[str, Any]:
-    operators, modules = _Table(), _Table()
+    operators, modules = _Numbers(), _Numbers()
     return {
         "node": [shown(step.node) for step in view.steps],
-        "operator": [operators.add(shown(step.operator)) for step in view.steps],
-        "module": [modules.add(tuple(map(shown, step.module))) for step in view.steps],
-        "operators": operators.rows,
-        "modules": modules.rows,
+        "operator": [operators[shown(step.operator)] for step in view.steps],
+        "module": [modules[tuple(map(shown, step.module))] for step in view.steps],
+        "operators": list(operators),
+        "modules": list(modules),
     }
 
 
 def _rectangle_columns(view: View) -> dict[str, Any]:
-    shapes, kinds, found = _Table(), list(KINDS), view.rectangles
+    shapes, kinds, found = _Numbers(), list(KINDS), view.rectangles
     nodes = [step.node for step in view.steps]
     named = [each.in_arena and each.name == nodes[each.start] for each in found]
     return {
@@ -120,8 +120,8 @@ def _rectangle_columns(view: View) -> dict[str, Any]:
         "bytes": [each.size for each in found],
         "start": [each.start for each in found],
         "stop": [each.stop for each in found],
-        "shape": [shapes.add(each.shape) for each in found],
-        "shapes": shapes.rows,
+        "shape": [shapes[each.shape] for each in found],
+        "shapes": list(shapes),
         "others": {
             str(index): [len(each.others), *map(shown, each.others[:MOST_OTHERS])]
             for index, each in enumerate(found) if each.others
@@ -129,25 +129,13 @@ def _rectangle_columns(view: View) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Table:
-    """Things that recur, each once."""
+class _Numbers(dict[Any, int]):
+    """Things that recur, each once, with their numbers: one that is asked for first gets the next."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-
-    def add(self, row: Any) -> int:
-        """The number of a row."""
-        return self._numbers.setdefault(row, len(self._numbers))
-
-    @property
-    def rows(self) -> list[Any]:
-        """The rows by their numbers."""
-        return list(self._numbers)
+    def __missing__(self, thing: Any) -> int:
+        return self.setdefault(thing, len(self))
 
 
 def _thinned(curve: np.ndarray) -> list[int]:
     parts: Iterable[np.ndarray] = np.array_split(curve, min(POINTS, len(curve))) if len(curve) else ()
     return [int(part.max()) for part in parts]
-
-
-__all__ = ["encode", "page", "record"]

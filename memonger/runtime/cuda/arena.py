@@ -1,19 +1,15 @@
 """An arena in a CUDA device's memory."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memonger.devices import Device
-from memonger.errors import SessionError
-from memonger.runtime.arena import DeviceArray
+from memonger.runtime.arena import Arena, DeviceArray
 from memonger.runtime.cuda import driver
 
-CHUNK = 1 << 26  # bytes on their way to a file or from one at a time
 
-
-class DeviceArena:
+class DeviceArena(Arena):
     """Device memory of one stretch, aligned to 256 bytes at least, zero at first. See `memonger.runtime.arena.Arena`.
 
     Raises:
@@ -57,38 +53,6 @@ class DeviceArena:
         """Set every byte."""
         if self.size:
             driver.set_bytes(self.device.index, self.address, byte, self.size)
-
-    def save(self, path: Path) -> None:
-        """Write every byte to a file.
-
-        Raises:
-            SessionError: the file can't be written.
-        """
-        try:
-            with path.open("wb") as target:
-                for begin in range(0, self.size, CHUNK):
-                    count = min(CHUNK, self.size - begin)
-                    target.write(self.read(begin, np.dtype(np.uint8), (count,)).data)
-        except OSError as error:
-            raise SessionError(f"{path} can't be written: {error.strerror or error}.") from error
-
-    def restore(self, path: Path) -> None:
-        """Read back what `save` wrote, into memory taken anew where it was given back.
-
-        Raises:
-            SessionError: the file isn't there any more, or is shorter; the device hasn't the memory any more.
-        """
-        self.take_again()
-        try:
-            with path.open("rb") as source:
-                for begin in range(0, self.size, CHUNK):
-                    count = min(CHUNK, self.size - begin)
-                    part = source.read(count)
-                    if len(part) != count:
-                        raise SessionError(f"{path} has {begin + len(part)} bytes left of {self.size}.")
-                    self.write(begin, np.frombuffer(part, np.uint8))
-        except OSError as error:
-            raise SessionError(f"{path} can't be read: {error.strerror or error}.") from error
 
     def discard(self) -> None:
         """Give the memory back to the device. Its address is another when it is taken again."""
