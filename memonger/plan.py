@@ -571,14 +571,19 @@ def input_bytes(model: ir.Model, training: Training | None) -> int:
 
 
 def state_bytes(model: ir.Model, graph: Graph) -> int:
-    """Bytes of what an inference session keeps between runs: once where it is written in place, else twice.
+    """Bytes of what an inference session keeps between runs: see `state_sizes`."""
+    return sum(state_sizes(model, graph).values())
+
+
+def state_sizes(model: ir.Model, graph: Graph) -> dict[str, int]:
+    """What an inference session keeps between runs, with its bytes: once where it is written in place, else twice.
 
     A cache that grows counts with its largest length.
     """
     in_place = _written_in_place(graph)
     state = state_of(model, str(model.graph.name))
     kept = (value for value in model.graph.inputs if value.name in state)
-    return sum((nbytes(value) or 0) * (1 if value.name in in_place else 2) for value in kept)
+    return {str(value.name): (nbytes(value) or 0) * (1 if value.name in in_place else 2) for value in kept}
 
 
 def _written_in_place(graph: Graph) -> set[str]:

@@ -12,7 +12,7 @@ from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes, worst_step
 from memonger.model.values import nbytes, required_inputs
-from memonger.plan import Plan, parameter_sizes
+from memonger.plan import Plan, parameter_sizes, state_sizes
 from memonger.report.modules import Modules, Path
 
 KEPT = "kept"
@@ -30,7 +30,7 @@ KINDS = {
     COMPUTED: "any other value of the arena",
     WORKSPACE: "workspace: what a kernel takes while it runs",
     INPUT: "inputs of a run",
-    WEIGHT: "weights, and of training the state",
+    WEIGHT: "weights, and what stays from one run to the next",
 }
 """What a rectangle may be, with what that means."""
 
@@ -140,7 +140,8 @@ class View:
             if each.workspace:
                 yield Rectangle(each.node, WORKSPACE, plan.arena_bytes, each.workspace, step, step + 1)
         offset = plan.arena_bytes + (plan.workspace_bytes or 0)
-        for kind, tensors in ((INPUT, _inputs(plan)), (WEIGHT, parameter_sizes(plan.model, plan.training).items())):
+        stays = {**parameter_sizes(plan.model, plan.training), **state_sizes(plan.model, plan.graph)}
+        for kind, tensors in ((INPUT, _inputs(plan)), (WEIGHT, stays.items())):
             for name, size in tensors:
                 yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))
                 offset += size
@@ -219,7 +220,7 @@ def _shape(value: ir.Value) -> str:
 
 def _inputs(plan: Plan) -> Iterable[tuple[str, int]]:
     """What a run is given, with its bytes: see `memonger.plan.input_bytes`."""
-    persistent = set(plan.training.persistent) if plan.training else set()
+    persistent = set(plan.training.persistent if plan.training else plan.state)
     for value in required_inputs(plan.model.graph):
         if value.name not in persistent:
             yield str(value.name), nbytes(value) or 0

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import memonger
+from memonger.report.view import INPUT, View
 from tests.support import networks
 from tests.support.stock import normal
 
@@ -100,6 +101,9 @@ def test_what_may_is_written_in_place_and_the_rest_swaps() -> None:
         assert plan.total_bytes == plan.arena_bytes + plan.parameter_bytes + plan.input_bytes + plan.state_bytes + (
             plan.workspace_bytes or 0
         )
+        rectangles = View(name, plan).rectangles
+        assert sum(each.size for each in rectangles if each.kind == INPUT) == plan.input_bytes
+        assert max(each.offset + each.size for each in rectangles) == plan.total_bytes
         assert plan.graph.values.index(state[old]) not in plan.offsets
 
 
