@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from memonger.errors import PlanFileError, memory_checked
 from memonger.files import folder_beside, locked, write_whole
-from memonger.model.tensors import external_tensors, tensor_attributes
+from memonger.model.tensors import external_tensors, sizes_of_parts, tensor_attributes
 from memonger.units import in_full
 
+SMALL = 256  # bytes of a weight that stays in the model when others go into a file of their own
 INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
 PRODUCER = "memonger"
 """Of models that don't say."""
@@ -91,8 +92,9 @@ def _save(planned: ir.Model, path: Path) -> None:
 def _write_with_data(model: ir.Model, path: Path) -> None:
     """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count."""
     data = f"{path.name}.{_digest(model)}.data"
+    inside = [SMALL, *(each.nbytes for graph in model.graphs() for each in sizes_of_parts(graph).values())]
     with folder_beside(path) as folder:
-        ir.save(model, folder / path.name, external_data=data)
+        ir.save(model, folder / path.name, external_data=data, size_threshold_bytes=1 + max(inside))
         for name in (data, path.name):
             with (folder / name).open("rb") as written:
                 os.fsync(written.fileno())

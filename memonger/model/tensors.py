@@ -12,6 +12,19 @@ def is_large(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= _LARGE
 
 
+def sizes_of_parts(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
+    """Constants that say into what a node splits: of any size they stay in a model's message.
+
+    What infers shapes reads them, and onnxruntime refuses a model where they lie elsewhere.
+    """
+    return {
+        value: value.const_value
+        for value in graph.initializers.values()
+        if value.const_value is not None
+        and any(node.op_type in ("Split", "SplitToSequence") and index == 1 for node, index in value.uses())
+    }
+
+
 def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
     """Whatever holds nodes: the graph, the bodies of functions, and the subgraphs in all of them."""
     yield from model.graphs()

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 from memonger.model.checks import root_cause
-from memonger.model.tensors import external_tensors, is_large
+from memonger.model.tensors import external_tensors, is_large, sizes_of_parts
 from memonger.model.values import tensor_shape
 from memonger.runtime.onnxruntime import onnxruntime
 
@@ -84,7 +84,9 @@ class SharedWeights(Lending):
 def _large(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
     """Its large weights, those in files of their own among them."""
     tensors = {value: value.const_value for value in model.graph.initializers.values()}
-    return {v: tensor for v, tensor in tensors.items() if tensor is not None and is_large(tensor) and _is_plain(tensor)}
+    large = {v: tensor for v, tensor in tensors.items() if tensor is not None and is_large(tensor)}
+    inside = sizes_of_parts(model.graph)
+    return {v: tensor for v, tensor in large.items() if _is_plain(tensor) and v not in inside}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import memonger
+from memonger.runtime.weights import LEND_ALL, message
 from tests.support.stock import normal, parse, run_stock
 
 WIDE = 13_400  # three products' weights are just above 2 GiB
@@ -135,6 +136,24 @@ def test_weights_too_large_for_one_message_go_into_a_file_beside(
     feed = {"x": normal(5, 4, 16)}
     session = memonger.Session(away / "planned.onnx")
     assert np.array_equal(session.run(feed)["y"], run_stock(whole, feed, "ORT_DISABLE_ALL")["y"])
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+def test_sizes_of_many_parts_stay_in_the_model(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Onnxruntime infers shapes from them, and refuses a model where they lie elsewhere."""
+    parts = 200
+    names = ", ".join(f"p{number}" for number in range(parts))
+    model = parse(f"g (float[4, {2 * parts}] x) => (float[4, 2] y) {{ {names} = Split <axis = 1> (x, sizes) "
+                  f"s = Sum({names}) w = Mul(s, weights) y = Relu(w) }}")  # fmt: skip
+    constants = {"sizes": np.full(parts, 2), "weights": normal(3, 4, 2)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    monkeypatch.setattr(memonger.model.save, "INLINE_LIMIT", 1000)
+    plan, feed = memonger.search_plan(model, device=device), {"x": normal(5, 4, 2 * parts)}
+    expected = run_stock(model, feed, "ORT_DISABLE_ALL")["y"]
+    assert np.array_equal(memonger.Session(plan).run(feed)["y"], expected)
+    plan.save(tmp_path / "planned.onnx")
+    assert "lent" not in message(plan.model, LEND_ALL).data.decode("latin-1")
+    assert np.array_equal(run_stock(tmp_path / "planned.onnx", feed, "ORT_DISABLE_ALL")["y"], expected)
 
 
 @pytest.mark.parametrize("in_subgraph", [False, True])
