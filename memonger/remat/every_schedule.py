@@ -224,10 +224,14 @@ def _latest(steps: _Steps, values: Values) -> int:
 
 def _last_nodes(steps: _Steps, values: Values) -> Sequence[int]:
     """The nodes that may have run last. Only one, if it reads and writes nothing but these values: it may as well."""
-    nodes = list(dict.fromkeys(steps.producer[rank] for rank in _ranks(values)))
-    for node in nodes:
-        if not (steps.reads[node] | steps.writes[node]) & ~values:
+    nodes, rest, absent = list[int](), values, ~values
+    while rest:
+        rank = rest.bit_length() - 1
+        node = steps.producer[rank]
+        if not (steps.reads[node] | steps.writes[node]) & absent:
             return [node]
+        nodes.append(node)
+        rest &= ~(steps.writes[node] | 1 << rank)
     return nodes
 
 
