@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memonger import late_sympy
 from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+late_sympy.install()
+
 __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",
     "DistributedTrainingSession", "FeedError", "Feeder", "FeederConfig", "Fit", "Fleet", "FleetMemory", "FleetModel",
@@ -107,7 +110,7 @@ _LAZY = {
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }
-"""Imported at first use: these modules need onnx-ir, which imports sympy and onnx and takes about half a second."""
+"""Imported at first use: these modules need onnx-ir, which imports onnx and takes a quarter of a second."""
 
 _MODULES = {"backend": "memonger.export.onnx_backend", "export": "memonger.export"}
 """Modules that are there as ``memonger.<name>`` without an import of their own."""
@@ -121,7 +124,8 @@ def __getattr__(name: str) -> Any:
     if home is None or name not in __all__:
         from memonger.words import did_you_mean
 
-        raise AttributeError(f"module 'memonger' has no attribute {name!r}.{did_you_mean(name, __all__)}")
+        near = "" if name.startswith("_") else did_you_mean(name, __all__)  # inspection asks for hundreds of those
+        raise AttributeError(f"module 'memonger' has no attribute {name!r}.{near}")
     globals()[name] = getattr(import_module(home), inner)
     return globals()[name]
 

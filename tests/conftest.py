@@ -1,6 +1,7 @@
 """What all tests may use, what they spend on other things than testing, and the counts of the backend suite."""
 
 import gc
+import logging
 import os
 import re
 import sys
@@ -19,7 +20,8 @@ from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 from tests.support import networks  # noqa: E402
 from tests.support.bad_input import Place  # noqa: E402
 
-settings.register_profile("memonger", deadline=None)  # how long an example takes says nothing on a busy machine
+# No deadline: how long an example takes says nothing on a busy machine.
+settings.register_profile("memonger", deadline=None, max_examples=50)
 settings.load_profile("memonger")
 networks.sleep_while_waiting()
 
@@ -34,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 _TOGETHER = re.compile(
-    r"tests/(export/test_backend_suite|benchmarks/test_side_by_side|model/test_torch_export|test_fuzzing|distributed/test_ranks"
+    r"tests/(export/test_backend_suite|benchmarks/test_side_by_side|model/test_torch_export|test_(fuzzing|examples)|distributed/test_ranks"
     r"|autodiff/test_coverage)\.py"
 )
 _NETWORK = re.compile(
@@ -64,7 +66,10 @@ _collections = -1
 
 
 def pytest_collection_finish() -> None:
-    """What imports made stays."""
+    """What imports made stays. Loggers hand on what they are told, or pytest attaches to each, thrice a test."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):  # PyTorch has fifty that hand on nothing
+            logger.propagate = True
     _leave_alone_what_stays()
 
 

@@ -1,5 +1,6 @@
 """The examples run as they stand."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,28 +9,47 @@ import pytest
 
 SHORTER = {
     "densenet": ["--depth", "10", "--growth-rate", "8", "--epochs", "1"],
-    "digits": ["--epochs", "5"],
+    "digits": ["--epochs", "5", "--output", "made"],
     "distributed": ["--epochs", "1", "--batch", "128"],
 }
 """Arguments that leave out none of what an example does."""
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
+RUN = """
+import contextlib, io, json, os, runpy, sys
+path = list(sys.path)
+for example, folder, arguments in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    sys.argv, sys.path = [example, *arguments], [os.path.dirname(example), *path[1:]]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(example, run_name="__main__")
+    sys.stdout.write(json.dumps(printed.getvalue()) + "\\n")
+"""
+"""One process runs all, one after the other: most of the time of each is what it imports."""
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "digits"], ids=lambda path: path.stem)
-def test_an_example_runs(path: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(path), *SHORTER.get(path.stem, ())]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """By the name of an example the folder it ran in, and what it printed."""
+    folders = {path.stem: tmp_path_factory.mktemp(path.stem) for path in EXAMPLES}
+    asked = [(str(path), str(folders[path.stem]), SHORTER.get(path.stem, [])) for path in EXAMPLES]
+    done = subprocess.run([sys.executable, "-c", RUN, json.dumps(asked)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
-    assert not list(tmp_path.iterdir()), "an example leaves nothing behind unasked"
+    printed = map(json.loads, done.stdout.splitlines())
+    return {name: (folder, text) for (name, folder), text in zip(folders.items(), printed, strict=True)}
 
 
-def test_digits_are_learned_saved_and_served(tmp_path: Path) -> None:
-    path = next(path for path in EXAMPLES if path.stem == "digits")
-    command = [sys.executable, str(path), *SHORTER["digits"], "--output", "made"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    accuracy = float(done.stdout.partition("test accuracy ")[2].partition("%")[0])
+@pytest.mark.parametrize("name", [path.stem for path in EXAMPLES if path.stem != "digits"])
+def test_an_example_runs(name: str, runs: dict[str, tuple[Path, str]]) -> None:
+    folder, printed = runs[name]
+    assert printed
+    assert not list(folder.iterdir()), "an example leaves nothing behind unasked"
+
+
+def test_digits_are_learned_saved_and_served(runs: dict[str, tuple[Path, str]]) -> None:
+    folder, printed = runs["digits"]
+    accuracy = float(printed.partition("test accuracy ")[2].partition("%")[0])
     assert accuracy > 97
-    assert sorted(file.name for file in (tmp_path / "made").iterdir()) == ["digits.onnx", "loss.png", "training.onnx"]
-    assert (tmp_path / "made" / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(file.name for file in (folder / "made").iterdir()) == ["digits.onnx", "loss.png", "training.onnx"]
+    assert (folder / "made" / "loss.png").read_bytes()[:4] == b"\x89PNG"

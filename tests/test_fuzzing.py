@@ -10,8 +10,8 @@ import pytest
 from tests.support.fuzzing import BAD, OUTCOMES, Outcome
 from tests.support.fuzzing.cases import KINDS
 
-CASES = 130  # of each kind
-LEAST = 3  # of them run: a fuzzer whose every case is refused says little
+CASES = 80  # of each kind
+LEAST = 1  # of them run: a fuzzer whose every case is refused says little
 
 
 @pytest.fixture(scope="module")

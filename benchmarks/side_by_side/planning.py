@@ -1,7 +1,7 @@
-"""Plans a network as it is asked to: ``python -m benchmarks.side_by_side.planning FOLDER DEVICE THREADS TF32``.
+"""Plans a network as it is asked to: ``python -m benchmarks.side_by_side.planning FOLDER DEVICE THREADS TF32 EFFORT``.
 
 For each line with a wish it says a line with the plan's figures. FOLDER holds what `export` wrote; plans go there, too,
-and one that is there already isn't made again.
+and one that is there already isn't made again. EFFORT is that of a search for a budget, ``-`` the planner's own.
 """
 
 import json
@@ -65,8 +65,8 @@ class Figures:
 class Planner:
     """Makes plans of one network."""
 
-    def __init__(self, folder: Path, device: str, threads: int, tf32: bool = False) -> None:
-        self.folder, self.device, self.threads, self.tf32 = folder, device, threads, tf32
+    def __init__(self, folder: Path, device: str, threads: int, tf32: bool = False, effort: int | None = None) -> None:
+        self.folder, self.device, self.threads, self.tf32, self.effort = folder, device, threads, tf32, effort
 
     def plan(self, wish: Wish) -> Figures:
         """The plan wished for.
@@ -131,6 +131,8 @@ class Planner:
         else:
             model = memonger.to_training_mode(model, batch=wish.batch)
             choices |= {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(lr=RATE, momentum=MOMENTUM)}
+        if "budget" in choices and self.effort is not None:
+            choices["effort"] = self.effort
         if self.device != "cpu":
             from memonger.devices import Cuda
 
@@ -169,10 +171,10 @@ def _figures(plan: "Plan", path: str, note: str) -> Figures:
 
 def main() -> None:
     """Plan for each line read."""
-    folder, device, threads, tf32 = sys.argv[1:]
+    folder, device, threads, tf32, effort = sys.argv[1:]
     if device != "cpu":
         load_cuda_libraries()
-    planner = Planner(Path(folder), device, int(threads), bool(int(tf32)))
+    planner = Planner(Path(folder), device, int(threads), bool(int(tf32)), None if effort == "-" else int(effort))
 
     def answer(wish: Any) -> dict[str, Any]:
         try:

@@ -75,7 +75,8 @@ def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStac
             "benchmarks.side_by_side.export", arguments, folder / "export.err", left=settings.clock.left
         ) as worker:
             worker.read(2 * settings.patience)
-    arguments = [str(folder), settings.device.name, str(settings.threads), str(int(settings.tf32))]
+    effort = "-" if settings.effort is None else str(settings.effort)
+    arguments = [str(folder), settings.device.name, str(settings.threads), str(int(settings.tf32)), effort]
     planner = Worker("benchmarks.side_by_side.planning", arguments, folder / "planning.err", left=settings.clock.left)
     stack.push(planner)
     return Course(name, size, folder, settings, json.loads(figures.read_text()), planner)

@@ -57,6 +57,7 @@ class Settings:
         memory: Bytes that the largest batch has to fit.
         without: Keys of contestants that are left out.
         folder: Where networks, plans and what processes exchange go.
+        effort: What a search for a budget may spend; None: the planner's own.
     """
 
     device: Device
@@ -70,6 +71,7 @@ class Settings:
     memory: int
     without: tuple[str, ...]
     folder: Path
+    effort: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Its first answer is what it took until it was ready, then it takes as many steps
 `memonger.cli.worker`). What fails is said in a line, too.
 """
 
+import gc
 import importlib
 import json
 import sys
@@ -71,6 +72,8 @@ def ready(job: Job) -> tuple[Runner, dict[str, Any]]:
     with np.load(job.inputs) as archive:
         arrays = {name: archive[name] for name in archive.files}
     _import(job)
+    gc.collect()
+    gc.freeze()  # imports are a million objects, and each look at the memory collects garbage first
     before = process_memory.settle() if known else 0
     contestant = runner(job, arrays)
     loaded = process_memory.settle() if known else 0

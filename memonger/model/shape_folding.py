@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from memonger.model.operators import facts
 from memonger.model.values import INFERENCE_ERRORS, SMALL, add_initializer, all_values, dense, static_shape, subgraphs
@@ -155,6 +154,8 @@ def _run_reference(model: ir.Model, node: ir.Node, arrays: dict[str, np.ndarray]
         onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in arrays.items()
     ]
+    from onnx.reference import ReferenceEvaluator  # here: most models need none, and it takes a while to import
+
     graph = onnx.helper.make_graph([proto], "fold", inputs, outputs)
     opset = onnx.helper.make_opsetid("", model.opset_imports[""])
     try:

@@ -158,9 +158,10 @@ class Budgets:
 
         solution = cheapest_within(budget, tried)
         if solution is None:
-            raise BudgetError(budget, self.total(self.least), self._lower_bound())
+            raise BudgetError(budget, self.total(self.least), self._lower_bound)
         return solution
 
+    @cached_property
     def _lower_bound(self) -> int:
         """No plan takes less, whatever its order and whatever it computes again."""
         request = self.request

@@ -10,9 +10,11 @@ Left out, which makes the bound smaller and never wrong: alignment, what must no
 Of values that may lie inside one another each byte counts once.
 """
 
+import functools
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing
@@ -23,7 +25,8 @@ EFFORT = 3_000_000
 _SHARES = (0.0, 0.5, 0.75, 0.9, 1.0)
 """The search begins behind the last node that touches so large a part of what the largest one touches."""
 
-Values = frozenset[int]
+Values = int
+"""Values as the bits of an integer, in the order in which they are written."""
 
 Pieces = tuple[tuple[int, int, int], ...]
 
@@ -38,9 +41,8 @@ def least_arena(graph: Graph, sharing: Sharing | None = None, *, again: bool = T
             in every order, and the bound is larger.
         effort: Values that the search may look at.
     """
-    steps = _Steps.of(graph, sharing or Sharing())
+    steps, outputs = _Steps.of(graph, sharing or Sharing())
     needs = [steps.needed(node) for node in range(len(graph.nodes))]
-    outputs = steps.roots(graph.outputs)
     largest = max(needs)
     most = max(largest, steps.bytes_of(outputs))
     if not again:
@@ -55,63 +57,96 @@ class _Steps:
     """What each node reads and writes of the arena, views being what they are views of.
 
     Attributes:
-        sizes: Bytes of each value.
-        pieces: For each value that may share bytes with others what they hold: stretches (value, first, end).
-        root: For each value the one it is a view of, or itself; -1: it isn't in the arena.
+        alone: Bytes of some values, without those of ``shared``.
+        covered: Bytes of some values of ``shared``.
+        shared: The values that may share bytes with others, and so have pieces: stretches (value, first, end).
         reads: Of each node, without what it writes.
         writes: Of each node, without views.
         over: For each value those that it may overwrite.
+        over_any: Those that any value may overwrite that a node writes.
         producer: The node that writes each value.
-        covered: Bytes of all pieces of some values, as far as they were asked for.
     """
 
-    sizes: Sequence[int]
-    pieces: Mapping[int, Pieces]
-    root: Sequence[int]
+    alone: "_Alone"
+    covered: "_Covered"
+    shared: Values
     reads: Sequence[Values]
     writes: Sequence[Values]
     over: Sequence[Values]
+    over_any: Sequence[Values]
     producer: Sequence[int]
-    covered: dict[Values, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, sharing: Sharing) -> "_Steps":
+    def of(cls, graph: Graph, sharing: Sharing) -> tuple["_Steps", Values]:
+        """The steps, and the graph's outputs."""
         root = [value if planned else -1 for value, planned in enumerate(graph.planned)]
         for pairs in graph.views if sharing.views else ():
             for source, target in pairs:
                 root[target] = root[source]
-        writes = [frozenset(v for v in each if root[v] == v) for each in graph.writes]
-        reads = [
-            frozenset(root[v] for v in each if root[v] >= 0) - own
-            for each, own in zip(graph.reads, writes, strict=True)
-        ]
-        over: list[set[int]] = [set() for _ in graph.values]
+        ranked = sorted({value for value in root if value >= 0}, key=lambda value: (graph.producer[value], value))
+        bit = {value: 1 << rank for rank, value in enumerate(ranked)}
+
+        def bits(values: Iterable[int]) -> Values:
+            return functools.reduce(operator.or_, (bit[root[value]] for value in values if root[value] >= 0), 0)
+
+        writes = [bits(value for value in each if root[value] == value) for each in graph.writes]
+        reads = [bits(each) & ~own for each, own in zip(graph.reads, writes, strict=True)]
+        over = [0] * len(graph.values)
         for pairs in graph.inplace if sharing.inplace else ():
             for source, target in pairs:
-                over[target].add(root[source])
+                over[target] |= bit.get(root[source], 1 << len(ranked))  # what isn't planned is never needed after
         pieces = _pieces(graph, root) if sharing.views else {}
-        return cls(graph.sizes, pieces, root, reads, writes, tuple(map(frozenset, over)), graph.producer)
-
-    def roots(self, values: Sequence[int]) -> Values:
-        return frozenset(self.root[value] for value in values if self.root[value] >= 0)
+        steps = cls(
+            alone=_Alone([0 if value in pieces else graph.sizes[value] for value in ranked]),
+            covered=_Covered({rank: pieces[value] for rank, value in enumerate(ranked) if value in pieces}),
+            shared=bits(pieces),
+            reads=reads,
+            writes=writes,
+            over=[over[value] for value in ranked],
+            over_any=[functools.reduce(operator.or_, (over[value] for value in each), 0) for each in graph.writes],
+            producer=[graph.producer[value] for value in ranked],
+        )
+        return steps, bits(graph.outputs)
 
     def bytes_of(self, values: Values) -> int:
         """Of all these values, each byte once."""
-        if not self.pieces:
-            return sum(self.sizes[value] for value in values)
-        sharing = frozenset(values & self.pieces.keys())
-        if sharing not in self.covered:
-            self.covered[sharing] = _covered([piece for value in sharing for piece in self.pieces[value]])
-        return sum(self.sizes[value] for value in values - sharing) + self.covered[sharing]
+        return self.alone[values] + self.covered[values & self.shared]
 
-    def needed(self, node: int, after: Values = frozenset()) -> int:
+    def needed(self, node: int, after: Values = 0) -> int:
         """Bytes at the step of a node when these other values are there, and stay."""
-        before = (after - self.writes[node]) | self.reads[node]
-        return self.bytes_of(before | self.born(node, after))
+        return self.bytes_of(after & ~self.writes[node] | self.reads[node] | self.born(node, after))
 
     def born(self, node: int, after: Values) -> Values:
         """What a node writes, without what may lie over an input that isn't needed after."""
-        return frozenset(v for v in self.writes[node] if self.over[v] <= after)
+        born = self.writes[node]
+        if self.over_any[node] & ~after:
+            for rank in _ranks(born):
+                born ^= 1 << rank if self.over[rank] & ~after else 0
+        return born
+
+
+class _Alone(dict[Values, int]):
+    """Bytes of those of some values that have no pieces; small sets of values come again and again."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def __missing__(self, values: Values) -> int:
+        self[values] = sum([self.sizes[rank] for rank in _ranks(values)])
+        return self[values]
+
+
+class _Covered(dict[Values, int]):
+    """Bytes of all pieces of some values, each byte once."""
+
+    def __init__(self, pieces: Mapping[int, Pieces]) -> None:
+        super().__init__()
+        self.pieces = pieces
+
+    def __missing__(self, values: Values) -> int:
+        self[values] = _covered([piece for rank in _ranks(values) for piece in self.pieces[rank]])
+        return self[values]
 
 
 def _pieces(graph: Graph, root: Sequence[int]) -> dict[int, Pieces]:
@@ -163,16 +198,19 @@ def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
     most = steps.bytes_of(values)
     heap = [(most, _latest(steps, values), 0, values)]
     least = {values: most}
-    number = 0
+    alone, covered, shared, number = steps.alone, steps.covered, steps.shared, 0
     while heap:
         bottleneck, _, _, values = heapq.heappop(heap)
         most = max(most, bottleneck)
         if not values or effort < 0:
             break
-        effort -= len(values) ** 2
+        effort -= values.bit_count() ** 2
+        unchanged = alone[values]
         for node in _last_nodes(steps, values):
-            before = (values - steps.writes[node]) | steps.reads[node]
-            needed = max(most, steps.bytes_of(before | steps.born(node, values)))
+            before = values & ~steps.writes[node] | steps.reads[node]
+            there = before | steps.born(node, values)
+            needed = unchanged - alone[values & ~there] + alone[there & ~values] + covered[there & shared]
+            needed = max(most, needed)
             if before not in least or needed < least[before]:
                 least[before] = needed
                 number += 1
@@ -181,43 +219,42 @@ def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
 
 
 def _latest(steps: _Steps, values: Values) -> int:
-    return max((steps.producer[value] for value in values), default=-1)
+    return steps.producer[values.bit_length() - 1] if values else -1
 
 
 def _last_nodes(steps: _Steps, values: Values) -> Sequence[int]:
     """The nodes that may have run last. Only one, if it reads and writes nothing but these values: it may as well."""
-    nodes = sorted({steps.producer[value] for value in values}, reverse=True)
-    for node in nodes:
-        if steps.reads[node] <= values and steps.writes[node] <= values:
+    nodes, rest, absent = list[int](), values, ~values
+    while rest:
+        rank = rest.bit_length() - 1
+        node = steps.producer[rank]
+        if not (steps.reads[node] | steps.writes[node]) & absent:
             return [node]
+        nodes.append(node)
+        rest &= ~(steps.writes[node] | 1 << rank)
     return nodes
 
 
 def _without_repeats(graph: Graph, steps: _Steps, outputs: Values) -> Iterator[int]:
     """Bytes at each node's step, of what is there in every order: written before it in all, and read after it in all.
 
-    Sets of values are bits of one integer each, so that this takes a step an edge.
+    This takes a step an edge.
     """
     nodes = len(graph.nodes)
-    before, after = [0] * nodes, [_bits(outputs)] * nodes
+    before, after = [0] * nodes, [outputs] * nodes
     for node in range(nodes):
         for source in graph.sources[node]:
-            before[node] |= before[source] | _bits(steps.writes[source])
+            before[node] |= before[source] | steps.writes[source]
     for node in reversed(range(nodes)):
         for source in graph.sources[node]:
-            after[source] |= after[node] | _bits(steps.reads[node])
+            after[source] |= after[node] | steps.reads[node]
     for node in range(nodes):
-        yield steps.needed(node, _values(before[node] & after[node]))
+        yield steps.needed(node, before[node] & after[node])
 
 
-def _bits(values: Values) -> int:
-    return sum(1 << value for value in values)
-
-
-def _values(bits: int) -> Values:
-    found = []
-    while bits:
-        lowest = bits & -bits
-        found.append(lowest.bit_length() - 1)
-        bits ^= lowest
-    return frozenset(found)
+def _ranks(values: Values) -> Iterator[int]:
+    """The bits that are set, from the last written to the first."""
+    while values:
+        rank = values.bit_length() - 1
+        yield rank
+        values ^= 1 << rank

@@ -53,6 +53,21 @@ def test_importing_the_package_needs_no_heavy_library() -> None:
     assert done.stdout == "\n"
 
 
+def test_a_plan_needs_no_sympy_and_dimensions_with_symbols_have_it() -> None:
+    done = _loaded("""
+import sys
+import memonger
+import onnx_ir as ir
+from tests.support import training_models
+memonger.Session(memonger.search_plan(training_models.classifier(), mode="inference", device="none"))
+print(*(name for name in ("sympy", "onnx_ir._symbolic_shapes") if name in sys.modules))
+print(ir.SymbolicDim("N") + 1, (ir.SymbolicDim("2*N") // 2).simplify())
+import sympy
+print(ir.SymbolicDim(sympy.Symbol("M") * 2), ir.__spec__.loader is ir.__loader__)
+""")
+    assert done.stdout.split("\n") == ["", "N + 1 N", "2*M True", ""]
+
+
 def test_every_public_name_is_there() -> None:
     for name in memonger.__all__:
         assert getattr(memonger, name) is getattr(memonger, name)

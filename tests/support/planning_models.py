@@ -49,7 +49,7 @@ def network(name: str, training: bool = True) -> ir.Model:
     options = {
         "resnet18": {"image": 32, "width": 0.25, "batch": 16},
         "unet": {"image": 64, "width": 0.125, "batch": 2},
-        "gpt": {"num_layers": 2, "width": 32, "seq_len": 16, "vocabulary": 50, "batch": 2},
+        "gpt": {"num_layers": 1, "width": 32, "seq_len": 16, "vocabulary": 50, "batch": 2},
     }
     return models.build_ir(name, training=training, **options[name])
 

@@ -13,8 +13,8 @@ def resnet18(dropout: float) -> nn.Module:
 
 
 def mobilenet_v2(dropout: float) -> nn.Module:
-    """Sandler et al. 2018: every stage, at most two units each."""
-    units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 2, 2), (6, 16, 2, 2), (6, 24, 2, 1), (6, 40, 2, 2), (6, 80, 1, 1))
+    """Sandler et al. 2018: every stage, two units in one of them and one in the others."""
+    units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 1, 2), (6, 16, 1, 2), (6, 24, 1, 1), (6, 40, 1, 2), (6, 80, 1, 1))
     return torch_models.MobileNetV2(units, stem=8, head=160, classes=10, dropout=dropout)
 
 
@@ -31,7 +31,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Huang et al. 2016: three dense blocks of three layers."""
+    """Huang et al. 2016: three dense blocks of two layers."""
 
     def __init__(self, dropout: float, growth: int = 6, classes: int = 10) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class DenseNet(nn.Module):
                     )
                 )
                 width //= 2
-            self.blocks.append(nn.ModuleList(DenseLayer(width + i * growth, growth, dropout) for i in range(3)))
-            width += 3 * growth
+            self.blocks.append(nn.ModuleList(DenseLayer(width + i * growth, growth, dropout) for i in range(2)))
+            width += 2 * growth
         self.norm, self.classifier = nn.BatchNorm2d(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

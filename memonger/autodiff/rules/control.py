@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from memonger.autodiff.registry import expansion
 from memonger.errors import PlanError
@@ -142,6 +141,8 @@ def _emitted(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> t
 
 def _computed(op: Emitter, node: ir.Node, contents: Sequence[np.ndarray | None]) -> tuple[ir.Value, ...]:
     """Constants, as the number of a step and what is made of it."""
+    from onnx.reference import ReferenceEvaluator  # here: most models need none, and it takes a while to import
+
     proto = ir.serde.serialize_node(node)
     for k in range(len(proto.input)):
         proto.input[k] = f"given{k}"
