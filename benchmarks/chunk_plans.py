@@ -186,7 +186,7 @@ def _run_stock(wish: Wish, path: Path) -> None:
     feeds = dict(np.load(Path(wish.keep).with_suffix(".npz")))
     told = ort.Options("ORT_ENABLE_ALL", threads=wish.threads, dims=symbolic_sizes(Path(wish.model), feeds))
     session = ort.make_session(Path(wish.model), CPU, told)
-    names = list(dict.fromkeys(ort.names_of(session.get_outputs())))
+    names = list(dict.fromkeys(output.name for output in session.get_outputs()))
     np.savez(path, **dict[str, Any](zip(names, session.run(names, feeds), strict=True)))
 
 

@@ -113,7 +113,7 @@ def stock_outputs(model: Path, inputs: Path) -> dict[str, np.ndarray]:
     feeds = dict(np.load(inputs))
     options = ort.Options("ORT_ENABLE_ALL", dims=symbolic_sizes(model, feeds))
     session = ort.make_session(model, CPU, options)
-    names = list(ort.names_of(session.get_outputs()))
+    names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
