@@ -12,7 +12,7 @@ long.
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -44,7 +44,7 @@ _TIE_BREAKS = (("duration",), ("overlaps",), ("duration", "size"), ("size",))
 """What later attempts rank by in turn, where failures are equal."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Buffers in the caller's order, as columns.
 
@@ -85,21 +85,27 @@ class Problem:
         np.fill_diagonal(overlaps, False)
         return cls(columns, start, stop, np.cumsum(change)[:-1], overlaps)
 
-    def keys(self, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """What buffers are ranked by, the largest first; ``weights`` are of the steps."""
-        size, duration = self.columns.size, self.columns.stop - self.columns.start
+    @cached_property
+    def partners(self) -> Ints:
+        """With how many buffers each overlaps."""
+        return self.overlaps.sum(axis=1)
+
+    @cached_property
+    def keys(self) -> dict[str, NDArray[np.float64]]:
+        """What buffers are ranked by, the largest first."""
+        size, duration = self.columns.size, (self.columns.stop - self.columns.start).astype(np.float64)
         return {
             "size": size.astype(np.float64),
-            "duration": duration.astype(np.float64),
-            "area": size * duration.astype(np.float64),
-            "overlaps": self.overlaps.sum(axis=1).astype(np.float64),
-            "total": self._largest(self.alive),
-            "weight": self._largest(weights),
+            "duration": duration,
+            "area": size * duration,
+            "overlaps": self.partners.astype(np.float64),
+            "total": self.largest(self.alive),
         }
 
-    def _largest(self, of_steps: NDArray[Any]) -> NDArray[np.float64]:
-        pairs = zip(self.start.tolist(), self.stop.tolist(), strict=True)
-        return np.array([of_steps[start:stop].max() for start, stop in pairs], np.float64)
+    def largest(self, of_steps: NDArray[Any]) -> NDArray[np.float64]:
+        """For each buffer the largest number of its steps."""
+        ends = np.column_stack((self.start, self.stop)).ravel()
+        return np.maximum.reduceat(np.append(of_steps, 0).astype(np.float64), ends)[::2]
 
 
 @dataclass(slots=True)
@@ -144,7 +150,7 @@ class Attempts:
     def _order(self) -> NDArray[np.intp]:
         """The ranks for the next attempt: the position of each rank's buffer."""
         noisy = self.weights / (0.05 + self.random.random_sample(len(self.weights)))
-        keys = self.problem.keys(noisy)
+        keys = self.problem.keys | {"weight": self.problem.largest(noisy)}
         if self.number < len(_FIXED_ORDERS):
             names = _FIXED_ORDERS[self.number]
         else:
@@ -193,8 +199,7 @@ def _pairs(buffers: Sequence[Buffer]) -> int:
 def _prepared(problem: Problem, order: NDArray[np.intp], capacity: int) -> tuple[Instance, State]:
     """The problem by rank, in lists or arrays as `compiled_explore` wants them, and a fresh state."""
     columns, start = problem.columns, problem.start[order]
-    overlaps = problem.overlaps[np.ix_(order, order)]
-    pairs, count, steps = np.nonzero(overlaps)[1], len(order), len(problem.alive)
+    pairs, count, steps = np.nonzero(problem.overlaps[order][:, order])[1], len(order), len(problem.alive)
     alignment, unit = columns.alignment[order], columns.unit
     as_wanted = _as_array if has_numba() else _as_list
     by_start = np.argsort(start, kind="stable")
@@ -206,16 +211,14 @@ def _prepared(problem: Problem, order: NDArray[np.intp], capacity: int) -> tuple
         stop=as_wanted(problem.stop[order]),
         by_start=as_wanted(by_start),
         first_at=as_wanted(np.searchsorted(start[by_start], np.arange(steps + 1))),
-        overlap_at=as_wanted(np.concatenate(([0], np.cumsum(overlaps.sum(axis=1))))),
+        overlap_at=as_wanted(np.concatenate(([0], np.cumsum(problem.partners[order])))),
         overlaps=as_wanted(pairs),
         steps=steps,
         top=-(-capacity // unit) * unit,
     )
     lengths = [count] * 2 + [count + 2] * 6 + [len(pairs) + 1] * 2 + [count] * 2 + [steps] * 2 + [2]
     state = State(*(as_wanted(np.zeros(length, np.int64)) for length in lengths))
-    for rank in range(count):
-        state.offset[rank], state.by_least[rank] = -1, rank
-    return task, state
+    return task, state._replace(offset=as_wanted(np.full(count, -1)), by_least=as_wanted(np.arange(count)))
 
 
 def _as_list(values: NDArray[Any]) -> list[int]:
