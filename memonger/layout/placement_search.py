@@ -105,7 +105,8 @@ class Problem:
     def largest(self, of_steps: NDArray[Any]) -> NDArray[np.float64]:
         """For each buffer the largest number of its steps."""
         ends = np.column_stack((self.start, self.stop)).ravel()
-        return np.maximum.reduceat(np.append(of_steps, 0).astype(np.float64), ends)[::2]
+        largest: NDArray[np.float64] = np.maximum.reduceat(np.append(of_steps, 0).astype(np.float64), ends)[::2]
+        return largest
 
 
 @dataclass(slots=True)
