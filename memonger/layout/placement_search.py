@@ -88,7 +88,7 @@ class Problem:
     @cached_property
     def partners(self) -> Ints:
         """With how many buffers each overlaps."""
-        return self.overlaps.sum(axis=1)
+        return np.count_nonzero(self.overlaps, axis=1)
 
     @cached_property
     def keys(self) -> dict[str, NDArray[np.float64]]:
