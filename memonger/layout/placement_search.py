@@ -88,7 +88,8 @@ class Problem:
     @cached_property
     def partners(self) -> Ints:
         """With how many buffers each overlaps."""
-        return np.count_nonzero(self.overlaps, axis=1)
+        count: Ints = np.count_nonzero(self.overlaps, axis=1)
+        return count
 
     @cached_property
     def keys(self) -> dict[str, NDArray[np.float64]]:
