@@ -209,7 +209,7 @@ def _lines(row_name: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str
     name, batch, share, way = row_name.split()
     row = rows[row_name]
     if way == "least":
-        plain = rows[f"{name} {batch} 1 plain"]["plan"]["peak"]
+        plain = rows[f"{name} {batch} 1 plain"]["budget"]  # 0 where that failed
         for part in (1.0, *SHARES):
             fits = row["failed"] or ("plan" in row and row["plan"]["peak"] <= part * plain)
             smallest = row["plan"]["peak"] if "plan" in row else row.get("smallest")
