@@ -195,8 +195,8 @@ def places(problem: Problem) -> tuple[dict[int, Place], dict[int, range]]:
             [tuple(kinds[node] for node in members[repetition, b]) for b in range(count)]
         )
         for block in alike[repetition]:
-            places = (Place(repetition, block, -1 - member) for member in range(len(members[repetition, block])))
-            result.update(zip(members[repetition, block], places, strict=True))
+            for member, node in enumerate(members[repetition, block]):
+                result[node] = Place(repetition, block, -1 - member)
     return result, alike
 
 

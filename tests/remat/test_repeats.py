@@ -101,14 +101,14 @@ def test_a_second_try_saves_more_where_the_first_is_above_the_budget() -> None:
 
 
 def test_deep_network_recomputes_less_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = network(60)
+    whole = network(90)
     budget = int(0.3 * peak(whole, whole.schedule))
-    search = Search(whole, Effort(2_000), tuning=Tuning(large=500))  # as if its 662 nodes were many
+    search = Search(whole, Effort(5_000), tuning=Tuning(large=500))  # as if its 992 nodes were many
     result = search.cheapest(budget)
     check(whole, result.schedule)
     assert result.peak <= budget
     monkeypatch.setattr(portfolio, "broadcast", lambda *_: [])
-    assert result.cost < replace(search, effort=Effort(2_000)).cheapest(budget).cost
+    assert result.cost < replace(search, effort=Effort(5_000)).cheapest(budget).cost
 
 
 @given(st.lists(st.integers(0, 3), max_size=5), st.integers(3, 6), st.integers(KEPT + 1, 14), st.integers(0, 5))
