@@ -1,5 +1,6 @@
 """Repeated blocks: a deep network contracted is the same network of fewer layers, and what few recompute, all do."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from memonger.remat import portfolio
 from memonger.remat.effort import Effort
+from memonger.remat.on_demand import in_time, recompute_on_demand
 from memonger.remat.portfolio import Search
 from memonger.remat.problem import Problem, check, peak
 from memonger.remat.repeats import KEPT, Contraction, Repetition, broadcast, repetitions
@@ -98,6 +100,59 @@ def test_a_second_try_saves_more_where_the_first_is_above_the_budget() -> None:
     budget = int(0.8 * peak(whole, whole.schedule))
     assert broadcast(whole, budget, solve) == [whole.schedule] * 2
     assert targets[1] < targets[0]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_schedules_are_valid_whatever_repeats(seed: int) -> None:
+    rng = random.Random(seed)
+    whole = _of_random_blocks(rng)
+
+    def solve(problem: Problem, _: int) -> tuple[int, ...]:
+        may = (node for node in range(problem.nodes) if problem.forward[node] and problem.recomputable[node])
+        dropped = [node for node in may if rng.random() < 0.5]
+        schedule = recompute_on_demand(problem, in_time(problem, problem.deadline, dropped))
+        check(problem, schedule)
+        return schedule
+
+    schedules = broadcast(whole, int(0.7 * peak(whole, whole.schedule)), solve)
+    assert schedules
+    for schedule in schedules:
+        check(whole, schedule)
+        assert len(schedule) > whole.nodes
+
+
+def _of_random_blocks(rng: random.Random) -> Problem:
+    """A block of random nodes, forty times one after the other, and a backward pass that reads what was written."""
+    reads: list[tuple[int, ...]] = [()]
+    writes: list[tuple[int, ...]] = [(0,)]
+    sizes = [10]
+
+    def node(sources: list[int], count: int, size: int) -> int:
+        reads.append(tuple(dict.fromkeys(sources)))
+        writes.append(tuple(range(len(sizes), len(sizes) + count)))
+        sizes.extend([size] * count)
+        return writes[-1][0]
+
+    block = [(rng.sample(range(1, 13), rng.randint(1, 3)), rng.randint(1, 2), rng.choice((10, 20, 30)))
+             for _ in range(rng.randint(3, 7))]  # fmt: skip
+    for back, count, size in block * 40:
+        node([max(0, len(sizes) - far) for far in back], count, size)
+    forward, kept = len(reads), rng.choice((10, 20, 30))
+    gradient = node([len(sizes) - 1], 1, 10)
+    for number in reversed(range(1, forward)):
+        value = writes[number][0]
+        gradient = node([gradient, reads[number][0], value], 1, sizes[value])
+        if sizes[value] == 20:
+            node([gradient], 1, 5)
+    return Problem(
+        costs=tuple(float(1 + number % 5) for number in range(len(reads))),
+        reads=tuple(reads),
+        writes=tuple(writes),
+        sizes=tuple(sizes),
+        recomputable=tuple(sizes[values[0]] != kept for values in writes),
+        inplace=tuple(tuple(value for value in values[:1] if sizes[value] == 10) for values in reads),
+        forward=tuple(number < forward for number in range(len(reads))),
+    )
 
 
 def test_deep_network_recomputes_less_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
