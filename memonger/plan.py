@@ -566,8 +566,14 @@ def parameter_sizes(model: ir.Model, training: Training | None) -> dict[str, int
 
 def input_bytes(model: ir.Model, training: Training | None) -> int:
     """Bytes of the inputs that a caller gives: they don't persist and have no default."""
+    return sum(input_sizes(model, training).values())
+
+
+def input_sizes(model: ir.Model, training: Training | None) -> dict[str, int]:
+    """The same, of each by its name."""
     persistent = set(training.persistent if training else state_of(model, str(model.graph.name)))
-    return sum(nbytes(value) or 0 for value in required_inputs(model.graph) if value.name not in persistent)
+    given = (value for value in required_inputs(model.graph) if value.name not in persistent)
+    return {str(value.name): nbytes(value) or 0 for value in given}
 
 
 def state_bytes(model: ir.Model, graph: Graph) -> int:

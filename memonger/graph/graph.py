@@ -176,17 +176,17 @@ def from_model(
     Raises:
         PlanError: a size is unknown that should be known; it names the value.
     """
-    values = list(dict.fromkeys(v for v in all_values(model.graph) if v.name))
+    values, nodes = list(dict.fromkeys(v for v in all_values(model.graph) if v.name)), list(model.graph)
     number = {value: index for index, value in enumerate(values)}
-    nodes = list(model.graph)
     cuts = _parts_of_inputs(model, updates or {}, provider)
-    in_arena = _planned(model, values, host) - cuts.keys()
+    known_sizes = [nbytes(v) for v in values]
+    in_arena = _planned(model, values, known_sizes, host) - cuts.keys()
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
     replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for), cuts)
     elsewhere = {new for pairs in replaced.values() for _, new in pairs} | {v for v in values if v.name in apart}
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
     own, writes, late = *_reads_and_writes(nodes, number), [number[v] for v in waited_for]
-    sizes = tuple(nbytes(v) or 0 for v in values)
+    sizes = tuple(size or 0 for size in known_sizes)
     aliases = _aliases(_PairFinder(number, sizes, planned, values, elsewhere, cuts), nodes, own, provider)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
@@ -373,12 +373,14 @@ def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> 
     return not subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
-def _planned(model: ir.Model, values: Sequence[ir.Value], host: Collection[str]) -> set[ir.Value]:
+def _planned(
+    model: ir.Model, values: Sequence[ir.Value], sizes: Sequence[int | None], host: Collection[str]
+) -> set[ir.Value]:
     """The values that get an address in the arena, if no update is written elsewhere."""
     dynamic = run_time_sized(model)
     planned: set[ir.Value] = set()
-    for value in values:
-        node, size = value.producer(), nbytes(value)
+    for value, size in zip(values, sizes, strict=True):
+        node = value.producer()
         if node is None or not dense(value) or facts(node).shape_only or value in dynamic or value.name in host:
             continue
         if size is None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Cuda, Device, Stamp
@@ -29,7 +28,7 @@ from memonger.model.operators import operator_name
 from memonger.model.ranges import Range
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
-from memonger.model.tensors import sizes_of_parts
+from memonger.model.tensors import in_memory, sizes_of_parts
 from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
@@ -173,7 +172,7 @@ def _reload(path: Path, original: Model) -> ir.Model:
     except (ValueError, RuntimeError, ir.serde.SerdeError) as error:
         raise SessionError(f"the model that onnxruntime made of it can't be read: {root_cause(error)}") from error
     for value, tensor in sizes_of_parts(lowered.graph).items():
-        value.const_value = ir.Tensor(np.array(tensor.numpy()), name=value.name)
+        value.const_value = in_memory(tensor)
     lowered.graph.name = original.ir.graph.name
     lowered.metadata_props.clear()
     lowered.metadata_props.update(original.ir.metadata_props)

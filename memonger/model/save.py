@@ -5,14 +5,13 @@ import mmap
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError, memory_checked
 from memonger.files import folder_beside, locked, write_whole
-from memonger.model.tensors import external_tensors, sizes_of_parts, tensor_attributes
+from memonger.model.tensors import external_tensors, in_memory, sizes_of_parts, tensor_attributes
 from memonger.units import in_full
 
 SMALL = 256  # bytes of a weight that stays in the model when others go into a file of their own
@@ -141,15 +140,10 @@ def read_in(model: ir.Model) -> None:
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                tensor = value.const_value
-                value.const_value = _read_in(tensor)
+                value.const_value = in_memory(value.const_value)
         for node, attribute in list(tensor_attributes(graph)):
             if isinstance(attribute.value, ir.ExternalTensor):
-                node.attributes.add(ir.AttrTensor(attribute.name, _read_in(attribute.value)))
-
-
-def _read_in(tensor: ir.ExternalTensor) -> ir.Tensor[Any]:
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+                node.attributes.add(ir.AttrTensor(attribute.name, in_memory(attribute.value)))
 
 
 def _keeps_data_in_place(model: ir.Model, folder: Path) -> bool:

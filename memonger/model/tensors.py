@@ -1,6 +1,7 @@
 """The tensors of a model, wherever they stand."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import onnx_ir as ir
 
@@ -23,6 +24,11 @@ def sizes_of_parts(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
         if value.const_value is not None
         and any(node.op_type in ("Split", "SplitToSequence") and index == 1 for node, index in value.uses())
     }
+
+
+def in_memory(tensor: ir.TensorProtocol) -> ir.Tensor[Any]:
+    """A tensor with its content, which may lie in a file of its own, in the model."""
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:

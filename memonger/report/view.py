@@ -1,6 +1,6 @@
 """What every picture of a plan is drawn from: its steps, and the rectangles of steps × addresses that they fill."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,7 @@ import onnx_ir as ir
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes, worst_step
-from memonger.model.values import nbytes, required_inputs
-from memonger.plan import Plan, parameter_sizes, state_sizes
+from memonger.plan import Plan, input_sizes, parameter_sizes, state_sizes
 from memonger.report.modules import Modules, Path
 
 KEPT = "kept"
@@ -141,8 +140,8 @@ class View:
                 yield Rectangle(each.node, WORKSPACE, plan.arena_bytes, each.workspace, step, step + 1)
         offset = plan.arena_bytes + (plan.workspace_bytes or 0)
         stays = {**parameter_sizes(plan.model, plan.training), **state_sizes(plan.model, plan.graph)}
-        for kind, tensors in ((INPUT, _inputs(plan)), (WEIGHT, stays.items())):
-            for name, size in tensors:
+        for kind, tensors in ((INPUT, input_sizes(plan.model, plan.training)), (WEIGHT, stays)):
+            for name, size in tensors.items():
                 yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))
                 offset += size
 
@@ -216,11 +215,3 @@ def _without_recomputation(plan: Plan) -> Graph:
 def _shape(value: ir.Value) -> str:
     dtype = "" if value.dtype is None else value.dtype.name.lower()
     return dtype if value.shape is None else f"{dtype}[{','.join(map(str, value.shape))}]"
-
-
-def _inputs(plan: Plan) -> Iterable[tuple[str, int]]:
-    """What a run is given, with its bytes: see `memonger.plan.input_bytes`."""
-    persistent = set(plan.training.persistent if plan.training else plan.state)
-    for value in required_inputs(plan.model.graph):
-        if value.name not in persistent:
-            yield str(value.name), nbytes(value) or 0

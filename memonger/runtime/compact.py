@@ -33,10 +33,11 @@ class Packed:
 def packed(value: Any, *kept: object) -> Packed:
     """Write objects out; large bytes, messages, what is lent to onnxruntime and ``kept`` stay as they are."""
     apart: list[Any] = []
+    kept_as_it_is = set(map(id, kept))
 
     class Writer(pickle.Pickler):
         def persistent_id(self, part: Any) -> int | None:
-            stays = isinstance(part, Held | onnx.ModelProto) or any(part is one for one in kept)
+            stays = isinstance(part, Held | onnx.ModelProto) or id(part) in kept_as_it_is
             if stays or (type(part) is bytes and len(part) >= _LARGE):
                 apart.append(part)
                 return len(apart) - 1

@@ -110,21 +110,21 @@ def _step_columns(view: View) -> dict[str, Any]:
 
 
 def _rectangle_columns(view: View) -> dict[str, Any]:
-    shapes, kinds, found = _Numbers(), list(KINDS), view.rectangles
+    shapes, kinds, rectangles = _Numbers(), list(KINDS), view.rectangles
     nodes = [step.node for step in view.steps]
-    named = [each.in_arena and each.name == nodes[each.start] for each in found]
+    named = [each.in_arena and each.name == nodes[each.start] for each in rectangles]
     return {
-        "name": ["" if is_node else shown(each.name) for each, is_node in zip(found, named, strict=True)],
-        "kind": [kinds.index(each.kind) for each in found],
-        "offset": [each.offset for each in found],
-        "bytes": [each.size for each in found],
-        "start": [each.start for each in found],
-        "stop": [each.stop for each in found],
-        "shape": [shapes[each.shape] for each in found],
+        "name": ["" if is_node else shown(each.name) for each, is_node in zip(rectangles, named, strict=True)],
+        "kind": [kinds.index(each.kind) for each in rectangles],
+        "offset": [each.offset for each in rectangles],
+        "bytes": [each.size for each in rectangles],
+        "start": [each.start for each in rectangles],
+        "stop": [each.stop for each in rectangles],
+        "shape": [shapes[each.shape] for each in rectangles],
         "shapes": list(shapes),
         "others": {
             str(index): [len(each.others), *map(shown, each.others[:MOST_OTHERS])]
-            for index, each in enumerate(found) if each.others
+            for index, each in enumerate(rectangles) if each.others
         },
     }  # fmt: skip
 
