@@ -5,8 +5,8 @@ A roofline (Williams, Waterman, Patterson 2009, see `memonger.graph.costs`) with
 an AMD EPYC (AVX-512, 32 MiB of third-level cache) with onnxruntime 1.31.1. How much longer or shorter thirteen CNNs at
 batch 16 take in chunks they give within 6 % in the root of the mean square, with most told of EfficientNet (14 % too
 fast) and least of MobileNet-v2 (11 % too slow); not of GoogLeNet, whose normalizations take half of its time. ``python
--m benchmarks.chunks`` measures it. Of a processor without AVX-512 only the rate of products is another: there they take
-three times as long, so that caches save less.
+-m benchmarks.chunks`` measures it. A processor without AVX-512 has other rates of products and of weights that are read
+again (`Rates`): products take three times as long there, so that caches save less.
 """
 
 import itertools
@@ -34,20 +34,31 @@ RUN_SECONDS, WAKE_SECONDS = 10e-6, 3e-4
 """A run of one of several sessions: what Python and onnxruntime do around its nodes; and on several threads until its
 own are awake, as those of the session before fall asleep. Measured: 0.1 to 1.3 ms."""
 
-FLOPS_AVX512, FLOPS_OTHERS = 4.5e11, 1.4e11
-"""Operations of products that two cores do in a second, with AVX-512 and without (VGG-16 and ResNet-50 at batch 16)."""
-
 MEMORY_BYTES, CACHE_BYTES, WEIGHT_BYTES = 2.5e10, 6e10, 2e10
 """What two cores do in a second: bytes of values that are read or written in memory and in the cache, and of weights
 that are read."""
 
-AGAIN_BYTES = 1e11
-"""Bytes of weights that slices read again in a second, on however many cores: each slice waits for them. ResNet-50's
-convolutions in eight slices took 4.5 ms longer and read 320 MiB more; that smaller values lie in the cache made up for
-a part."""
-
 CACHE = 16 * MiB
 """Bytes alive that lie in the cache, which weights and what else the machine does have a part of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a kind of processor does in a second.
+
+    Attributes:
+        flops: Operations of products, on two cores.
+        again: Bytes of weights that slices read again, on however many cores: each slice waits for them. ResNet-50's
+            convolutions in eight slices took 4.5 ms longer with AVX-512 and read 320 MiB more; that smaller values lie
+            in the cache made up for a part. ResNet-18's in sixteen took 32 ms longer without, and read 700 MiB more.
+    """
+
+    flops: float
+    again: float
+
+
+WITH_AVX512, WITHOUT = Rates(4.5e11, 1e11), Rates(1.4e11, 5e10)
+"""Measured: VGG-16's and ResNet-50's products at batch 16; weights of ResNets, AlexNet, GoogLeNet and DenseNet-121."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ class Work:
     @property
     def waits(self) -> bool:
         """Whether the products of its half are over before its weights are read, so that slices take longer."""
-        return self.weights / WEIGHT_BYTES - self.flops / flops_per_second() / 2 > LAUNCH_SECONDS[-1]
+        return self.weights / WEIGHT_BYTES - self.flops / rates().flops / 2 > LAUNCH_SECONDS[-1]
 
     def seconds(self, cores: int, alive: float, slices: int = 1, is_first: bool = True) -> float:
         """About the time that all of it takes on so many cores, in so many slices one after the other.
@@ -85,15 +96,15 @@ class Work:
         near = min(1.0, CACHE / alive) if alive else 1.0
         moved = self.values * (near / CACHE_BYTES + (1 - near) / MEMORY_BYTES)
         moved += self.weights / WEIGHT_BYTES if is_first else 0.0
-        again = self.weights * (slices - is_first) / AGAIN_BYTES
-        return slices * launch_seconds(cores) + max(self.flops / flops_per_second(), moved) * 2 / cores + again
+        again = self.weights * (slices - is_first) / rates().again
+        return slices * launch_seconds(cores) + max(self.flops / rates().flops, moved) * 2 / cores + again
 
 
 @cache
-def flops_per_second() -> float:
-    """Operations of products that two cores of this processor do in a second."""
+def rates() -> Rates:
+    """Those of this processor."""
     extensions = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", ())
-    return FLOPS_AVX512 if {"X86_V4", "AVX512F"} & set(extensions) else FLOPS_OTHERS
+    return WITH_AVX512 if {"X86_V4", "AVX512F"} & set(extensions) else WITHOUT
 
 
 def launch_seconds(cores: int) -> float:
