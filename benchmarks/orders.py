@@ -1,15 +1,18 @@
 """Evaluation orders: peak of ours beside the file's, onnxruntime's and list schedulers', on branchy networks.
 
-Run from the repository's root: ``python -m benchmarks.orders [NAME ...]``. Prints the table, and writes it to
-benchmarks/orders.txt unless rows are named. Nothing is recomputed or runs in chunks, and all orders share bytes by the
-same rules, so that only the order differs. Randomly wired networks are those of Xie et al. 2019, "Exploring Randomly
-Wired Neural Networks for Image Recognition": three stages of 32 nodes, 78 channels at first; a node is a Sum of what it
-reads, Relu, a separable 3×3 convolution and a batch normalization. SERENITY (Ahn et al. 2020) reports 1.68 times less
-peak than TensorFlow Lite on cells of such networks and of others.
+Run from the repository's root: ``python -m benchmarks.orders [NAME ...] [--tensorflow PYTHON]``. Prints the table, and
+writes it to benchmarks/orders.txt unless rows are named. Nothing is recomputed or runs in chunks, and all orders share
+bytes by the same rules, so that only the order differs. Randomly wired networks are those of Xie et al. 2019,
+"Exploring Randomly Wired Neural Networks for Image Recognition": three stages of 32 nodes, 78 channels at first; a node
+is a Sum of what it reads, Relu, a separable 3×3 convolution and a batch normalization. SERENITY (Ahn et al. 2020)
+reports 1.68 times less peak than TensorFlow Lite on cells of such networks and of others. With a Python that has
+TensorFlow, such cells are converted by it, and the order of its file stands beside ours of the same operators.
 """
 
 import argparse
+import json
 import math
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +45,15 @@ WIRED = {
 
 BRANCHY = ("googlenet", "unet", "densenet121", "mobilenet_v2", "resnet50", "vit", "gpt", "pyramid", "swin_tiny")
 SEEDS = range(1, 11)
+CELL = 32
 SMALL = range(100)
 LARGE = 10_000
 COLUMNS = Table(
     "network<24", "nodes>6", "ours MiB>9.2f", "bound>6.3f", "arena>6.3f", "file>7.3f", "breadth>8.3f", "ort>7.3f",
     "lists>7.3f", "seconds>8.2f",
 )  # fmt: skip
+
+CELLS = Table("cell<24", "nodes>6", "ours MiB>9.2f", "file>7.3f", "most>7.3f", "breadth>8.3f")
 
 
 def wired(kind: str, stages: Sequence[int], seed: int, channels: int = 78, size: int = 56) -> onnx.ModelProto:
@@ -123,6 +129,22 @@ def compared(graph: Graph) -> tuple[float, ...]:
     return len(graph.nodes), ours / MIB, *(each / ours for each in (bound, arena, *others, lists)), seconds
 
 
+def converted(kind: str, seed: int, python: str) -> Graph:
+    """The operators of one cell as TensorFlow Lite has them, in the order of its file; each tensor is one value."""
+    wires = sorted(WIRED[kind](CELL, 100 * seed).edges)
+    asked = json.dumps({"stages": [wires], "nodes": [CELL], "channels": 78, "size": 56})
+    command = [python, str(HERE / "tflite_operators.py")]
+    pipes = {"input": asked, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    said = json.loads(subprocess.run(command, text=True, check=True, **pipes).stdout.splitlines()[-1])
+    drawn, writer = nx.DiGraph(), dict[int, int]()
+    steps = [([], [tensor]) for tensor in said["inputs"]] + list(zip(said["reads"], said["writes"], strict=True))
+    for step, (reads, writes) in enumerate(steps):
+        drawn.add_node(step, bytes=sum(said["bytes"][tensor] for tensor in writes), cost=1.0)
+        drawn.add_edges_from((writer[tensor], step) for tensor in reads if tensor in writer)
+        writer.update((tensor, step) for tensor in writes)
+    return from_networkx(drawn)[0]
+
+
 def average(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     """Geometric means; the mean number of nodes, and the most seconds."""
     columns = list(zip(*rows, strict=True))
@@ -176,7 +198,18 @@ def network(name: str, device: str) -> tuple[float, ...]:
         return compared(graph_of(path, device, 4))
 
 
-def table(names: Sequence[str]) -> Iterator[str]:
+def cells(python: str) -> Iterator[str]:
+    """Lines of the table of cells that TensorFlow Lite converted."""
+    yield ""
+    yield f"cells of {CELL} nodes as TensorFlow Lite converts them: geometric means of {len(SEEDS)}, and the largest"
+    yield CELLS.heading
+    for kind in WIRED:
+        rows = [compared(converted(kind, seed, python)) for seed in SEEDS]
+        nodes, ours, _, _, file, breadth, *_ = average(rows)
+        yield CELLS.row(kind, nodes, ours, file, max(row[4] for row in rows), breadth)
+
+
+def table(names: Sequence[str], python: str | None) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     yield from stamp("orders", ["networkx", "numpy", "onnxruntime", "torch"])
     yield "peak of our order, and over it: the bound on all orders, our arena, and the peaks of other orders: the"
@@ -189,14 +222,16 @@ def table(names: Sequence[str]) -> Iterator[str]:
     for name, row in rows():
         if not names or name.split()[0] in names:
             yield COLUMNS.row(name, *row())
+    yield from cells(python) if python else ()
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these; no table is written")
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="one that has TensorFlow: its orders, too")
     asked = parser.parse_args()
-    keep(table(asked.names), None if asked.names else HERE / "orders.txt")
+    keep(table(asked.names, asked.tensorflow), None if asked.names else HERE / "orders.txt")
 
 
 if __name__ == "__main__":

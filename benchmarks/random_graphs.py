@@ -4,22 +4,27 @@ Run from the repository's root: ``python -m benchmarks.random_graphs [--nodes N 
 minutes on two cores. Rows are kept in a JSON file as they are measured, and ``--resume`` goes on where a run ended. The
 table is printed once all rows are there, and written to benchmarks/random_graphs.txt or to another file (``-o``).
 A node reads up to so many in a window before it. The plain greedy is the search's own simplest variant, by itself and
-run to its end.
+run to its end. Of each graph of which a budget isn't held there follow the least peak that was found and a bound on
+every schedule's, by `memonger.remat.every_schedule` with ten times its effort.
 """
 
 import argparse
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+
 from benchmarks.machine import HERE, Table, keep, stamp
 from benchmarks.record import Record, progress
 from benchmarks.remat import Case, greedy_overhead
-from memonger.remat.portfolio import search_best
+from memonger.planning.networkx_graph import from_networkx
+from memonger.remat.every_schedule import EFFORT, least_arena
+from memonger.remat.portfolio import search_best, smallest_budget
 from memonger.remat.problem import Problem, peak
 
 SHAPES = ((1.0, 1), (1.0, 3), (0.3, 3), (0.1, 2), (0.1, 4), (0.03, 2), (0.03, 4))
@@ -28,6 +33,8 @@ SHAPES = ((1.0, 1), (1.0, 3), (0.3, 3), (0.1, 2), (0.1, 4), (0.03, 2), (0.03, 4)
 SIZES = (250, 500, 1000, 2000)
 PERCENT = (90, 80, 70, 60)
 COLUMNS = Table("nodes>6", "window>7", "reads>6", "seed>5", "budget %>9", "greedy>9", "ours>11", "cpu s>7.1f", "<6")
+
+LEAST = Table("nodes>6", "window>7", "reads>6", "seed>5", "bound %>9.1f", "least found %>14.1f")
 
 
 def random_graph(nodes: int, window: int, most: int, seed: int) -> Problem:
@@ -38,8 +45,9 @@ def random_graph(nodes: int, window: int, most: int, seed: int) -> Problem:
     return Problem.from_edges(costs, [rng.randint(1, 1000) for _ in range(nodes)], sorted(set(edges)))
 
 
-def measured(graph: tuple[int, int, int, int], percent: int) -> dict[str, Any]:
+def measured(name: str) -> dict[str, Any]:
     """One row; without figures for budgets that no schedule can hold."""
+    *graph, percent = map(int, name.split("/"))
     problem = random_graph(*graph)
     budget = peak(problem, problem.schedule) * percent // 100
     if budget < problem.lower_bound:
@@ -51,8 +59,20 @@ def measured(graph: tuple[int, int, int, int], percent: int) -> dict[str, Any]:
     return {"greedy": greedy_overhead(Case("", problem, budget)), "ours": mine, "seconds": seconds}
 
 
+def least(name: str) -> dict[str, float]:
+    """The least peak found, and a bound on every schedule's, in percent of the peak without recomputation."""
+    problem = random_graph(*map(int, name.split("/")))
+    full = peak(problem, problem.schedule)
+    drawn = nx.DiGraph((problem.producer[value], node) for node, reads in enumerate(problem.reads) for value in reads)
+    drawn.add_nodes_from((node, {"bytes": size, "cost": 1.0}) for node, size in enumerate(problem.sizes))
+    bound = least_arena(from_networkx(drawn)[0], effort=10 * EFFORT)
+    return {"bound": 100 * bound / full, "least": 100 * smallest_budget(problem).peak / full}
+
+
 def line(name: str, row: Mapping[str, Any]) -> str:
-    """One line of the table."""
+    """One line of the tables."""
+    if "least" in row:
+        return LEAST.row(*name.split("/"), row["bound"], row["least"])
     greedy, mine = row["greedy"], row["ours"]
     worse = greedy != "none" and (mine == "none" or float(mine) > float(greedy))
     return COLUMNS.row(*name.split("/"), greedy, mine, row["seconds"], "worse" if worse else "")
@@ -64,17 +84,22 @@ def names_of(sizes: Sequence[int], seeds: int) -> list[str]:
     return [f"{n}/{w}/{m}/{s}/{p}" for n, w, m in shapes for s in range(1, seeds + 1) for p in PERCENT]
 
 
-def measure(names: list[str], record: Record, jobs: int) -> None:
+def measure(row: Callable[[str], dict[str, Any]], names: list[str], record: Record, jobs: int) -> None:
     """Measure what is missing, so many rows at a time."""
     with ProcessPoolExecutor(jobs) as pool:
         todo, running = progress(names, record, record.rows.__contains__), dict[str, Any]()
         for name in todo:
-            *graph, percent = map(int, name.split("/"))
-            running[name] = pool.submit(measured, tuple(graph), percent)
+            running[name] = pool.submit(row, name)
             while len(running) >= jobs:
                 _collect(running, record)
         while running:
             _collect(running, record)
+
+
+def not_held(names: Sequence[str], record: Record) -> list[str]:
+    """Graphs of which a budget isn't held."""
+    rows = {name: record.rows.get(name, {}) for name in names}
+    return list(dict.fromkeys(name.rpartition("/")[0] for name, row in rows.items() if row.get("ours") == "none"))
 
 
 def _collect(running: dict[str, Any], record: Record) -> None:
@@ -91,6 +116,10 @@ def table(names: Sequence[str], record: Record, command: str) -> Iterator[str]:
     yield "overheads in percent of the cost of one pass; worse: the plain greedy's is smaller"
     yield COLUMNS.heading
     yield from (line(name, record.rows[name]) for name in names if record.rows.get(name))
+    yield ""
+    yield "where a budget isn't held: a bound on every schedule's peak, and the least found, in percent of the peak"
+    yield LEAST.heading
+    yield from (line(name, record.rows[name]) for name in not_held(names, record))
 
 
 def main() -> None:
@@ -107,8 +136,9 @@ def main() -> None:
     options = parser.parse_args()
     names = names_of(options.nodes, options.seeds)
     record = Record(options.rows, options.resume, options.minutes)
-    measure(names, record, options.jobs)
-    if all(name in record.rows for name in names):
+    measure(measured, names, record, options.jobs)
+    measure(least, graphs := not_held(names, record), record, options.jobs)
+    if all(name in record.rows for name in [*names, *graphs]):
         command = f"random_graphs --nodes {' '.join(map(str, options.nodes))} --seeds {options.seeds}"
         keep(table(names, record, command), options.output)
 

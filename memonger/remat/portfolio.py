@@ -172,8 +172,8 @@ class Search:
     def _smallest(self, enough: int) -> Result:
         once = Result.of(self.problem, self.problem.schedule)
         reordered = list(self._reordered(once))
-        given = (Result.of(self.problem, schedule) for schedule in self.initial)
-        best = min([once, *reordered, *given], key=_peak_then_cost)
+        given = self.initial or (self._greedily_lowered(once),)
+        best = min([once, *reordered, *(Result.of(self.problem, each) for each in given)], key=_peak_then_cost)
         starts = [best] if best is once or self.problem.nodes > self.tuning.large else [once, best]
         annealing = self._annealing(order_matters=bool(reordered))
         timeline = Timeline(self.problem)
@@ -330,11 +330,20 @@ class Search:
         energy = improve(timeline, budget, annealing, done, lambda energy: self.effort.tell(timeline, *energy))
         return Point(*energy, timeline.schedule())
 
+    def _far_below(self, once: Result) -> list[int]:
+        """Budgets far below the peak without recomputation."""
+        low = self.problem.lower_bound
+        return [low + int((once.peak - low) * part) for part in self.tuning.smallest_targets]
+
+    def _greedily_lowered(self, once: Result) -> tuple[int, ...]:
+        """What the first greedy variant makes of the given order until it gets no further. It is not charged."""
+        tuning, timeline, (target, *_) = self.tuning, Timeline(self.problem), self._far_below(once)
+        most = tuning.first_work * max(tuning.few, self.problem.nodes)
+        return self._greedy(timeline, target, tuning.greedy[0], _hopeless(timeline, target, most, tuning.plain_faster)).schedule
+
     def _reordered(self, once: Result) -> Iterator[Result]:
         """Greedy schedules, of other evaluation orders, for budgets far below the peak without recomputation."""
-        low = self.problem.lower_bound
-        for part in self.tuning.smallest_targets:
-            target = low + int((once.peak - low) * part)
+        for target in self._far_below(once):
             order = self._better_order(target)
             if order is not None:
                 yield Result.of(self.problem, self._greedy_from_order(order, target).schedule)
