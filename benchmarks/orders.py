@@ -211,7 +211,8 @@ def cells(python: str) -> Iterator[str]:
 
 def table(names: Sequence[str], python: str | None) -> Iterator[str]:
     """Lines of the table, as they are measured."""
-    yield from stamp("orders", ["networkx", "numpy", "onnxruntime", "torch"])
+    command = "orders --tensorflow PYTHON" if python else "orders"
+    yield from stamp(command, ["networkx", "numpy", "onnxruntime", "torch"])
     yield "peak of our order, and over it: the bound on all orders, our arena, and the peaks of other orders: the"
     yield "file's, breadth first, onnxruntime's default, the best of the file's and two list schedulers'; cpu seconds"
     yield f"randomly wired: geometric means of {len(SEEDS)} networks; cpu: as onnxruntime's optimizer left it"
