@@ -339,7 +339,8 @@ class Search:
         """What the first greedy variant makes of the given order until it gets no further. It is not charged."""
         tuning, timeline, (target, *_) = self.tuning, Timeline(self.problem), self._far_below(once)
         most = tuning.first_work * max(tuning.few, self.problem.nodes)
-        return self._greedy(timeline, target, tuning.greedy[0], _hopeless(timeline, target, most, tuning.plain_faster)).schedule
+        hopeless = _hopeless(timeline, target, most, tuning.plain_faster)
+        return self._greedy(timeline, target, tuning.greedy[0], hopeless).schedule
 
     def _reordered(self, once: Result) -> Iterator[Result]:
         """Greedy schedules, of other evaluation orders, for budgets far below the peak without recomputation."""
