@@ -45,7 +45,9 @@ WIRED = {
 
 BRANCHY = ("googlenet", "unet", "densenet121", "mobilenet_v2", "resnet50", "vit", "gpt", "pyramid", "swin_tiny")
 SEEDS = range(1, 11)
-CELL = 32
+CELL, CHANNELS, SIZE = 32, 78, 56
+"""Nodes of a stage; of its first one channels, and the sides of its maps."""
+
 SMALL = range(100)
 LARGE = 10_000
 COLUMNS = Table(
@@ -56,7 +58,7 @@ COLUMNS = Table(
 CELLS = Table("cell<24", "nodes>6", "ours MiB>9.2f", "file>7.3f", "most>7.3f", "breadth>8.3f")
 
 
-def wired(kind: str, stages: Sequence[int], seed: int, channels: int = 78, size: int = 56) -> onnx.ModelProto:
+def wired(kind: str, stages: Sequence[int], seed: int, channels: int = CHANNELS, size: int = SIZE) -> onnx.ModelProto:
     """A randomly wired network: stages of so many nodes, each of half the size of the one before it."""
     steps, weights, value, width = [], list[onnx.TensorProto](), "x", channels
     for stage, count in enumerate(stages):
@@ -132,7 +134,7 @@ def compared(graph: Graph) -> tuple[float, ...]:
 def converted(kind: str, seed: int, python: str) -> Graph:
     """The operators of one cell as TensorFlow Lite has them, in the order of its file; each tensor is one value."""
     wires = sorted(WIRED[kind](CELL, 100 * seed).edges)
-    asked = json.dumps({"stages": [wires], "nodes": [CELL], "channels": 78, "size": 56})
+    asked = json.dumps({"wires": wires, "nodes": CELL, "channels": CHANNELS, "size": SIZE})
     command = [python, str(HERE / "tflite_operators.py")]
     pipes = {"input": asked, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     said = json.loads(subprocess.run(command, text=True, check=True, **pipes).stdout.splitlines()[-1])
@@ -182,7 +184,7 @@ def large(kind: str) -> Graph:
 def rows() -> Iterator[tuple[str, Callable[[], tuple[float, ...]]]]:
     """Rows by name."""
     for kind in WIRED:
-        yield kind, lambda kind=kind: average([compared(graph_of(wired(kind, (32, 32, 32), s))) for s in SEEDS])
+        yield kind, lambda kind=kind: average([compared(graph_of(wired(kind, (CELL,) * 3, s))) for s in SEEDS])
     for name in BRANCHY:
         for device in ("none", "cpu"):
             yield f"{name} {device}", lambda name=name, device=device: network(name, device)

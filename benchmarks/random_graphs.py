@@ -33,7 +33,6 @@ SHAPES = ((1.0, 1), (1.0, 3), (0.3, 3), (0.1, 2), (0.1, 4), (0.03, 2), (0.03, 4)
 SIZES = (250, 500, 1000, 2000)
 PERCENT = (90, 80, 70, 60)
 COLUMNS = Table("nodes>6", "window>7", "reads>6", "seed>5", "budget %>9", "greedy>9", "ours>11", "cpu s>7.1f", "<6")
-
 LEAST = Table("nodes>6", "window>7", "reads>6", "seed>5", "bound %>9.1f", "least found %>14.1f")
 
 

@@ -1,8 +1,8 @@
-"""The operators of a randomly wired network as TensorFlow Lite's converter orders them, for `benchmarks.orders`.
+"""The operators of a randomly wired cell as TensorFlow Lite's converter orders them, for `benchmarks.orders`.
 
-Runs under a Python that has TensorFlow, in a process of its own. It reads JSON, ``{"stages": [[[0, 1], ...], ...],
-"nodes": [32, ...], "channels": 78, "size": 56}``, from its standard input: the wires of each stage. It prints the bytes
-of each tensor, the tensors that are fed, and what each operator reads and writes, in their order in the file.
+Runs under a Python that has TensorFlow, in a process of its own. It reads JSON from its standard input: ``{"wires":
+[[0, 1], ...], "nodes": 32, "channels": 78, "size": 56}``. It prints the bytes of each tensor, the tensors that are fed,
+and what each operator reads and writes, in their order in the file.
 """
 
 import json
@@ -17,20 +17,17 @@ BYTES = {schema.TensorType.FLOAT32: 4, schema.TensorType.INT32: 4, schema.Tensor
 
 
 def network(asked: dict[str, Any]) -> Any:
-    """The Keras model: as `benchmarks.orders.wired`, with the channels last."""
-    layers, value = keras.layers, keras.Input((2 * asked["size"], 2 * asked["size"], asked["channels"]), 1)
-    image = value
-    for stage, (wires, count) in enumerate(zip(asked["stages"], asked["nodes"], strict=True)):
-        wide, outs = asked["channels"] << stage, list[Any]()
-        for node in range(count):
-            early = [outs[a if b == node else b] for a, b in wires if max(a, b) == node]
-            read = layers.Add()(early) if len(early) > 1 else (early or [value])[0]
-            read = layers.DepthwiseConv2D(3, 1 if early else 2, "same", use_bias=False)(layers.ReLU()(read))
-            outs.append(layers.BatchNormalization()(layers.Conv2D(wide, 1, use_bias=False)(read)))
-        inner = {min(a, b) for a, b in wires}
-        ends = [out for node, out in enumerate(outs) if node not in inner]
-        value = layers.Average()(ends) if len(ends) > 1 else ends[0]
-    return keras.Model(image, value)
+    """The Keras model: as a stage of `benchmarks.orders.wired`, with the channels last."""
+    layers, channels, side = keras.layers, asked["channels"], 2 * asked["size"]
+    image, outs = keras.Input((side, side, channels), 1), list[Any]()
+    for node in range(asked["nodes"]):
+        early = [outs[min(wire)] for wire in asked["wires"] if max(wire) == node]
+        read = layers.Add()(early) if len(early) > 1 else (early or [image])[0]
+        read = layers.DepthwiseConv2D(3, 1 if early else 2, "same", use_bias=False)(layers.ReLU()(read))
+        outs.append(layers.BatchNormalization()(layers.Conv2D(channels, 1, use_bias=False)(read)))
+    read_again = {min(wire) for wire in asked["wires"]}
+    ends = [out for node, out in enumerate(outs) if node not in read_again]
+    return keras.Model(image, layers.Average()(ends) if len(ends) > 1 else ends[0])
 
 
 def operators(content: bytes) -> dict[str, Any]:

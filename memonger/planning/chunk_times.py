@@ -57,7 +57,7 @@ class Rates:
     again: float
 
 
-WITH_AVX512, WITHOUT = Rates(4.5e11, 1e11), Rates(1.4e11, 5e10)
+WITH_AVX512, WITHOUT_AVX512 = Rates(4.5e11, 1e11), Rates(1.4e11, 5e10)
 """Measured: VGG-16's and ResNet-50's products at batch 16; weights of ResNets, AlexNet, GoogLeNet and DenseNet-121."""
 
 
@@ -104,7 +104,7 @@ class Work:
 def rates() -> Rates:
     """Those of this processor."""
     extensions = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", ())
-    return WITH_AVX512 if {"X86_V4", "AVX512F"} & set(extensions) else WITHOUT
+    return WITH_AVX512 if {"X86_V4", "AVX512F"} & set(extensions) else WITHOUT_AVX512
 
 
 def launch_seconds(cores: int) -> float:

@@ -195,8 +195,7 @@ class Search:
         """What the variants of the greedy algorithm make of the given order, the best first."""
         tuning, timeline = self.tuning, Timeline(self.problem)
         first, *others = tuning.greedy[: 1 if self.problem.nodes > tuning.large else None]
-        most = tuning.first_work * max(tuning.few, self.problem.nodes)
-        points = [self._greedy(timeline, budget, first, _hopeless(timeline, budget, most))]
+        points = [self._greedy(timeline, budget, first, _hopeless(timeline, budget, self._first_work))]
         once = cost(self.problem, self.problem.schedule)
         for options in others:
             best = min(points)
@@ -210,10 +209,19 @@ class Search:
 
     def _plain(self, budget: int) -> Point:
         """What the plain greedy algorithm finds. It is not charged, so that it takes nothing from other parts."""
-        timeline, tuning = Timeline(self.problem), self.tuning
-        most = tuning.plain_work * min(1.0, tuning.large / self.problem.nodes)
-        hopeless = _hopeless(timeline, budget, most, tuning.plain_faster)
-        return self._greedy(timeline, budget, GreedyOptions(plain=True), lambda: hopeless() or self.effort.is_late)
+        most = self.tuning.plain_work * min(1.0, self.tuning.large / self.problem.nodes)
+        return self._until_hopeless(budget, GreedyOptions(plain=True), most)
+
+    def _until_hopeless(self, budget: int, options: GreedyOptions, most: float) -> Point:
+        """What a variant makes of the given order with so many changes, as long as its pace leaves hope and time."""
+        timeline = Timeline(self.problem)
+        hopeless = _hopeless(timeline, budget, most, self.tuning.plain_faster)
+        return self._greedy(timeline, budget, options, lambda: hopeless() or self.effort.is_late)
+
+    @property
+    def _first_work(self) -> int:
+        """Changes that the first variant may try."""
+        return self.tuning.first_work * max(self.tuning.few, self.problem.nodes)
 
     def _expired(self, timeline: Timeline) -> Callable[[], bool]:
         return lambda: self.effort.spent(timeline) > self.tuning.greedy_until
@@ -337,10 +345,7 @@ class Search:
 
     def _greedily_lowered(self, once: Result) -> tuple[int, ...]:
         """What the first greedy variant makes of the given order until it gets no further. It is not charged."""
-        tuning, timeline, (target, *_) = self.tuning, Timeline(self.problem), self._far_below(once)
-        most = tuning.first_work * max(tuning.few, self.problem.nodes)
-        hopeless = _hopeless(timeline, target, most, tuning.plain_faster)
-        return self._greedy(timeline, target, tuning.greedy[0], hopeless).schedule
+        return self._until_hopeless(self._far_below(once)[0], self.tuning.greedy[0], self._first_work).schedule
 
     def _reordered(self, once: Result) -> Iterator[Result]:
         """Greedy schedules, of other evaluation orders, for budgets far below the peak without recomputation."""
