@@ -17,7 +17,7 @@ from memonger.graph import session_memory
 from memonger.lowering import calibrate
 from memonger.model.axes import axes_of
 from memonger.model.load import load
-from memonger.planning import chunking
+from memonger.planning import chunk_times, chunking
 from memonger.planning.chunk_stages import ranges_in_order, slice_levels
 from memonger.runtime.chunked import cut_up
 from tests.support import networks
@@ -313,3 +313,22 @@ def test_no_way_takes_less_than_what_says_that_it_need_not_be_written(monkeypatc
     assert plan(convolutions(64), max_overhead=10.0).chunks
     assert len(ways) > 3
     assert all(least <= way.with_sessions for least, way in ways)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (["X86_V3", "X86_V4"], chunk_times.WITH_AVX512),
+        (["AVX2", "AVX512F", "AVX512CD"], chunk_times.WITH_AVX512),
+        (["X86_V3", "AVX2"], chunk_times.WITHOUT_AVX512),
+        (["NEON", "ASIMD"], chunk_times.WITHOUT_AVX512),
+        (None, chunk_times.WITHOUT_AVX512),
+    ],
+)
+def test_rates_are_the_processors(
+    found: list[str] | None, expected: chunk_times.Rates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy lists what the processor has that it uses, by names that changed with its version 2.4."""
+    config = {} if found is None else {"SIMD Extensions": {"baseline": ["SSE"], "found": found}}
+    monkeypatch.setattr(np, "show_config", lambda mode: config)
+    assert chunk_times.rates.__wrapped__() == expected
