@@ -68,6 +68,7 @@ class Recipe:
     inplace: bool = True
     views: bool = True
     reuse: bool = True
+    windows: bool = True
     cuda: Cuda = field(default_factory=Cuda)
 
 
@@ -178,9 +179,7 @@ def recipe(options: Options, changes: Changes) -> Recipe:
         **{name: getattr(options, name) for name in _SAME},
         dims=options.sizes,
         optimizer=None if options.optimizer is None else _optimizer_record(options.optimizer),
-        inplace=options.sharing.inplace,
-        views=options.sharing.views,
-        reuse=options.sharing.reuse,
+        **dataclasses.asdict(options.sharing),
     )
 
 
@@ -287,7 +286,7 @@ def _options(recipe: Recipe) -> Options:
         **{name: getattr(recipe, name) for name in _SAME},
         dims=recipe.dims,
         optimizer=None if recipe.optimizer is None else _optimizer_of(recipe.optimizer),
-        sharing=Sharing(recipe.inplace, recipe.views, recipe.reuse),
+        sharing=Sharing(recipe.inplace, recipe.views, recipe.reuse, recipe.windows),
     )
 
 

@@ -278,15 +278,17 @@ def test_a_plan_of_another_model_is_refused(certified: Path, model: Path) -> Non
         certificate.verify(certified)
 
 
-def test_certificates_hold_training_options(tmp_path: Path) -> None:
+def test_certificates_hold_training_options_and_what_may_share_bytes(tmp_path: Path) -> None:
     path = tmp_path / "layers.onnx"
     onnx.save(layers(), path)
-    options = {**TRAINING, "optimizer": memonger.AdamW(lr=0.01, betas=(0.8, 0.9), no_decay=["last"])}
-    found = memonger.fit(path, "128KiB", **options)
+    sharing = memonger.Sharing(windows=False)
+    adam = memonger.AdamW(lr=0.01, betas=(0.8, 0.9), no_decay=["last"])
+    found = memonger.fit(path, "128KiB", **{**TRAINING, "optimizer": adam, "sharing": sharing})
     found.plan.save(tmp_path / "planned.onnx")
     found.save_certificate(tmp_path / "fit.json", tmp_path / "planned.onnx")
     checked = certificate.verify(tmp_path / "fit.json")
     assert checked.recipe.optimizer.settings["betas"] == (0.8, 0.9)
+    assert (checked.recipe.views, checked.recipe.windows) == (True, False)
     assert checked.size == found.size
 
 
