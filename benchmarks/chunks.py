@@ -199,8 +199,7 @@ def means(rows: Sequence[Row]) -> Iterator[str]:
         for batch, (family, memory) in itertools.product((16, 64), (("CNN", "0.05"), ("transformer", "0.25"))):
             chosen = [row for row in here if row.batch == batch and NETWORKS[row.network].family == family]
             yield from _mean(f"{family}s, batch {batch}, {cores}", chosen, memory)
-        long = [row for row in here if NETWORKS[row.network].is_long and row.batch == 1]
-        for row in long:
+        for row in (row for row in here if NETWORKS[row.network].is_long and row.batch == 1):
             ratio = row.plans["chunked"]["peak"] / row.plans["off"]["peak"]
             yield (
                 f"{row.network}, 1,024 tokens, {cores}: arena and workspace {ratio:.3f} of the plan without "
@@ -212,7 +211,7 @@ def means(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _mean(what: str, rows: Sequence[Row], memory: str) -> Iterator[str]:
-    """What networks take together; aims, ``memory`` and no more time, are for batch 16, and for all networks."""
+    """What networks take together, beside the aims for all networks at batch 16: ``memory``, and stock's time."""
     if not rows:
         return
     figures = (

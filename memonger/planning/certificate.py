@@ -286,7 +286,7 @@ def _options(recipe: Recipe) -> Options:
         **{name: getattr(recipe, name) for name in _SAME},
         dims=recipe.dims,
         optimizer=None if recipe.optimizer is None else _optimizer_of(recipe.optimizer),
-        sharing=Sharing(recipe.inplace, recipe.views, recipe.reuse, recipe.windows),
+        sharing=Sharing(**{each.name: getattr(recipe, each.name) for each in dataclasses.fields(Sharing)}),
     )
 
 
