@@ -294,7 +294,7 @@ def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequ
 def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[ir.Node]) -> Range:
     axes = Axes(region.size, (), {str(value.name): axis for value, axis in region.axis_of.items()})
     begin = order.index(next(iter(region.how)))
-    part = measured(graph, axes, [(begin, begin + len(region.how))])[0]
+    part = measured(graph, assign_storage(graph), axes, [(begin, begin + len(region.how))])[0]
     exits = part.exits + _twice(graph, region, nodes, begin)
     copied = sum(nbytes(value) or 0 for value, axis in region.axis_of.items() if _is_copied(value, axis, region, nodes))
     return dataclasses.replace(part, exits=exits, stride=_stride(region, nodes), copied=copied)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import assign_storage
+from memonger.graph.liveness import Storage
 from memonger.layout.buffers import Buffer
 from memonger.model.axes import Axes
 from memonger.model.cutting import Refusal, Slicing
@@ -163,17 +163,18 @@ def _split(blocks: list[_Block], values: set[ir.Value | None], nodes: Sequence[i
 
 
 def measured(
-    graph: Graph, axes: Axes, ranges: Sequence[tuple[int, int]], waits: Sequence[bool] = ()
+    graph: Graph, storage: Storage, axes: Axes, ranges: Sequence[tuple[int, int]], waits: Sequence[bool] = ()
 ) -> tuple[Range, ...]:
     """What each range needs. A storage is cut if all of it is made and read within the range.
 
     Args:
         graph: In the order of the ranges.
+        storage: Of its values.
         axes: The axis of each value.
         ranges: Their first steps, and those behind their last ones.
         waits: Of each step of the graph, whether it waits for its weights.
     """
-    storage, outputs = assign_storage(graph), frozenset(graph.outputs)
+    outputs = frozenset(graph.outputs)
     has_axis = [True] * len(storage.buffers)
     for value, number in enumerate(storage.of_value):
         if number >= 0 and (graph.values[value] not in axes.values or value in outputs):

@@ -11,7 +11,7 @@ again (`Rates`): products take three times as long there, so that caches save le
 
 import itertools
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -137,7 +137,9 @@ def work_of(node: ir.Node, cut: Collection[int] = ()) -> Work:
     return Work(flops(node), nbytes_of_weights, packed, sum(nbytes(value) or 0 for value in values))
 
 
-def seconds_of(model: ir.Model, alive: Sequence[float], cores: int, trains: bool) -> float:
+def seconds_of(
+    model: ir.Model, alive: Sequence[float], cores: int, trains: bool, works: Mapping[str, Work] | None = None
+) -> float:
     """About the time of a run on so many cores, or of a training step, all of which runs in one session.
 
     A model in chunks has a copy of a node for each, and only the first reads weights for the first time.
@@ -147,18 +149,19 @@ def seconds_of(model: ir.Model, alive: Sequence[float], cores: int, trains: bool
         alive: Bytes alive at each of them.
         cores: How many there are.
         trains: Whether it is a training step.
+        works: What nodes that are known already do, by name.
     """
-    shares, seconds, works = not trains and shares_sessions(model), 0.0, dict[str, dict[int, Work]]()
+    shares, seconds, seen = not trains and shares_sessions(model), 0.0, dict[str, dict[int, Work]]()
     steps = [
         (node, size) for node, size in zip(model.graph, alive, strict=True) if not _is_left_out(node, trains, shares)
     ]
     chunks = [chunk_of(node) for node, _ in steps]
     for (node, size), chunk in zip(steps, chunks, strict=True):
         name, length = before_chunks(node), 0 if chunk is None else chunk.end - chunk.begin
-        alike = works.setdefault(name, {})
+        alike = seen.setdefault(name, {})
         is_first = not alike
         if length not in alike or chunk is None:
-            alike[length] = work_of(node)
+            alike[length] = (works or {}).get(str(node.name)) or work_of(node)
         seconds += alike[length].seconds(cores, size, is_first=is_first)
     return seconds + run_seconds(shares, cores) * sum(1 for _ in itertools.groupby(chunks))
 

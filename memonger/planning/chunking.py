@@ -25,7 +25,7 @@ import onnx_ir as ir
 from memonger.devices import Device
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.liveness import Storage, assign_storage, live_bytes
 from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
 from memonger.graph.session_memory import PACKED, bytes_of, session_bytes, shares_sessions
 from memonger.lowering.chunks import Band, Stage, chunked
@@ -33,6 +33,7 @@ from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import training_roles
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
+from memonger.model.extract import is_fed
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.operators import operator_name
 from memonger.model.training_roles import Training
@@ -182,7 +183,8 @@ def choose(
     for node in ordered.model.graph:  # whose marks would be taken for ours
         node.metadata_props.pop(CHUNK, None)
         node.metadata_props.pop(WINDOW, None)
-    search = _Search(_Job(ordered, request, plain, device, cores_of(options.threads), roles), options, batch)
+    works = {str(node.name): work_of(node) for node in ordered.model.graph}
+    search = _Search(_Job(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch)
     if budget is not None or options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
     return search.quick()
@@ -205,7 +207,8 @@ class _Search:
         self._known: dict[frozenset[str], list[_Ladder]] = {}
         self._most = math.inf
         if job.request.budget is None and options.axis_and_chunks is None:
-            once = seconds_of(job.lowered.model, _near(job.plain.graph), job.cores, job.training is not None)
+            near = _near(job.plain.graph, assign_storage(job.plain.graph))
+            once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
             self._most = options.max_overhead * once
 
     def within(self, room: float) -> "Chunking | None":
@@ -250,7 +253,11 @@ class _Search:
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
             return [_Ladder(self.job, axis, [in_slices(axis, asked[1])], None)]
-        axes = [_along(self.job, seeds, self._refused) for seeds in seeds_of(self.job.lowered.model, self.batch)]
+        seeds = seeds_of(self.job.lowered.model, self.batch)
+        found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
+        axes = [
+            _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
+        ]
         ladders = [_Ladder(self.job, axis, ways_of(self.job, axis, self._most), None) for axis in axes]
         if len(axes) == 2 and all(axis.ranges for axis in axes):
             ladders += self._rows_of_elements(ladders[0], *axes)
@@ -271,7 +278,7 @@ class _Search:
             return []
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
         job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
-        axis = _along(job, seeds, refused)
+        axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
         return [_Ladder(job, axis, ways_of(job, axis, self._most), outer)]
 
 
@@ -436,7 +443,8 @@ def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
 class _Job:
     """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device.
 
-    ``cores`` is how many it runs on, ``training`` the roles of a training step's inputs and outputs.
+    ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
+    inputs and outputs.
     """
 
     lowered: Lowered
@@ -444,6 +452,7 @@ class _Job:
     plain: Solution
     device: Device
     cores: int
+    works: Mapping[str, Work]
     training: Training | None = None
 
 
@@ -467,24 +476,15 @@ class _Axis:
     seconds: float
 
 
-def _along(job: _Job, seeds: Mapping[str, int], refused: Mapping[str, str]) -> _Axis:
-    axes = axes_of(job.lowered.model, seeds, refused)
+def _along(job: _Job, number: int, axes: Axes) -> _Axis:
+    """A model that is cut along an axis of that number."""
     order, ranges = ranges_in_order(job.lowered.model, axes)
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
     schedule_model(model, order, graph)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
-    works, near = _works(model, axes), _near(graph)
-    return _Axis(
-        max(seeds.values()),
-        dataclasses.replace(job.lowered, model=model),
-        graph,
-        axes,
-        measured(graph, axes, ranges, [work.waits for work in works]),
-        works,
-        _alive(graph),
-        near,
-        seconds_of(model, near, job.cores, job.training is not None),
-    )
+    storage = assign_storage(graph)
+    axis = _axis(job, number, model, graph, axes, storage)
+    return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, [one.waits for one in axis.works]))
 
 
 def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
@@ -492,24 +492,38 @@ def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     model = job.lowered.model.clone()
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
     schedule_model(model, regions.order, regions.graph)
-    lowered, works = dataclasses.replace(job.lowered, model=model), _works(model, regions.axes)
-    alive, near = _alive(regions.graph), _near(regions.graph)
-    seconds = seconds_of(model, near, job.cores, True)
-    return _Axis(-1, lowered, regions.graph, regions.axes, regions.ranges, works, alive, near, seconds)
+    axis = _axis(job, -1, model, regions.graph, regions.axes, assign_storage(regions.graph))
+    return dataclasses.replace(axis, ranges=regions.ranges)
 
 
-def _works(model: ir.Model, axes: Axes) -> tuple[Work, ...]:
-    nodes = zip(model.graph, axes.nodes, strict=True)
-    return tuple(work_of(node, how.inputs if isinstance(how, Slicing) else ()) for node, how in nodes)
+def _axis(job: _Job, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _Axis:
+    """A model in its order, with what its nodes do, and how many bytes are alive; without ranges."""
+    near = _near(graph, storage)
+    return _Axis(
+        number,
+        dataclasses.replace(job.lowered, model=model),
+        graph,
+        axes,
+        (),
+        _works(model, axes, job.works),
+        live_bytes(storage.buffers, len(graph.nodes)),
+        near,
+        seconds_of(model, near, job.cores, job.training is not None, job.works),
+    )
 
 
-def _alive(graph: Graph) -> np.ndarray:
-    return live_bytes(assign_storage(graph).buffers, len(graph.nodes))
+def _works(model: ir.Model, axes: Axes, whole: Mapping[str, Work]) -> tuple[Work, ...]:
+    works = []
+    for node, how in zip(model.graph, axes.nodes, strict=True):
+        cut = how.inputs if isinstance(how, Slicing) else {}
+        constants = [i for i in cut if (value := node.inputs[i]) is not None and not is_fed(value)]
+        known = None if constants else whole.get(str(node.name))
+        works.append(work_of(node, cut) if known is None else known)
+    return tuple(works)
 
 
-def _near(graph: Graph) -> list[float]:
+def _near(graph: Graph, storage: Storage) -> list[float]:
     """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
-    storage = assign_storage(graph)
     moves = zip(graph.reads, graph.windows, graph.views, strict=True)
     read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
     unread = {storage.of_value[value] for value in graph.outputs} - read
@@ -581,7 +595,7 @@ def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
     seeds = _seeds(job.lowered.model, axis, None)
     if not seeds:
         raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
-    return _along(job, seeds, refused)
+    return _along(job, axis, axes_of(job.lowered.model, seeds, refused))
 
 
 def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
@@ -666,7 +680,8 @@ def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
         job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
     )
     solution, trains = decide(asked, "none", "file"), roles is not None
-    extra = seconds_of(made.model, _near(solution.graph), job.cores, trains) - axis.seconds
+    near = _near(solution.graph, assign_storage(solution.graph))
+    extra = seconds_of(made.model, near, job.cores, trains, job.works) - axis.seconds
     each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
     sessions, constants = session_bytes(made.model, trains), base - job.request.base
     return Chunking(bands, made, asked, solution, constants, extra, launch_seconds(job.cores), each_run, sessions, axis)

@@ -32,6 +32,7 @@ from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, para
 from memonger.plan_file import ChunkedBand
 from memonger.planning import both, cache, chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
+from memonger.planning.joining import with_joined_products
 from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import (
@@ -120,7 +121,7 @@ def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
         tell("rehearse")
         job = rehearsed(job, begin)
     tell("search")
-    job = in_chunks(job)
+    job = in_chunks(_joined(job))
     solution = solve(job)
     tell("verify")
     return finish(job, solution, begin)
@@ -396,6 +397,15 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
     return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
+def _joined(job: Job) -> Job:
+    """The job with joined products, where nothing has to be computed again; see `memonger.planning.joining`."""
+    measured = job.lowered.calibration
+    if job.mode != "training" or not job.device.is_host or measured is None or job.options.buckets:
+        return job
+    made = with_joined_products(job.lowered, job.request, job.options, job.device, job.strategy)
+    return job if made is None else dataclasses.replace(job, lowered=made[0], request=made[1], solution=made[2])
+
+
 def in_chunks(job: Job) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
     if (
@@ -408,12 +418,14 @@ def in_chunks(job: Job) -> Job:
 
     options, trains = job.options, job.mode == "training"
     if trains and job.request.budget is not None:
+        if job.solution is not None:
+            return job
         try:
             return _taken(job, both.for_budget(job.lowered, job.request, options, job.device, job.strategy))
         except BudgetError as error:
             raise _explained(job, error) from error
     strategy = job.strategy if trains else "none"
-    plain = decide.decide(dataclasses.replace(job.request, budget=None), strategy, options.order)
+    plain = job.solution or decide.decide(dataclasses.replace(job.request, budget=None), strategy, options.order)
     asked = options.axis_and_chunks
     if asked is not None and asked[0] == ROWS:
         return _with_strips(job, plain, asked[1])

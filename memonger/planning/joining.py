@@ -1,0 +1,104 @@
+"""One product in place of several with one weight, in training steps that compute nothing again."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from memonger.devices import Device
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.lowering.lowered import Calibration, Lowered
+from memonger.lowering.products import JoinedProduct, joined_products
+from memonger.model import training_roles
+from memonger.model.cutting import Slicing
+from memonger.plan import graph_of, parameter_bytes
+from memonger.planning.decide import Solution, decide, total_bytes
+from memonger.planning.options import Options
+from memonger.planning.slice_check import SliceCheck
+from memonger.remat import Request
+
+_ROUNDS = 6
+"""Models that are written, each without what took too much memory or gave other bits in the one before."""
+
+
+def with_joined_products(
+    lowered: Lowered, request: Request, options: Options, device: Device, strategy: str
+) -> tuple[Lowered, Request, Solution] | None:
+    """A training step with joined products, where it gives the same bits and nothing has to be computed again.
+
+    Where values are dropped, products stay apart: of a joined one all rows are computed again, or none.
+
+    Args:
+        lowered: The step; its nodes are timed, so it runs on the CPU.
+        request: What is asked of it.
+        options: How to plan.
+        device: The plan's.
+        strategy: What decides what is recomputed.
+
+    Returns: The step, what is asked of it, and its layout; None where it stays as it is: there is nothing to join, or
+        it would take more memory then, or more than the budget.
+    """
+    if strategy != "none" and request.budget is None:
+        return None
+    apart, check, most = set[str](), SliceCheck(options.threads), request.budget
+    for _ in range(_ROUNDS):
+        model, products = joined_products(lowered.model, apart)
+        if not products:
+            return None
+        different = [each for each in products if _differs(lowered.model, model, each, check)]
+        if not different:
+            if most is None:
+                most = total_bytes(request, decide(request, "none", options.order))
+            made, asked = _asked(lowered, request, model, products, device)
+            solution = decide(asked, "none", options.order)
+            if total_bytes(asked, solution) <= most:
+                return made, dataclasses.replace(asked, budget=request.budget), solution
+            different = [_at_peak(solution.graph, products)]
+        apart |= {name for each in different for name in each.parts}
+    return None
+
+
+def _asked(
+    lowered: Lowered, request: Request, model: ir.Model, products: Sequence[JoinedProduct], device: Device
+) -> tuple[Lowered, Request]:
+    """The model with joined products, with what was measured, and what is asked of it, without a budget."""
+    made = _measured(lowered, model, products)
+    assert made.calibration is not None
+    measured, roles = made.calibration, training_roles.read(model, str(model.graph.name))
+    graph = graph_of(model, roles, measured.seconds, measured.workspace, measured.host, device)
+    base = request.base + parameter_bytes(model, roles) - parameter_bytes(lowered.model, roles)
+    return made, dataclasses.replace(
+        request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
+    )
+
+
+def _at_peak(graph: Graph, products: Sequence[JoinedProduct]) -> JoinedProduct:
+    """The product that runs nearest to the step with most bytes alive."""
+    live = live_bytes(assign_storage(graph).buffers, len(graph.nodes))
+    peak, step = int(live.argmax()), {name: number for number, name in enumerate(graph.nodes)}
+    return min(products, key=lambda each: abs(step[each.name] - peak))
+
+
+def _differs(model: ir.Model, joined: ir.Model, product: JoinedProduct, check: SliceCheck) -> bool:
+    """Whether a product gives other bits than those that it stands for."""
+    whole = joined.graph.node(product.name)
+    copies, begin = [], 0
+    for name, rows in zip(product.parts, product.rows, strict=True):
+        copies.append((model.graph.node(name), begin, begin + rows))
+        begin += rows
+    how = Slicing(outputs={0: 0}, inputs={0: 0})
+    return check.see((joined, whole), how, model, copies, begin).difference > 0
+
+
+def _measured(lowered: Lowered, model: ir.Model, products: Sequence[JoinedProduct]) -> Lowered:
+    """The model with the sum of what was measured of those that each product stands for."""
+    measured = lowered.calibration
+    assert measured is not None
+    seconds, workspace = dict(measured.seconds or {}), dict(measured.workspace or {})
+    for product in products:
+        seconds[product.name] = math.fsum(seconds.pop(name, 0.0) for name in product.parts)
+        if most := sum(workspace.pop(name, 0) for name in product.parts):
+            workspace[product.name] = most
+    return dataclasses.replace(lowered, model=model, calibration=Calibration(seconds, workspace, measured.host))
