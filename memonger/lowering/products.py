@@ -58,6 +58,7 @@ def joined_products(model: ir.Model, apart: Collection[str] = ()) -> tuple[ir.Mo
     for group in groups:
         members = [of_name[str(node.name)] for node in group]
         made += [_joined(writer, part) for part in _independent(copy.graph, members)]
+        copy.graph.sort()
     return (copy, tuple(made)) if made else (model, ())
 
 
@@ -100,7 +101,7 @@ def _independent(graph: ir.Graph, members: list[ir.Node]) -> Iterator[list[ir.No
 
 
 def _joined(writer: Writer, parts: list[ir.Node]) -> JoinedProduct:
-    """Put one product in the place of these."""
+    """Put one product in the place of these. It may stand before what it reads: the nodes are to be sorted then."""
     first, graph = parts[0], writer.model.graph
     sources = [source for node in parts if (source := node.inputs[0]) is not None]
     rows = [(static_shape(source) or (0,))[0] for source in sources]
@@ -124,7 +125,6 @@ def _joined(writer: Writer, parts: list[ir.Node]) -> JoinedProduct:
         result.name, old.name = old.name, None
         old.replace_all_uses_with(result, replace_graph_outputs=True)
     graph.remove(parts, safe=True)
-    graph.sort()
     return JoinedProduct(name, tuple(str(node.name) for node in parts), tuple(rows))
 
 

@@ -38,13 +38,13 @@ from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.operators import operator_name
 from memonger.model.training_roles import Training
 from memonger.model.values import static_shape, subgraphs
-from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_regions import regions_of
 from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
 from memonger.planning.chunk_times import Work, cores_of, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
+from memonger.planning.rewritten import asked_of
 from memonger.planning.slice_check import EXACT, SliceCheck
 from memonger.remat import Request
 from memonger.units import MiB
@@ -672,18 +672,12 @@ def _bands(
 def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
     """One way, laid out."""
     made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands))
-    assert made.calibration is not None
-    measured, roles = made.calibration, job.training
-    graph = graph_of(made.model, roles, measured.seconds, measured.workspace, (), job.device)
-    base = job.request.base + parameter_bytes(made.model, roles) - parameter_bytes(axis.lowered.model, roles)
-    asked = dataclasses.replace(
-        job.request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
-    )
-    solution, trains = decide(asked, "none", "file"), roles is not None
+    asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
+    solution, trains = decide(asked, "none", "file"), job.training is not None
     near = _near(solution.graph, assign_storage(solution.graph))
     extra = seconds_of(made.model, near, job.cores, trains, job.works) - axis.seconds
     each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
-    sessions, constants = session_bytes(made.model, trains), base - job.request.base
+    sessions, constants = session_bytes(made.model, trains), asked.base - job.request.base
     return Chunking(bands, made, asked, solution, constants, extra, launch_seconds(job.cores), each_run, sessions, axis)
 
 

@@ -13,9 +13,9 @@ from memonger.lowering.lowered import Calibration, Lowered
 from memonger.lowering.products import JoinedProduct, joined_products
 from memonger.model import training_roles
 from memonger.model.cutting import Slicing
-from memonger.plan import graph_of, parameter_bytes
 from memonger.planning.decide import Solution, decide, total_bytes
 from memonger.planning.options import Options
+from memonger.planning.rewritten import asked_of
 from memonger.planning.slice_check import SliceCheck
 from memonger.remat import Request
 
@@ -42,36 +42,26 @@ def with_joined_products(
     """
     if strategy != "none" and request.budget is None:
         return None
-    apart, check, most = set[str](), SliceCheck(options.threads), request.budget
+    roles, most = training_roles.read(lowered.model, str(lowered.model.graph.name)), request.budget
+    unlimited = dataclasses.replace(request, budget=None)
+    apart, check = set[str](), None
     for _ in range(_ROUNDS):
         model, products = joined_products(lowered.model, apart)
         if not products:
             return None
-        different = [each for each in products if _differs(lowered.model, model, each, check)]
-        if not different:
+        check = check or SliceCheck(options.threads)
+        dropped = [each for each in products if _differs(lowered.model, model, each, check)]
+        if not dropped:
             if most is None:
                 most = total_bytes(request, decide(request, "none", options.order))
-            made, asked = _asked(lowered, request, model, products, device)
+            made = _measured(lowered, model, products)
+            asked = asked_of(made, lowered.model, unlimited, roles, device)
             solution = decide(asked, "none", options.order)
             if total_bytes(asked, solution) <= most:
                 return made, dataclasses.replace(asked, budget=request.budget), solution
-            different = [_at_peak(solution.graph, products)]
-        apart |= {name for each in different for name in each.parts}
+            dropped = [_at_peak(solution.graph, products)]
+        apart |= {name for each in dropped for name in each.parts}
     return None
-
-
-def _asked(
-    lowered: Lowered, request: Request, model: ir.Model, products: Sequence[JoinedProduct], device: Device
-) -> tuple[Lowered, Request]:
-    """The model with joined products, with what was measured, and what is asked of it, without a budget."""
-    made = _measured(lowered, model, products)
-    assert made.calibration is not None
-    measured, roles = made.calibration, training_roles.read(model, str(model.graph.name))
-    graph = graph_of(model, roles, measured.seconds, measured.workspace, measured.host, device)
-    base = request.base + parameter_bytes(model, roles) - parameter_bytes(lowered.model, roles)
-    return made, dataclasses.replace(
-        request, graph=graph, base=base, budget=None, stages={}, forced={}, parts=frozenset()
-    )
 
 
 def _at_peak(graph: Graph, products: Sequence[JoinedProduct]) -> JoinedProduct:

@@ -26,10 +26,10 @@ from memonger.model.cutting import Refusal
 from memonger.model.image_rows import ROWS
 from memonger.model.marks import STRIP, before_chunks
 from memonger.model.values import nbytes, static_shape
-from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_times import cores_of, launch_seconds
 from memonger.planning.decide import Solution, decide
+from memonger.planning.rewritten import asked_of
 from memonger.remat import Request
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
@@ -197,7 +197,7 @@ class _Search:
 
     def _laid_out(self, made: ir.Model) -> Strips:
         lowered = _shared(self.whole.lowered, made)
-        request = _asked(lowered, self.whole.lowered.model, self.whole.request, self.device)
+        request = asked_of(lowered, self.whole.lowered.model, self.whole.request, None, self.device)
         return Strips(lowered, request, decide(dataclasses.replace(request, budget=None), "none", "file"))
 
 
@@ -223,21 +223,13 @@ def _shared(lowered: Lowered, made: ir.Model) -> Lowered:
     return dataclasses.replace(lowered, model=made, calibration=Calibration(seconds, workspace, measured.host))
 
 
-def _asked(made: Lowered, before: ir.Model, request: Request, device: Device) -> Request:
-    """What is asked of the model in strips."""
-    assert made.calibration is not None
-    graph = graph_of(made.model, None, made.calibration.seconds, made.calibration.workspace, (), device)
-    base = request.base + parameter_bytes(made.model, None) - parameter_bytes(before, None)
-    return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset())
-
-
 def _with_workspace(way: Strips, device: Device, threads: int) -> Strips:
     """The same with the workspace measured, where it can be run on random inputs."""
     workspace, calibration = calibrate.measured(way.lowered.model, threads), way.lowered.calibration
     if workspace is None or calibration is None:
         return way
     lowered = dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace))
-    request = _asked(lowered, lowered.model, way.request, device)
+    request = asked_of(lowered, lowered.model, way.request, None, device)
     solution = dataclasses.replace(way.solution, graph=request.graph)
     return dataclasses.replace(way, lowered=lowered, request=request, solution=solution)
 

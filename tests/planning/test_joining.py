@@ -1,6 +1,7 @@
 """Training steps with joined products: when they are taken, and that nothing else changes."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from memonger.lowering.lowered import portable
 from memonger.lowering.products import JoinedProduct, joined_products
 from memonger.planning import joining
 from tests.support.stock import normal, parse
+from tests.support.training_models import trained
 
 BATCH, STEPS = 16, 5
 JOINED = ".joined"
@@ -27,9 +29,13 @@ def _training() -> memonger.Model:
     return memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.05, momentum=0.9))
 
 
+def _search(**options: Any) -> memonger.Plan:
+    return memonger.search_plan(_training(), device="cpu", threads=1, chunks="off", **options)
+
+
 @functools.cache
 def _plan(strategy: str = "none") -> memonger.Plan:
-    return memonger.search_plan(_training(), device="cpu", threads=1, strategy=strategy, chunks="off")
+    return _search(strategy=strategy)
 
 
 @functools.cache
@@ -37,26 +43,15 @@ def _apart() -> memonger.Plan:
     """The plan with nothing recomputed whose products stay apart."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "joined_products", lambda model, apart=(): (model, ()))
-        return memonger.search_plan(_training(), device="cpu", threads=1, strategy="none", chunks="off")
+        return _search(strategy="none")
 
 
 def _joined(plan: memonger.Plan) -> list[str]:
     return [name for name in plan.graph.nodes if name.endswith(JOINED)]
 
 
-def _trained(plan: memonger.Plan) -> tuple[list[float], dict[str, np.ndarray]]:
-    trainer = memonger.TrainingSession(plan, random_key=7)
-    losses = []
-    for seed in range(3):
-        generator, feeds = np.random.default_rng(seed), {}
-        for value in trainer.inputs:
-            feeds[value.name] = generator.integers(0, 2, tuple(map(int, value.shape))).astype(value.dtype.numpy())
-        losses.append(trainer.step(feeds))
-    return losses, trainer.state_dict()
-
-
 def _assert_same(one: memonger.Plan, other: memonger.Plan) -> None:
-    (losses, state), (expected_losses, expected_state) = _trained(one), _trained(other)
+    (losses, state), (expected_losses, expected_state) = trained(one, 3), trained(other, 3)
     assert losses == expected_losses
     assert state.keys() == expected_state.keys()
     for key, array in expected_state.items():
@@ -81,10 +76,10 @@ def test_steps_that_are_recomputed_have_the_same_bits_and_products_of_their_own(
 
 def test_a_budget_that_needs_no_recomputation_takes_joined_products() -> None:
     budget = _plan().total_bytes
-    plan = memonger.search_plan(_training(), device="cpu", threads=1, budget=budget, chunks="off")
+    plan = _search(budget=budget)
     assert _joined(plan)
     assert plan.total_bytes <= budget
-    less = memonger.search_plan(_training(), device="cpu", threads=1, budget=budget - 4096, chunks="off", effort=4_000)
+    less = _search(budget=budget - 4096, effort=4_000)
     assert not _joined(less)
 
 
@@ -97,7 +92,7 @@ def test_products_that_give_other_bits_stay_apart(monkeypatch: pytest.MonkeyPatc
         return len(refused) == 1
 
     monkeypatch.setattr(joining, "_differs", differs)
-    plan = memonger.search_plan(_training(), device="cpu", threads=1, strategy="none", chunks="off")
+    plan = _search(strategy="none")
     assert refused[0] not in _joined(plan)
     assert 0 < len(_joined(plan)) < len(_joined(_plan()))
 

@@ -10,6 +10,8 @@ import models
 
 pytest.importorskip("onnxruntime")
 
+from tests.support.training_models import trained
+
 NETWORKS = {
     "resnet18": {"image": 16, "width": 0.125, "batch": 64},
     "densenet_bc100": {"blocks": (3, 3, 3), "image": 16, "batch": 8},
@@ -35,31 +37,12 @@ def _training(name: str) -> memonger.Model:
 @functools.cache
 def _plain(name: str) -> tuple[memonger.Plan, tuple[float, ...], dict[str, np.ndarray]]:
     plan = memonger.search_plan(_training(name), device="none", strategy="none", order="file")
-    return plan, *_trained(plan)
-
-
-def _trained(plan: memonger.Plan) -> tuple[tuple[float, ...], dict[str, np.ndarray]]:
-    """Losses and state of the steps."""
-    trainer = memonger.TrainingSession(plan, intra_op_threads=1, random_key=7)
-    losses = tuple(trainer.step(_feeds(trainer, seed)) for seed in range(STEPS))
-    return losses, trainer.state_dict()
-
-
-def _feeds(trainer: memonger.TrainingSession, seed: int) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(seed)
-    feeds = {}
-    for value in trainer.inputs:
-        shape = tuple(int(dim) for dim in value.shape)
-        kind = value.dtype.numpy()
-        feeds[value.name] = (
-            generator.integers(0, 2, shape).astype(kind) if kind.kind == "i" else generator.random(shape).astype(kind)
-        )
-    return feeds
+    return plan, *trained(plan, STEPS)
 
 
 def _same(plan: memonger.Plan, name: str) -> None:
     _, losses, state = _plain(name)
-    found_losses, found_state = _trained(plan)
+    found_losses, found_state = trained(plan, STEPS)
     assert found_losses == losses
     assert found_state.keys() == state.keys()
     for key, array in state.items():

@@ -44,3 +44,22 @@ def plan(optimizer: object = None, **options: object) -> memonger.Plan:
     chosen = optimizer or memonger.SGD(lr=0.2, momentum=0.9)
     training = memonger.differentiate(classifier(), loss="softmax_cross_entropy", optimizer=chosen, **options)
     return memonger.search_plan(training)
+
+
+def trained(plan: memonger.Plan, steps: int) -> tuple[tuple[float, ...], dict[str, np.ndarray]]:
+    """Losses of so many steps on one thread, on the same random numbers each time, and the state after them."""
+    trainer = memonger.TrainingSession(plan, intra_op_threads=1, random_key=7)
+    losses = tuple(trainer.step(_feeds(trainer, seed)) for seed in range(steps))
+    return losses, trainer.state_dict()
+
+
+def _feeds(trainer: memonger.TrainingSession, seed: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    feeds = {}
+    for value in trainer.inputs:
+        shape = tuple(int(dim) for dim in value.shape)
+        kind = value.dtype.numpy()
+        feeds[value.name] = (
+            generator.integers(0, 2, shape).astype(kind) if kind.kind == "i" else generator.random(shape).astype(kind)
+        )
+    return feeds
