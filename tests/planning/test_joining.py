@@ -18,7 +18,7 @@ from memonger.planning import joining
 from tests.support.stock import normal, parse
 from tests.support.training_models import trained
 
-BATCH, STEPS = 16, 5
+BATCH, STEPS = 16, 4
 JOINED = ".joined"
 
 
@@ -79,7 +79,7 @@ def test_a_budget_that_needs_no_recomputation_takes_joined_products() -> None:
     plan = _search(budget=budget)
     assert _joined(plan)
     assert plan.total_bytes <= budget
-    less = _search(budget=budget - 4096, effort=4_000)
+    less = _search(budget=budget - 4096, effort=500)
     assert not _joined(less)
 
 
