@@ -59,6 +59,7 @@ def _meaning(cuda: bool) -> list[str]:
         "apart: largest difference of outputs, or of the first step's loss, from the first's over the largest;",
         "drift: of all steps' losses: what rounding makes of them after the first updates",
         "torch.compile, 70%: with activation_memory_budget 0.7 in training; without a number 1.0, PyTorch's own",
+        "what it compiled for an earlier call may come from its cache: getting ready isn't timed",
         "checkpoint: sqrt(n) segments (U-Net: each level; networks of transformers: its own, a block each)",
         "networks of transformers have random weights, and no dropout",
         f"memonger, {', '.join(f'{share:.0%}' for share in SHARES)}: a budget of that part of the arena and scratch"
