@@ -1,10 +1,12 @@
-"""The CPU form of a training step's convolutions: depthwise ones in onnxruntime's blocked layout (com.microsoft.nchwc).
+"""The CPU form of a training step's convolutions: in onnxruntime's blocked layout (com.microsoft.nchwc).
 
 In that layout the channels of an image lie in blocks of 8 or 16, as many as fit a vector register. onnxruntime's
 optimizer writes convolutions so only where their weights are constants, which trained ones aren't. Without it, its CPU
-kernel takes a product of matrices for each channel of each image. Reordered before and after, the weight too, a
-depthwise convolution takes 0.02 to 0.6 of that time, its weight's gradient 0.07 to 0.9 (3×3 to 7×7, images of 2×2 to
-80×80, 32 to 960 channels, on AVX-512); other convolutions gain nothing.
+kernel copies the windows of an image and multiplies matrices, for each channel of each image where it is depthwise.
+Reordered before and after, the weight too, a depthwise convolution takes 0.02 to 0.6 of that time, its weight's gradient
+0.07 to 0.9 (3×3 to 7×7, images of 2×2 to 80×80, 32 to 960 channels, on AVX-512). One of all channels takes 0.18 to 0.97
+(3×3, strides 1 and 2, images of 3×3 to 40×40, 16 to 512 channels, 4 and 16 images) unless its weight is large beside the
+images (`_pays`), and one of 1×1 gains nothing.
 """
 
 import json
@@ -22,7 +24,7 @@ from memonger.devices import CPU
 from memonger.files import ScratchFolder
 from memonger.model.decoding import DecodingError, decode
 from memonger.model.emitter import Emitter, as_attributes
-from memonger.model.marks import COMPOSITE, DepthwiseWeight
+from memonger.model.marks import COMPOSITE, TURNED_WEIGHT, DepthwiseWeight
 from memonger.model.model import Model
 from memonger.model.replacing import Replacer
 from memonger.model.values import all_values, static_shape
@@ -33,11 +35,13 @@ logger = logging.getLogger(__name__)
 
 DOMAIN = "com.microsoft.nchwc"
 
+WINDOWS_OF_OUTPUT = 4  # a convolution in blocks pays where an output has more than a quarter of a window of all images,
+MANY_WINDOWS = 128  # and where outputs are more than twice the channels, so many windows
 LARGE_IMAGE = 300  # elements of a channel, for each of its kernel, above which ConvTranspose costs less than the zeros
 
 
 def write_out(model: Model) -> Model:
-    """Write a training model's depthwise convolutions in the blocked layout, and other transposed ones as products.
+    """Write a training model's convolutions in the blocked layout where that pays, transposed ones also as products.
 
     Args:
         model: Not changed. Where nothing is written out, it is what is returned.
@@ -77,7 +81,7 @@ class _Form:
         into: The model that is changed.
         block: Channels of a block.
         values: By name.
-        reordered: Values that a convolution read, in blocks: the gradient of its weight reads the same.
+        reordered: Values that a depthwise convolution read, in blocks: the gradient of its weight reads the same.
     """
 
     into: Replacer
@@ -107,6 +111,31 @@ class _Form:
         channels, _, *kernel = self.op.dims(w)
         return self.op.reshape(self.blocks(self.op.reshape(w, (1, channels, *kernel))), (channels, 1, *kernel))
 
+    def full_weight(self, w: ir.Value) -> ir.Value:
+        """A weight ``[K, C, h, w]`` of all channels in blocks of both, the outputs' innermost.
+
+        ``[K/b, C/b, h·w, b, b]``: outputs are moved as an image's channels are, then whole rows of them. An image of
+        fewer channels than a block isn't in blocks, and the weight only in those of outputs.
+        """
+        outputs, channels, *kernel = dims = self.op.dims(w)
+        size, rows = math.prod(kernel), channels * math.prod(kernel)
+        made = self.blocks(self.op.reshape(w, (outputs // self.block, self.block, rows, 1)))
+        if size > 1 and channels >= self.block:
+            order = np.arange(rows, dtype=np.int32).reshape(-1, self.block, size).swapaxes(1, 2).ravel()
+            made = self.op.reshape(made, (outputs // self.block, rows, self.block))
+            made = self.op.Gather(made, self.op.constant(order), axis=1)
+        return self.op.reshape(made, dims)
+
+    def turned_weight(self, w: ir.Value) -> ir.Value:
+        """The weight ``[K, C, h, w]`` in blocks for an image's gradient: its channels exchanged, its kernel flipped."""
+        outputs, channels, *kernel = self.op.dims(w)
+        size, b = math.prod(kernel), self.block
+        made = self.blocks(self.op.reshape(w, (outputs * channels // b, b, size, 1)))
+        rows = np.arange(outputs * channels // b * size, dtype=np.int32).reshape(outputs // b, b, channels // b, size)
+        order = rows[..., ::-1].transpose(2, 0, 3, 1).ravel()
+        made = self.op.Gather(self.op.reshape(made, (len(order), b)), self.op.constant(order), axis=0)
+        return self.op.reshape(made, (channels, outputs, *kernel))
+
     def plain(self, x: ir.Value) -> ir.Value:
         """An image out of its blocks."""
         dims = self.op.dims(x)
@@ -115,14 +144,14 @@ class _Form:
     def convolved(
         self, x: ir.Value, w: ir.Value, pads: list[int], strides: list[int], dilations: list[int], *bias: ir.Value
     ) -> ir.Value:
-        """A depthwise convolution of what is in blocks."""
-        (batch, channels, *image), kernel = self.op.dims(x), list(self.op.dims(w)[2:])
+        """A convolution of what is in blocks: depthwise, or of all channels where the weight has them."""
+        (batch, channels, *image), (outputs, inner, *kernel) = self.op.dims(x), self.op.dims(w)
         count = [
             (n + pads[a] + pads[a + 2] - (kernel[a] - 1) * dilations[a] - 1) // strides[a] + 1
             for a, n in enumerate(image)
         ]
         return self.emit(
-            "Conv", [x, w, *bias], (batch, channels, *count), group=channels, kernel_shape=kernel, pads=pads,
+            "Conv", [x, w, *bias], (batch, outputs, *count), group=channels // inner, kernel_shape=kernel, pads=pads,
             strides=strides, dilations=dilations,
         )  # fmt: skip
 
@@ -140,16 +169,40 @@ def _is_depthwise(form: _Form, node: ir.Node) -> bool:
 
 
 def _conv(form: _Form, node: ir.Node) -> ir.Value | None:
-    if not _is_depthwise(form, node):
+    depthwise = _is_depthwise(form, node)
+    if not depthwise and not _pays(form, node):
         return None
     x, w, *bias = (v for v in node.inputs if v is not None)
     image, count, kernel = (form.op.dims(v)[2:] for v in (x, node.outputs[0], w))
     at = windows_of(node, image, count, kernel)
-    form.reordered[x] = form.blocks(x)
+    blocks = form.blocks(x) if form.op.dims(x)[1] >= form.block else x
+    if depthwise:
+        form.reordered[x] = blocks
+    turned = form.values.get(node.metadata_props.get(TURNED_WEIGHT, ""))
+    if depthwise:
+        weight = form.weight(w)
+    else:
+        weight = form.full_weight(w) if turned is None else form.turned_weight(turned)
     pads = [*at.begin, *at.end]
-    return form.plain(
-        form.convolved(form.reordered[x], form.weight(w), pads, list(at.strides), list(at.dilations), *bias)
-    )
+    return form.plain(form.convolved(blocks, weight, pads, list(at.strides), list(at.dilations), *bias))
+
+
+def _pays(form: _Form, node: ir.Node) -> bool:
+    """Whether a convolution of all channels by a weight that isn't constant takes less time in blocks.
+
+    Not of 1×1, which is a product of matrices as it is; nor where few windows of all images stand against a large
+    weight, which is moved first.
+    """
+    op, block = form.op, form.block
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None]
+    if any(v.dtype != ir.DataType.FLOAT or static_shape(v) is None for v in values) or op.attribute(node, "group", 1) > 1:
+        return False
+    x, w, y = (op.dims(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    if len(x) != 4 or block == 1 or w[0] % block or (w[1] % block and w[1] >= block) or math.prod(w[2:]) == 1:
+        return False
+    windows = y[0] * math.prod(y[2:])
+    small = w[0] > 2 * w[1] and windows < MANY_WINDOWS
+    return windows * WINDOWS_OF_OUTPUT > w[0] and not small and op.content(node.inputs[1]) is None
 
 
 def _conv_transpose(form: _Form, node: ir.Node) -> ir.Value | None:

@@ -50,6 +50,11 @@ A lowering may have a rule by that name, which writes it otherwise. Every loweri
 """
 
 
+TURNED_WEIGHT = "memonger.turned_weight"
+"""On a convolution that is an image's gradient: the name of the weight that is turned for it, its channels exchanged and
+its kernel flipped."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DepthwiseWeight:
     """On the last node of a composite of that name, the gradient of a depthwise weight: what it is computed from.
@@ -151,6 +156,7 @@ def forget_composites(model: ir.Model) -> None:
     for node in model.graph:
         node.metadata_props.pop(COMPOSITE, None)
         node.metadata_props.pop(DepthwiseWeight.KEY, None)
+        node.metadata_props.pop(TURNED_WEIGHT, None)
 
 
 def forget_parts(model: ir.Model) -> None:

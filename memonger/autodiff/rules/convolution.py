@@ -14,7 +14,7 @@ import onnx_ir as ir
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules.winograd import winograd
 from memonger.model.emitter import Attribute, Emitter
-from memonger.model.marks import DepthwiseWeight
+from memonger.model.marks import TURNED_WEIGHT, DepthwiseWeight
 from memonger.model.values import is_swapped
 from memonger.model.windows import Windows, windows_of
 
@@ -131,7 +131,11 @@ def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, grou
     begin = [e - 1 - p for e, p in zip(at.extent, at.begin, strict=True)]
     end = [e - 1 - p for e, p in zip(at.extent, at.excess, strict=True)]
     weight = op.reshape(weight, (group * inner, outer, *at.kernel))
-    return op.Conv(dy, weight, **_settings(at, group, begin, end))
+    dx = op.Conv(dy, weight, **_settings(at, group, begin, end))
+    node = dx.producer()
+    if group == 1 and node is not None:
+        node.metadata_props[TURNED_WEIGHT] = str(w.name)
+    return dx
 
 
 def _swapped(op: Emitter, x: ir.Value) -> ir.Value:
@@ -264,6 +268,7 @@ def _weight_by_rows_of_x(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, gr
         pads=[*at.begin[:-1], at.begin[-1] * inner, *end[:-1], end[-1] * inner],
         group=group,
     )
+    op.composite("WeightProducts", result)
     result = op.reshape(result, (outputs, *at.kernel[:-1], at.extent[-1], inner))
     if at.dilations[-1] > 1:
         result = op.slice(result, at.rank, 0, at.extent[-1], at.dilations[-1])
@@ -283,6 +288,7 @@ def _weight_by_rows_of_dy(op: Emitter, x: ir.Value, dy: ir.Value, at: Windows, g
         pads=[*begin[:-1], begin[-1] * outputs, *end[:-1], end[-1] * outputs],
         group=group,
     )
+    op.composite("WeightProducts", result)
     result = _flip(op, op.reshape(result, (group * inner, *at.kernel, outputs)), at.rank)
     last = _swapped(op, op.reshape(result, (group, inner * math.prod(at.kernel), outputs)))
     return op.reshape(last, (group * outputs, inner, *at.kernel))
