@@ -3,10 +3,10 @@
 In that layout the channels of an image lie in blocks of 8 or 16, as many as fit a vector register. onnxruntime's
 optimizer writes convolutions so only where their weights are constants, which trained ones aren't. Without it, its CPU
 kernel copies the windows of an image and multiplies matrices, for each channel of each image where it is depthwise.
-Reordered before and after, the weight too, a depthwise convolution takes 0.02 to 0.6 of that time, its weight's gradient
-0.07 to 0.9 (3×3 to 7×7, images of 2×2 to 80×80, 32 to 960 channels, on AVX-512). One of all channels takes 0.18 to 0.97
-(3×3, strides 1 and 2, images of 3×3 to 40×40, 16 to 512 channels, 4 and 16 images) unless its weight is large beside the
-images (`_pays`), and one of 1×1 gains nothing.
+Reordered before and after, the weight too, a depthwise convolution takes 0.02 to 0.6 of that time, its weight's
+gradient 0.07 to 0.9 (3×3 to 7×7, images of 2×2 to 80×80, 32 to 960 channels, on AVX-512). One of all channels takes
+0.18 to 0.97 (3×3, strides 1 and 2, images of 3×3 to 40×40, 16 to 512 channels, 4 and 16 images) unless its weight is
+large beside the images (`_pays`), and one of 1×1 gains nothing.
 """
 
 import json
@@ -177,14 +177,19 @@ def _conv(form: _Form, node: ir.Node) -> ir.Value | None:
     at = windows_of(node, image, count, kernel)
     blocks = form.blocks(x) if form.op.dims(x)[1] >= form.block else x
     if depthwise:
-        form.reordered[x] = blocks
-    turned = form.values.get(node.metadata_props.get(TURNED_WEIGHT, ""))
-    if depthwise:
-        weight = form.weight(w)
+        form.reordered[x], weight = blocks, form.weight(w)
     else:
-        weight = form.full_weight(w) if turned is None else form.turned_weight(turned)
+        weight = _full_weight(form, node, w)
     pads = [*at.begin, *at.end]
     return form.plain(form.convolved(blocks, weight, pads, list(at.strides), list(at.dilations), *bias))
+
+
+def _full_weight(form: _Form, node: ir.Node, w: ir.Value) -> ir.Value:
+    """The weight of all channels in blocks: where a gradient rule turned it, made from the weight before that."""
+    outputs, channels, *kernel = form.op.dims(w)
+    given = form.values.get(node.metadata_props.get(TURNED_WEIGHT, ""))
+    fits = given is not None and given.dtype == w.dtype and static_shape(given) == (channels, outputs, *kernel)
+    return form.turned_weight(given) if given is not None and fits and channels >= form.block else form.full_weight(w)
 
 
 def _pays(form: _Form, node: ir.Node) -> bool:
@@ -195,7 +200,10 @@ def _pays(form: _Form, node: ir.Node) -> bool:
     """
     op, block = form.op, form.block
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
-    if any(v.dtype != ir.DataType.FLOAT or static_shape(v) is None for v in values) or op.attribute(node, "group", 1) > 1:
+    if (
+        any(v.dtype != ir.DataType.FLOAT or static_shape(v) is None for v in values)
+        or op.attribute(node, "group", 1) > 1
+    ):
         return False
     x, w, y = (op.dims(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
     if len(x) != 4 or block == 1 or w[0] % block or (w[1] % block and w[1] >= block) or math.prod(w[2:]) == 1:

@@ -51,8 +51,8 @@ A lowering may have a rule by that name, which writes it otherwise. Every loweri
 
 
 TURNED_WEIGHT = "memonger.turned_weight"
-"""On a convolution that is an image's gradient: the name of the weight that is turned for it, its channels exchanged and
-its kernel flipped."""
+"""On a convolution that is an image's gradient: the name of the weight that its own was made from, channels exchanged
+and kernel flipped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 import memonger
 from memonger.lowering import cpu_convolutions
-from memonger.model.marks import DepthwiseWeight
+from memonger.model.marks import TURNED_WEIGHT, DepthwiseWeight
 from memonger.model.model import Model
 
 BLOCK = cpu_convolutions.block_size()
@@ -29,6 +29,16 @@ def forward(sizes: Sizes, bias: bool) -> onnx.ModelProto:
         => (FLOAT[{batch},{channels},{out},{out}] y) {{
             y = Conv <group={channels}, pads=[{pad},{pad},{pad},{pad}], strides=[{stride},{stride}]> (x, w{more}) }}"""
     return onnx.parser.parse_model(text.replace("FLOAT", "float"))
+
+
+def dense(batch: int, channels: int, outputs: int, side: int, kernel: int, stride: int, pad: int) -> onnx.ModelProto:
+    out = (side + 2 * pad - kernel) // stride + 1
+    text = f"""<ir_version: 10, opset_import: ["": 20]>
+        g (float[{batch},{channels},{side},{side}] x,
+           float[{outputs},{channels},{kernel},{kernel}] w, float[{outputs}] b)
+        => (float[{batch},{outputs},{out},{out}] y) {{
+            y = Conv <pads=[{pad},{pad},{pad},{pad}], strides=[{stride},{stride}]> (x, w, b) }}"""
+    return onnx.parser.parse_model(text)
 
 
 def results(model: Model) -> dict[str, np.ndarray]:
@@ -67,6 +77,38 @@ def test_numbers_are_those_of_the_rules(sizes: Sizes, convolutions: int, bias: b
     assert expected.keys() == found.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, atol=2e-6 * np.abs(array).max(), rtol=0, err_msg=name)
+
+
+@pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")
+@pytest.mark.parametrize(
+    ("model", "convolutions"),
+    [
+        (dense(2, 32, 48, 9, 3, 1, 1), 2),
+        (dense(2, 32, 48, 9, 5, 1, 2), 2),
+        (dense(2, 32, 48, 9, 3, 2, 1), 1),  # at strides the image's gradient isn't a convolution
+        (dense(2, 3, 32, 16, 7, 2, 3), 1),  # an image of fewer channels than a block stays as it is
+        (dense(2, 32, 3, 16, 3, 1, 1), 1),  # and so does dy, whose weight is turned as the rule turned it
+        (dense(2, 32, 20, 9, 3, 1, 1), 0),  # neither a block nor less than one
+        (dense(2, 32, 48, 9, 1, 1, 0), 0),  # a product of matrices
+        (dense(1, 512, 16, 3, 3, 1, 1), 1),  # of nine windows 16 outputs, but not a gradient of 512
+    ],
+)
+def test_convolutions_of_all_channels_have_the_numbers_of_the_rules(model: onnx.ModelProto, convolutions: int) -> None:
+    trained = memonger.differentiate(model, wrt=["x", "w", "b"])
+    written = cpu_convolutions.write_out(trained)
+    assert blocked_operators(written.ir).count("Conv") == convolutions
+    for name, array in results(trained).items():
+        np.testing.assert_allclose(results(written)[name], array, atol=4e-6 * np.abs(array).max(), rtol=0, err_msg=name)
+
+
+@pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")
+@pytest.mark.parametrize("mark", ["", "x", "no such value"])
+def test_a_turned_weight_that_does_not_fit_is_turned_as_written(mark: str) -> None:
+    model = memonger.differentiate(dense(2, 32, 48, 9, 3, 1, 1), wrt=["x"])
+    node = next(n for n in model.graph if TURNED_WEIGHT in n.metadata_props)
+    node.metadata_props[TURNED_WEIGHT] = mark
+    found, expected = results(cpu_convolutions.write_out(model))["x.grad"], results(model)["x.grad"]
+    np.testing.assert_allclose(found, expected, atol=4e-6 * np.abs(expected).max(), rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +168,12 @@ def test_plans_run_it_unless_a_level_is_asked_for() -> None:
 
 
 @pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")
-def test_what_is_recomputed_has_the_same_bits() -> None:
-    layers = "".join(f"a{i} = Conv <group=32, pads=[1,1,1,1]> (b{i}, w{i}) b{i + 1} = Tanh(a{i}) " for i in range(6))
-    weights = ", ".join(f"float[32,1,3,3] w{i}" for i in range(6))
+@pytest.mark.parametrize(("group", "inner"), [(32, 1), (1, 32)])
+def test_what_is_recomputed_has_the_same_bits(group: int, inner: int) -> None:
+    layers = "".join(
+        f"a{i} = Conv <group={group}, pads=[1,1,1,1]> (b{i}, w{i}) b{i + 1} = Tanh(a{i}) " for i in range(6)
+    )
+    weights = ", ".join(f"float[32,{inner},3,3] w{i}" for i in range(6))
     text = f"""<ir_version: 10, opset_import: ["": 20]> g (float[2,32,8,8] b0, {weights}) => (float l) {{
         {layers} l = ReduceSumSquare <keepdims=0> (b6) }}"""
     model = memonger.differentiate(onnx.parser.parse_model(text), loss="l", wrt=["w*"])
