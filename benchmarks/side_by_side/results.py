@@ -22,7 +22,11 @@ class Result:
         held: Weights, and momentum in training.
         predicted: What the plan says of the peak less ``beside``; None for those without a plan.
         session: What the plan says of ``beside``, about; None where it doesn't say.
-        seconds: Of a step, the median of the turns.
+        seconds: Of a step, the median of the turns in which the cores shared a cache; of all turns where they never
+            did, or there is no telling.
+        near: How many turns those are; 0 where the cores never did.
+        far_seconds: The median of the turns in which the cores shared none; None where there were none.
+        far: How many turns those are.
         apart: Largest difference of outputs from those of the first contestant over the largest of those; in training
             of the first step's loss, before any weight has changed.
         drift: In training the same of all steps' losses: after updates, differences of rounding have grown.
@@ -39,6 +43,9 @@ class Result:
     predicted: int | None = None
     session: int | None = None
     seconds: float | None = None
+    near: int = 0
+    far_seconds: float | None = None
+    far: int = 0
     apart: float | None = None
     drift: float | None = None
     note: str = ""

@@ -15,6 +15,10 @@ NOTES = {
         "recomputing: the largest batch for which a plan was found, at whatever cost in time",
     )
 }
+FAR = (
+    "ms: of turns in which the cores shared a cache, before and after; far: of those in which they shared none, as the",
+    "host of a virtual machine moves its cores about; turns: how many; 0 for ms: none, or not told apart: of all turns",
+)
 WIDTH = 27  # of a contestant's name
 
 
@@ -34,7 +38,9 @@ def table(record: Record, cuda: bool) -> str:
                 lines += [*_row(row, cuda), ""]
             lines += [*_means(kind, rows), ""]
             if kind == "training":
-                lines += [*_at_equal_memory(rows), ""]
+                lines += [*_at_equal_memory(rows, far=False), ""]
+                if any(result.far for row in rows for result in row.results):
+                    lines += ["in turns in which the cores shared no cache", *_at_equal_memory(rows, far=True), ""]
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
 
 
@@ -53,6 +59,7 @@ def _meaning(cuda: bool) -> list[str]:
     return [
         "MiB, milliseconds; each contestant in a process of its own, they take turns; ÷: over the first contestant's",
         *where,
+        *([] if cuda else FAR),
         "predicted: what the plan says of peak less beside; error: measured over predicted",
         "whole: the whole peak over all that the plan says, with what it says of beside",
         f"{WARM} steps to warm up, then the peak of {STEPS}",
@@ -72,7 +79,8 @@ def _columns(kind: str) -> Table:
     return Table(
         "network<16", f"contestant<{WIDTH}", "batch>6", "peak>9.1f", "÷>7.3f", "beside>8.1f", "net>9.1f", "÷>7.3f",
         "predicted>10.1f", "error>+8.1%", "whole>+8.1%",
-        f"{'ms/sample' if kind == 'largest' else 'ms'}>10.2f", "÷>7.3f", "samples/s>11.1f",
+        f"{'ms/sample' if kind == 'largest' else 'ms'}>10.2f", "÷>7.3f", "turns>6",
+        "far>10.2f", "÷>7.3f", "turns>6", "samples/s>11.1f",
         "apart>9.1e", "drift>9.1e", "note<1",
     )  # fmt: skip
 
@@ -93,20 +101,19 @@ def _row(row: Row, cuda: bool) -> list[str]:
 
 
 def _figures(result: Result, first: Result, kind: str) -> tuple[float | None, ...]:
-    each = _time(result, kind)
+    each, far = _time(result, kind), _time(result, kind, far=True)
     return (
         result.batch, _mib(result.peak), _ratio(result.peak, first.peak), _mib(result.beside), _mib(result.net),
         _ratio(result.net, first.net), _mib(result.predicted), result.error, result.whole_error,
-        each, _ratio(each, _time(first, kind)),
+        each, _ratio(each, _time(first, kind)), result.near, far, _ratio(far, _time(first, kind, far=True)), result.far,
         result.batch / result.seconds if result.seconds else None, result.apart, result.drift,
     )  # fmt: skip
 
 
-def _time(result: Result, kind: str) -> float | None:
+def _time(result: Result, kind: str, far: bool = False) -> float | None:
     """Milliseconds of a step, or of a sample where batches differ."""
-    if result.seconds is None:
-        return None
-    return result.seconds * 1e3 / (result.batch if kind == "largest" else 1)
+    seconds = result.far_seconds if far else result.seconds
+    return None if seconds is None else seconds * 1e3 / (result.batch if kind == "largest" else 1)
 
 
 def _mib(size: int | None) -> float | None:
@@ -130,13 +137,13 @@ def ratios(rows: Sequence[Row], key: str, of: Callable[[Result], float | None]) 
     return found
 
 
-def _at_equal_memory(rows: Sequence[Row]) -> list[str]:
+def _at_equal_memory(rows: Sequence[Row], far: bool) -> list[str]:
     """Of each other contestant: the time of the fastest plan that takes no more memory over its time."""
     titles = {one.key: one.title for one in training("cpu") if one.library != "memonger"}
     columns = Table(
         "network<16", "batch>6", *(f"{title}>{len(title) + 3}.3f" for title in titles.values()), missing="-"
     )
-    found = [[_equal(row, key) for key in titles] for row in rows]
+    found = [[_equal(row, key, far) for key in titles] for row in rows]
     means = [[ratio for ratio in column if isinstance(ratio, float)] for column in zip(*found, strict=True)]
     return [
         "at equal memory: time of the fastest memonger whose peak is at most the other's, over the other's time; none:",
@@ -147,14 +154,15 @@ def _at_equal_memory(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _equal(row: Row, key: str) -> float | str | None:
+def _equal(row: Row, key: str, far: bool) -> float | str | None:
     """A ratio of times; ``none`` where every plan takes more; None where the other didn't run."""
-    ran = {result.contestant: result for result in row.results if result.peak and result.seconds and not result.failed}
-    ours = {one.key for one in training("cpu") if one.library == "memonger"}
-    if key not in ran:
+    times = {r.contestant: r.far_seconds if far else r.seconds for r in row.results if not r.failed}
+    peaks = {r.contestant: r.peak for r in row.results if r.peak and times.get(r.contestant)}
+    if key not in peaks:
         return None
-    plans = [r for name, r in ran.items() if name in ours and (r.peak or 0) <= (ran[key].peak or 0)]
-    return min((_ratio(plan.seconds, ran[key].seconds) or 0.0 for plan in plans), default="none")
+    ours = {one.key for one in training("cpu") if one.library == "memonger"}
+    plans = [times[name] for name, peak in peaks.items() if name in ours and peak <= peaks[key]]
+    return min((_ratio(seconds, times[key]) or 0.0 for seconds in plans), default="none")
 
 
 def _means(kind: str, rows: Sequence[Row]) -> list[str]:

@@ -5,18 +5,22 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.side_by_side import cores
 from benchmarks.side_by_side.devices import Device, Watch
 from benchmarks.side_by_side.job import KEEP_MEMORY, Job
 from benchmarks.side_by_side.results import Result
 from memonger.cli.worker import Worker, WorkerError
 
 WORKER = "benchmarks.side_by_side.worker"
+
+
+PATIENT = 4  # times as many rounds as asked for, at most, for turns in which the cores shared a cache
 
 
 class OutOfTime(Exception):  # noqa: N818  (not an error of the program)
@@ -50,7 +54,7 @@ class Settings:
         threads: Threads within a node.
         clock: When to stop.
         patience: Seconds that a contestant may take to get ready, compiling included; a plan may take twice as long.
-        rounds: Turns each contestant takes.
+        rounds: Turns each contestant takes, where cores share a cache at times those in which they did (see `cores`).
         seconds: About how long a turn is; two steps at least.
         tf32: Whether products of float32 may be computed in TF32, on all sides.
         tuned: Whether PyTorch tries cuDNN's algorithms.
@@ -102,9 +106,9 @@ def compete(entries: Sequence[Entry], settings: Settings, folder: Path) -> list[
                 continue
             results[index] = replace(entry.result, peak=said["peak"], beside=said["beside"])
         times = _turns(workers, settings, results)
-    for index, seconds in times.items():
+    for index, found in times.items():
         if not results[index].failed:
-            results[index] = replace(results[index], seconds=statistics.median(seconds))
+            results[index] = replace(results[index], **found.figures())
     return _compared(entries, results)
 
 
@@ -140,18 +144,51 @@ def started(entry: Entry, settings: Settings, folder: Path, stack: ExitStack) ->
         return process, said
 
 
-def _turns(workers: Mapping[int, Worker], settings: Settings, results: list[Result]) -> dict[int, list[float]]:
-    """Seconds of a step, turn by turn; a contestant that fails in a turn is out."""
-    times: dict[int, list[float]] = {index: [] for index in workers}
-    for _ in range(settings.rounds):
-        for index, worker in workers.items():
-            if results[index].failed:
-                continue
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Seconds of a contestant's steps, turn by turn.
+
+    Attributes:
+        near: Where the cores shared a cache before the turn and after, or there is no telling.
+        far: Where they shared none, before or after.
+        changed: Where that changed.
+    """
+
+    near: list[float] = field(default_factory=list)
+    far: list[float] = field(default_factory=list)
+    changed: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """What a result says of them; ``seconds`` is of all turns where the cores never shared a cache."""
+        near = self.near or [*self.far, *self.changed]
+        far = statistics.median(self.far) if self.far else None
+        return {"seconds": statistics.median(near), "near": len(self.near), "far_seconds": far, "far": len(self.far)}
+
+
+def _turns(workers: Mapping[int, Worker], settings: Settings, results: list[Result]) -> dict[int, _Times]:
+    """Each contestant's turns until all have enough; one that fails in a turn is out."""
+    times = {index: _Times() for index in workers}
+    before = _near(settings)
+    for count in range(PATIENT * settings.rounds):
+        left = {index: worker for index, worker in workers.items() if not results[index].failed}
+        if count >= settings.rounds and all(len(times[index].near) >= settings.rounds for index in left):
+            break
+        for index, worker in left.items():
             try:
-                times[index].append(statistics.median(worker.times(2, settings.seconds, settings.patience)))
+                seconds = statistics.median(worker.times(2, settings.seconds, settings.patience))
             except WorkerError as error:
                 results[index] = replace(results[index], failed=str(error))
+                continue
+            after = _near(settings)
+            found = times[index]
+            (found.changed if before is not after else found.near if after else found.far).append(seconds)
+            before = after
     return times
+
+
+def _near(settings: Settings) -> bool:
+    """Whether cores share a cache now; so it counts where one thread or a GPU computes, or there is no telling."""
+    return settings.device.cuda or settings.threads < 2 or cores.share_a_cache() is not False
 
 
 def _compared(entries: Sequence[Entry], results: Sequence[Result]) -> list[Result]:

@@ -17,7 +17,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("transformers")
 
 from benchmarks import gpu, peers, torch_models  # noqa: E402
-from benchmarks.side_by_side import contestants, devices, networks, probe, program, results, rows, turns  # noqa: E402
+from benchmarks.side_by_side import contestants, cores, devices, networks, probe, program, results, rows, turns  # noqa: E402
 from benchmarks.side_by_side.search import TOLERANCE, TRIES, largest_batch  # noqa: E402
 from benchmarks.side_by_side.table import table  # noqa: E402
 from benchmarks.side_by_side.turns import Clock, OutOfTime  # noqa: E402
@@ -207,6 +207,57 @@ def _job(place: Path, weights: str) -> Any:
     )  # fmt: skip
 
 
+class _Steady:
+    """A contestant whose turns take 1, 2, 3 ... seconds."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def times(self, *_: object) -> list[float]:
+        self.count += 1
+        return [float(self.count)]
+
+
+def _turns(
+    monkeypatch: pytest.MonkeyPatch, states: list[bool | None], **changes: Any
+) -> tuple[dict[int, turns._Times], int]:
+    seen = iter(states)
+    monkeypatch.setattr(turns.cores, "share_a_cache", lambda: next(seen))
+    worker = _Steady()
+    settings = _settings(Path(), rounds=2, threads=2, **changes)
+    found = turns._turns({0: worker}, settings, [results.Result("eager", "eager")])  # type: ignore[dict-item]
+    return found, worker.count
+
+
+def test_turns_are_kept_apart_by_whether_the_cores_shared_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, count = _turns(monkeypatch, [True, True, False, False, True, True])
+    assert found[0] == turns._Times(near=[1.0, 5.0], far=[3.0], changed=[2.0, 4.0])
+    assert count == 5
+    assert found[0].figures() == {"seconds": 3.0, "near": 2, "far_seconds": 3.0, "far": 1}
+
+
+def test_where_they_never_did_all_turns_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, count = _turns(monkeypatch, [False] * 20)
+    assert count == 2 * turns.PATIENT
+    assert found[0].figures() == {"seconds": 4.5, "near": 0, "far_seconds": 4.5, "far": 8}
+
+
+def test_where_there_is_no_telling_there_are_as_many_turns_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _turns(monkeypatch, [None] * 20)[1] == 2
+    assert _turns(monkeypatch, [], device=devices.Device("cuda:0", ()))[1] == 2
+
+
+def test_a_core_shares_its_cache_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cores.share_a_cache() in (True, False, None)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0})
+    assert cores.share_a_cache() is None
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(cores.os, "sched_setaffinity", lambda *_: None)
+    for across, expected in ((1.0, True), (1.5, True), (2.0, False)):
+        monkeypatch.setattr(cores, "_seconds", lambda one, other, across=across: 1.0 if one == other else across)
+        assert cores.share_a_cache() is expected
+
+
 def test_the_clock_ends_a_wait(tmp_path: Path) -> None:
     clock = Clock(time.monotonic() + 0.2)
     with Worker("json.tool", [], tmp_path / "a.err", left=clock.left) as worker, pytest.raises(OutOfTime):
@@ -279,6 +330,15 @@ def test_at_equal_memory_stands_the_fastest_plan_that_takes_no_more() -> None:
     assert [line.split() for line in text.splitlines() if line.startswith("gpt")] == [
         ["gpt", "2", "0.500", "-", "-", "2.000", "-", "-", "none"]
     ]
+
+
+def test_what_was_measured_on_cores_without_a_shared_cache_stands_apart() -> None:
+    made = [("eager", 300, 4.0, 5.0), ("none", 290, 2.0, 6.0)]
+    found = [results.Result(k, k, peak=p, seconds=n, near=3, far_seconds=f, far=2) for k, p, n, f in made]
+    text = table(results.Record(("head",), 1, (results.Row("training", "gpt", 2, (8,), tuple(found)),)), cuda=False)
+    rows = [line.split() for line in text.splitlines() if line.startswith("gpt")]
+    assert [row[2] for row in rows[1:]] == ["0.500", "1.200"]
+    assert "2000.00 0.500 3 6000.00 1.200 2" in " ".join(text.split())
 
 
 def test_the_head_names_the_calls_but_not_where_files_went() -> None:
