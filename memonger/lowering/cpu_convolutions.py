@@ -12,7 +12,6 @@ large beside the images (`_pays`), and one of 1×1 gains nothing.
 import json
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -60,6 +59,7 @@ def write_out(model: Model) -> Model:
         with form.into.op.at(str(node.name)):
             made = _WRITERS[kind](form, node)
         if made is not None:
+            form.values[str(node.outputs[0].name)] = made
             form.into.replace(node, [made])
             count += 1
     form.into.finish()
@@ -80,13 +80,13 @@ class _Form:
     Attributes:
         into: The model that is changed.
         block: Channels of a block.
-        values: By name.
+        values: By name; what was written out, as it is now.
         reordered: Values that a depthwise convolution read, in blocks: the gradient of its weight reads the same.
     """
 
     into: Replacer
     block: int
-    values: Mapping[str, ir.Value]
+    values: dict[str, ir.Value]
     reordered: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     @property

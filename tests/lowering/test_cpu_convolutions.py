@@ -111,6 +111,20 @@ def test_a_turned_weight_that_does_not_fit_is_turned_as_written(mark: str) -> No
     np.testing.assert_allclose(found, expected, atol=4e-6 * np.abs(expected).max(), rtol=0)
 
 
+@pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")
+def test_a_depthwise_convolution_reads_another_convolution() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float[2,32,10,10] x, float[32,32,3,3] v, float[32,1,3,3] w, float[32,32,3,3] u) => (float[2,32,10,10] y) {
+            a = Conv <pads=[1,1,1,1]> (x, v)
+            b = Conv <group=32, pads=[1,1,1,1]> (a, w)
+            y = Conv <pads=[1,1,1,1]> (b, u) }"""
+    trained = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x", "u", "v", "w"])
+    written = cpu_convolutions.write_out(trained).clone()  # a clone holds what reads what is in no graph to be wrong
+    assert blocked_operators(written.ir).count("Conv") == 7
+    for name, array in results(trained).items():
+        np.testing.assert_allclose(results(written)[name], array, atol=4e-6 * np.abs(array).max(), rtol=0, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("side", "kernel", "stride", "pad", "products"),
     [(4, 3, 2, 1, 1), (5, 3, 2, 1, 1), (4, 2, 2, 0, 1), (5, 1, 2, 0, 1), (6, 1, 2, 0, 1), (9, 3, 2, 1, 0)],
