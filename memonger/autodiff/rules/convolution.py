@@ -12,7 +12,6 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
-from memonger.autodiff.rules.winograd import winograd
 from memonger.model.emitter import Attribute, Emitter
 from memonger.model.marks import TURNED_WEIGHT, DepthwiseWeight
 from memonger.model.values import is_swapped
@@ -25,9 +24,7 @@ LARGE_IMAGE = 784  # elements of a channel from which a pointwise weight's gradi
 SMALL_WEIGHT = (
     3  # as where an image and its gradient are so many times as large as the weight: less is written than moved
 )
-MANY_CHANNELS = 128  # from which Winograd's transforms cost less than the products they save
 WINDOWS = 2  # for each output: windows of all images up to which a weight's gradient is one product with them
-WINOGRAD_IMAGE = 196  # elements of a channel above which that saves too little for the memory it takes
 
 
 @gradient("Conv")
@@ -81,10 +78,7 @@ def _image_gradient(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: 
     inner = op.dims(w)[1]
     if group == 1 and at.is_pointwise and at.is_dense:
         return op.reshape(pointwise_image(op, dy, op.reshape(w, (channels, inner))), (batch, inner, *at.image))
-    undone = at.is_dense and all(_border(at, a) for a in range(at.rank))
-    if undone and group == 1 and _winograd_pays(at, channels, inner):
-        return winograd(op, dy, w)
-    if undone:
+    if at.is_dense and all(_border(at, a) for a in range(at.rank)):
         return _by_flipped_weight(op, dy, w, at, group)
     # Its output ends with the image where the padding at the end is what the last windows reach beyond it.
     extra = [max(0, -excess) for excess in at.excess]
@@ -111,11 +105,6 @@ def _columns(op: Emitter, x: ir.Value) -> ir.Value:
 def _border(at: Windows, axis: int) -> bool:
     """Whether padding is narrower than the window, so that a convolution's own padding can undo it."""
     return at.begin[axis] < at.extent[axis] and at.excess[axis] < at.extent[axis] and at.excess[axis] >= 0
-
-
-def _winograd_pays(at: Windows, outputs: int, inputs: int) -> bool:
-    plain = at.kernel == at.extent == (3, 3) and at.begin == at.excess == (1, 1)
-    return plain and min(outputs, inputs) >= MANY_CHANNELS and math.prod(at.image) <= WINOGRAD_IMAGE
 
 
 def _by_flipped_weight(op: Emitter, dy: ir.Value, w: ir.Value, at: Windows, group: int) -> ir.Value:

@@ -322,30 +322,6 @@ def test_a_depthwise_weight_at_strides_is_one_convolution(
     assert next(a.i for a in last.attribute if a.name == "group") == x[0] * x[1]
 
 
-@pytest.mark.parametrize(("n", "c", "k", "side"), [(1, 128, 128, (4, 5)), (2, 129, 128, (5, 4)), (2, 128, 130, (1, 1))])
-def test_many_channels_by_winograd(n: int, c: int, k: int, side: tuple[int, int]) -> None:
-    made = conv((n, c, *side), (k, c, 3, 3), pads=[1, 1, 1, 1], wrt=["x"])
-    assert kinds(made)["MatMul"] == 3
-    assert kinds(made)["Conv"] == 2
-
-
-@pytest.mark.parametrize(
-    ("c", "k", "side", "kernel", "settings"),
-    [
-        (127, 128, 4, 3, {"pads": [1, 1, 1, 1]}),
-        (128, 128, 15, 3, {"pads": [1, 1, 1, 1]}),
-        (128, 128, 4, 3, {"pads": [1, 0, 1, 1]}),
-        (128, 128, 5, 3, {"pads": [1, 1, 1, 1], "dilations": [1, 2]}),
-        (128, 128, 4, 2, {"pads": [1, 1, 1, 1]}),
-    ],
-)
-def test_winograd_is_left_where_it_does_not_fit(
-    c: int, k: int, side: int, kernel: int, settings: dict[str, Any]
-) -> None:
-    made = conv((1, c, side, side), (k, c, kernel, kernel), wrt=["x"], **settings)
-    assert kinds(made)["MatMul"] <= 1  # the weight, flipped
-
-
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
 def test_convolutions_in_float16(kind: str) -> None:
     y = "1,3,4,4" if kind == "Conv" else "1,2,8,8"
