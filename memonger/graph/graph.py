@@ -55,8 +55,8 @@ class Graph:
         costs: Cost of one run of each node: seconds where measured, else an estimate in bytes (`costs`).
         workspace: Bytes of workspace each node's kernel takes beside the arena; 0 where not measured.
         windows: (part, whole, byte offset) of each node where one may lie inside the other: what it reads, inside what
-            it writes, or the other way round; a part of a persistent input always lies inside it, and neither is
-            planned. Empty: none.
+            it writes, or the other way round; a part or a view of a persistent input always lies inside it, and neither
+            is planned. Empty: none.
         growths: (input, output) pairs of each node where the output is a persistent input with more behind it, and
             lies where that does: the old content stays. Neither is planned. Empty: none.
         offered: Whether a node's windows are a choice of who lays out. Those of a model in chunks, which it marks, are
@@ -135,6 +135,25 @@ class Graph:
         nodes = (node for node, op in enumerate(self.ops) if op.startswith(f"{RANKS}::{WAIT}"))
         return tuple((node, tuple(source for source, _ in self.inplace[node])) for node in nodes)
 
+    @cached_property
+    def kept(self) -> tuple[Window, ...]:
+        """Parts and views of persistent inputs, each with its input and its first byte there: no node has to run."""
+        windows = {window for windows in self.windows for window in windows if not self.planned[window[0]]}
+        return tuple(sorted(windows))
+
+    @cached_property
+    def overwritten(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the values whose bytes its updates write over: persistent inputs, parts and views of these.
+
+        A part that has an update of its own is written over by that.
+        """
+        own = {old for pairs in self.updates for old, _ in pairs}
+        parts: dict[int, list[int]] = {}
+        for part, whole, _ in self.kept:
+            if part not in own:
+                parts.setdefault(whole, []).append(part)
+        return tuple(tuple(v for old, _ in pairs for v in (old, *parts.get(old, ()))) for pairs in self.updates)
+
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Values that lie side by side: those that a collective adds up."""
@@ -178,7 +197,7 @@ def from_model(
     """
     values, nodes = list(dict.fromkeys(v for v in all_values(model.graph) if v.name)), list(model.graph)
     number = {value: index for index, value in enumerate(values)}
-    cuts = _parts_of_inputs(model, updates or {}, provider)
+    cuts = _parts_of_inputs(model, updates or {}, provider, is_step=bool(after))
     known_sizes = [nbytes(v) for v in values]
     in_arena = _planned(model, values, known_sizes, host) - cuts.keys()
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
@@ -236,8 +255,8 @@ def _aliases(
         "views": tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes),
         "inplace": tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
         "ties": tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
-        "windows": tuple(rules.windows(aliasing.windows(node, provider)) for node in nodes),
-        "offered": tuple(not is_marked(node) for node in nodes),
+        "windows": tuple(rules.windows(node, aliasing.windows(node, provider)) for node in nodes),
+        "offered": tuple(not is_marked(node) and rules.cuts.keys().isdisjoint(node.outputs) for node in nodes),
     }
 
 
@@ -285,16 +304,29 @@ def needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 def _parts_of_inputs(
-    model: ir.Model, persistent: Collection[str], provider: str
+    model: ir.Model, persistent: Collection[str], provider: str, is_step: bool
 ) -> dict[ir.Value, tuple[ir.Value, int]]:
-    """Parts of persistent inputs that are read where these lie: each with its input and its first byte there."""
+    """Parts of persistent inputs that are read where these lie: each with its input and its first byte there.
+
+    Those that a model in chunks marks; and in a training step, which is run in segments, views of a whole input.
+    """
     parts = {}
     for value in (v for v in model.graph.inputs if v.name in persistent):
         for node in value.consumers():
-            for part, whole, byte in aliasing.windows(node, provider) if is_marked(node) else ():
-                if whole is value and byte % ALIGNMENT == 0 and not part.is_graph_output():
+            stretches = aliasing.windows(node, provider) if is_marked(node) else ()
+            if is_step and provider == aliasing.CPU and len(node.outputs) == 1:
+                stretches = (*stretches, *((node.outputs[0], value, 0) for _ in aliasing.view_pairs(node)))
+            for part, whole, byte in stretches:
+                if whole is value and byte % ALIGNMENT == 0 and _is_part(part, whole):
                     parts[part] = value, byte
     return parts
+
+
+def _is_part(part: ir.Value, whole: ir.Value) -> bool:
+    """Whether a value that nobody but nodes reads has bytes of another: no more, and of its type."""
+    size, most = nbytes(part), nbytes(whole)
+    fits = size is not None and most is not None and size <= most
+    return fits and part.dtype == whole.dtype and not part.is_graph_output()
 
 
 _Write = tuple[ir.Node, ir.Value, ir.Value]
@@ -316,7 +348,8 @@ def _in_place_updates(
 
     def read_until(value: ir.Value, last: int) -> bool:
         readers = value.consumers()
-        kept = any(aliasing.may_alias_unbound(reader) and not planned.issuperset(reader.outputs) for reader in readers)
+        known = (planned | cuts.keys()).issuperset
+        kept = any(aliasing.may_alias_unbound(reader) and not known(reader.outputs) for reader in readers)
         return not kept and all(step.get(reader, len(step)) <= last for reader in readers)
 
     for source, target in updates.items():
@@ -415,14 +448,16 @@ class _PairFinder:
                 pairs.append(pair)
         return tuple(dict.fromkeys(pairs))
 
-    def windows(self, allowed: Iterable[tuple[ir.Value, ir.Value, int]]) -> tuple[Window, ...]:
-        """Of (part, whole, byte offset) those with both planned, and parts of persistent inputs.
+    def windows(self, node: ir.Node, allowed: Iterable[tuple[ir.Value, ir.Value, int]]) -> tuple[Window, ...]:
+        """Of (part, whole, byte offset) those with both planned, and parts and views of persistent inputs.
 
         A part that the model returns lies for itself.
         """
-        windows = [(self.number[a], self.number[b], byte) for a, b, byte in allowed if not a.is_graph_output()]
+        views = [(v, *self.cuts[v]) for v in node.outputs if v in self.cuts]
+        found = dict.fromkeys([*(each for each in allowed if not each[0].is_graph_output()), *views])
+        numbers = [(self.number[a], self.number[b], byte) for a, b, byte in found]
         kept = {self.number[part] for part in self.cuts}
-        return tuple(each for each in windows if each[0] in kept or (self.planned[each[0]] and self.planned[each[1]]))
+        return tuple(each for each in numbers if each[0] in kept or (self.planned[each[0]] and self.planned[each[1]]))
 
     def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
         widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]

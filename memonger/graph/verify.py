@@ -265,12 +265,12 @@ def _write_growths(graph: Graph, arena: _Arena, step: int) -> None:
         arena.grown.add(old)
 
 
-def _overlapping(arena: _Arena, part: int) -> list[int]:
-    """Other parts of the same persistent input that have bytes of this one."""
-    if part not in arena.cut:
-        return []
-    whole, start, stop = arena.cut[part]
-    return [p for p, (w, a, b) in arena.cut.items() if w == whole and p != part and a < stop and start < b]
+def _overlapping(arena: _Arena, old: int) -> list[int]:
+    """Parts of a persistent input; of such a part the other ones that have bytes of it."""
+    if old not in arena.cut:
+        return [part for part, (whole, _, _) in arena.cut.items() if whole == old]
+    whole, start, stop = arena.cut[old]
+    return [p for p, (w, a, b) in arena.cut.items() if w == whole and p != old and a < stop and start < b]
 
 
 def _check_collisions(

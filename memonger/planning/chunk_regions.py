@@ -278,10 +278,10 @@ def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequ
             behind.add(step)
             wrote.update(graph.writes[step])
     read = {value for step in region.how for value in graph.reads[step]}
-    overwritten = {old for step in region.how for old, _ in graph.updates[step]}
+    overwritten = {old for step in region.how for old in graph.overwritten[step]}
     at, before = window.index(worst), set[int]()
     for place, step in reversed(inner):
-        is_early = place < at and read.isdisjoint(old for old, _ in graph.updates[step])
+        is_early = place < at and read.isdisjoint(graph.overwritten[step])
         is_needed = not read.isdisjoint(graph.writes[step]) or not overwritten.isdisjoint(graph.reads[step])
         if step not in behind and (is_early or is_needed):
             before.add(step)

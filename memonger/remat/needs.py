@@ -84,7 +84,7 @@ def _over(graph: Graph, storage: Sequence[int], node: int, sizes: Sequence[int])
 def _before(graph: Graph) -> list[tuple[int, ...]]:
     """For each node those it reads from and, if it overwrites something, the other readers of that."""
     before = [list(sources) for sources in graph.sources]
-    for update, pairs in enumerate(graph.updates):
-        for old, _ in pairs:
+    for update, overwritten in enumerate(graph.overwritten):
+        for old in overwritten:
             before[update].extend(reader for reader in graph.readers[old] if reader != update)
     return [tuple(dict.fromkeys(each)) for each in before]

@@ -60,8 +60,8 @@ class _Waiting:
     def _last_readers(self) -> list[list[int]]:
         """For each node, the updates that overwrite what it reads, and so must run after it."""
         after: list[list[int]] = [[] for _ in self.graph.nodes]
-        for update, pairs in enumerate(self.graph.updates):
-            for old, _ in pairs:
+        for update, overwritten in enumerate(self.graph.overwritten):
+            for old in overwritten:
                 for reader in self.readers[old]:
                     if reader != update:
                         after[reader].append(update)

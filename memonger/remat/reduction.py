@@ -273,7 +273,7 @@ def _inplace(
 
 def _deadlines(graph: Graph, members: Sequence[Sequence[int]], of_node: Sequence[int]) -> tuple[int, ...]:
     """For each group the first other group that writes over what it reads, or the number of groups."""
-    update = {old: of_node[node] for node, pairs in enumerate(graph.updates) for old, _ in pairs}
+    update = {old: of_node[node] for node, overwritten in enumerate(graph.overwritten) for old in overwritten}
     none = len(members)
     return tuple(
         min((update[v] for node in nodes for v in graph.reads[node] if update.get(v, group) != group), default=none)

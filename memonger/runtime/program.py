@@ -97,7 +97,7 @@ def _held_by_runtime(plan: Plan) -> bool:
     if any(subgraphs(node) for node in plan.model.graph):
         return True
     written = {value for pairs in graph.updates for _, value in pairs}
-    written.update(part for windows in graph.windows for part, _, _ in windows)  # parts of what persists
+    written.update(part for part, *_ in graph.kept)
     by_name = {value.name: value for node in plan.model.graph for value in node.outputs}
     for value in (v for writes in graph.writes for v in writes):
         name = graph.values[value]

@@ -291,13 +291,12 @@ def _expanded(model: ir.Model, program: Program) -> tuple[Program, dict[str, int
 
 
 def _kept(plan: Plan) -> tuple[Kept, ...]:
-    """The parts of what persists, and its new content as a whole where parts of that were written."""
+    """The parts and views of what persists, and its new content as a whole where parts of that were written."""
     graph, values = plan.graph, {str(v.name): v for node in plan.model.graph for v in node.outputs}
     new_of = {old: new for pairs in graph.updates for old, new in pairs}
-    places = {window for windows in graph.windows for window in windows if not graph.planned[window[0]]}
-    torn = {whole for part, whole, _ in places if part in new_of and whole in new_of}
+    torn = {whole for part, whole, _ in graph.kept if part in new_of and whole in new_of}
     found = []
-    for part, whole, byte in [*sorted(places), *((new_of[whole], whole, 0) for whole in sorted(torn))]:
+    for part, whole, byte in [*graph.kept, *((new_of[whole], whole, 0) for whole in sorted(torn))]:
         value, new = values[graph.values[part]], new_of.get(part)
         assert value.dtype is not None
         tensor = ArenaTensor(graph.values[part], value.dtype, static_shape(value) or (), byte)

@@ -198,7 +198,7 @@ def test_a_profile_tells_what_ran_elsewhere(tmp_path: Path) -> None:
 
 
 def test_no_two_living_values_share_a_block() -> None:
-    model, name = emitted(Layer(2, 128, 128, 14, 3, 1), "dx")
+    model, name = emitted(Layer(2, 512, 512, 7, 3, 1), "dw")
     found, blocks = place(model.graph, [name])
     last = {value: step for step, node in enumerate(model.graph.node) for value in node.input}
     holder: dict[str, str] = {}
