@@ -25,7 +25,7 @@ from memonger.runtime.profile import NodeRun, read_profile
 
 STEPS = 8  # the second half counts
 LISTED = 10
-TRIES = 6  # sessions that are profiled, until the cores share a cache before and after
+TRIES = 2  # sessions that are profiled, until the cores share a cache before and after
 LAYOUT = ("Where", "Transpose")  # what a step does beside the mathematics
 TABLE = Table(
     "network<16", "batch>6", "nodes>7", "cores<7", "step ms>9.1f", "nodes ms>9.1f", f"{' + '.join(LAYOUT)}>18.1%",
@@ -106,7 +106,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     output = asked.output or (HERE / "step_shares.txt" if tuple(asked.rows) == every else None)
-    command = f"step_shares --times {' '.join(map(str, asked.times))} --threads {asked.threads}"
+    rows = "" if tuple(asked.rows) == every else f"--rows {' '.join(asked.rows)} "
+    command = f"step_shares {rows}--times {' '.join(map(str, asked.times))} --threads {asked.threads}"
     keep(lines(asked.rows, asked.times, asked.threads, command), output)
 
 
