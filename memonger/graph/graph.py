@@ -142,6 +142,11 @@ class Graph:
         return tuple(sorted(windows))
 
     @cached_property
+    def persistent(self) -> frozenset[int]:
+        """Values that nodes write and that lie with persistent inputs: new contents, and parts and views of these."""
+        return frozenset((*(new for pairs in self.updates for _, new in pairs), *(part for part, *_ in self.kept)))
+
+    @cached_property
     def overwritten(self) -> tuple[tuple[int, ...], ...]:
         """For each node the values whose bytes its updates write over: persistent inputs, parts and views of these.
 
@@ -345,16 +350,18 @@ def _in_place_updates(
     outputs = {str(v.name): v for v in model.graph.outputs}
     step = {node: index for index, node in enumerate(model.graph)}
     replaced: dict[ir.Node, list[tuple[ir.Value, ir.Value]]] = {}
+    bound, parts_of = planned | cuts.keys(), dict[ir.Value, dict[ir.Value, int]]()
+    for part, (whole, byte) in cuts.items():
+        parts_of.setdefault(whole, {})[part] = byte
 
     def read_until(value: ir.Value, last: int) -> bool:
         readers = value.consumers()
-        known = (planned | cuts.keys()).issuperset
-        kept = any(aliasing.may_alias_unbound(reader) and not known(reader.outputs) for reader in readers)
+        kept = any(aliasing.may_alias_unbound(reader) and not bound.issuperset(reader.outputs) for reader in readers)
         return not kept and all(step.get(reader, len(step)) <= last for reader in readers)
 
     for source, target in updates.items():
         old, new = inputs[source], outputs[target]
-        own = {part: byte for part, (whole, byte) in cuts.items() if whole is old}
+        own = parts_of.get(old, {})
         writes = _writes(old, new, own, provider)
         if not writes or old.is_graph_output() or any(node in earlier for node, _, _ in writes):
             continue
@@ -454,10 +461,9 @@ class _PairFinder:
         A part that the model returns lies for itself.
         """
         views = [(v, *self.cuts[v]) for v in node.outputs if v in self.cuts]
-        found = dict.fromkeys([*(each for each in allowed if not each[0].is_graph_output()), *views])
-        numbers = [(self.number[a], self.number[b], byte) for a, b, byte in found]
-        kept = {self.number[part] for part in self.cuts}
-        return tuple(each for each in numbers if each[0] in kept or (self.planned[each[0]] and self.planned[each[1]]))
+        windows = dict.fromkeys([*(each for each in allowed if not each[0].is_graph_output()), *views])
+        numbers = {(self.number[a], self.number[b], byte): a in self.cuts for a, b, byte in windows}
+        return tuple(n for n, is_cut in numbers.items() if is_cut or (self.planned[n[0]] and self.planned[n[1]]))
 
     def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
         widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]

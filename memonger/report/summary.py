@@ -65,7 +65,6 @@ def unplanned_values(plan: Plan) -> list[str]:
     The few elements that shapes are computed from in a plan for ranges of sizes are left out.
     """
     graph = plan.graph
-    persistent = {new for pairs in graph.updates for _, new in pairs} | {part for part, *_ in graph.kept}
     unplanned = (value for writes in graph.writes for value in writes if not graph.planned[value])
     of_shapes = {value for value, size in enumerate(graph.sizes) if plan.ranges and size > 0}
-    return [graph.values[value] for value in unplanned if value not in persistent | of_shapes]
+    return [graph.values[value] for value in unplanned if value not in graph.persistent | of_shapes]

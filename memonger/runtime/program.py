@@ -96,12 +96,10 @@ def _held_by_runtime(plan: Plan) -> bool:
     graph = plan.graph
     if any(subgraphs(node) for node in plan.model.graph):
         return True
-    written = {value for pairs in graph.updates for _, value in pairs}
-    written.update(part for part, *_ in graph.kept)
     by_name = {value.name: value for node in plan.model.graph for value in node.outputs}
     for value in (v for writes in graph.writes for v in writes):
         name = graph.values[value]
-        if graph.planned[value] or value in written or name in plan.host:
+        if graph.planned[value] or value in graph.persistent or name in plan.host:
             continue
         output = by_name[name]
         if not graph.sizes[value] and static_shape(output) is not None:

@@ -13,6 +13,7 @@ from memonger.errors import VerificationError
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
+from memonger.model.names import name_nodes
 from memonger.model.training_roles import Training
 from memonger.remat.reduction import deadlines
 
@@ -28,7 +29,6 @@ POINTWISE = """<ir_version: 10, opset_import: ["": 20]> g (float[2,8,5,5] x) => 
 @pytest.fixture
 def model() -> memonger.Model:
     generator, forward = np.random.default_rng(3), onnx.parser.parse_model(POINTWISE)
-    del forward.graph.initializer[:]
     for name, shape in (("v", (16, 8, 1, 1)), ("w", (8, 16, 1, 1))):
         forward.graph.initializer.append(onnx.numpy_helper.from_array(_numbers(generator, shape), name))
     return memonger.differentiate(forward, loss="l", optimizer=memonger.SGD(0.1, momentum=0.9))
@@ -45,8 +45,7 @@ def _views(graph: Graph) -> dict[str, str]:
 def _named(text: str) -> ir.Model:
     """A model of which all nodes have names."""
     model = ir.from_proto(onnx.parser.parse_model(text))
-    for number, node in enumerate(model.graph):
-        node.name = f"n{number}"
+    name_nodes(model)
     return model
 
 
