@@ -70,7 +70,7 @@ def structural(problem: Problem) -> tuple[Stage, ...]:
     These nodes dominate the last node. Side inputs (masks, transposed weights) are on no such path. Of the subgraph
     between the first and the last node, they are the nodes that no edge passes over in file order.
     """
-    before = _before(problem)
+    before = _before(problem, leading_nodes(problem))
     path = _longest_path(before)
     if not path:
         return ()
@@ -95,13 +95,27 @@ def structural(problem: Problem) -> tuple[Stage, ...]:
     return tuple(Stage((node,), str(problem.names[node])) for node in cuts)
 
 
-def _before(problem: Problem) -> list[list[int]]:
-    """For each forward node the forward nodes whose values it reads."""
+def leading_nodes(problem: Problem) -> list[bool]:
+    """Whether each node is of the forward pass and may run again, or leads to one that may or to the backward pass.
+
+    The others make new running statistics: they read each layer's mean after the loss, which is no path that the
+    layer's values take.
+    """
+    leading, wanted = [False] * problem.nodes, [False] * len(problem.sizes)
+    for node in reversed(range(problem.nodes)):
+        needed = problem.recomputable[node] or any(wanted[value] for value in problem.writes[node])
+        leading[node] = problem.forward[node] and needed
+        if leading[node] or not problem.forward[node]:
+            for value in problem.reads[node]:
+                wanted[value] = True
+    return leading
+
+
+def _before(problem: Problem, leading: Sequence[bool]) -> list[list[int]]:
+    """For each of these nodes those whose values it reads."""
     return [
-        [problem.producer[v] for v in reads if problem.producer[v] >= 0 and problem.forward[problem.producer[v]]]
-        if of
-        else []
-        for reads, of in zip(problem.reads, problem.forward, strict=True)
+        [problem.producer[v] for v in reads if problem.producer[v] >= 0 and leading[problem.producer[v]]] if of else []
+        for reads, of in zip(problem.reads, leading, strict=True)
     ]
 
 
@@ -128,9 +142,9 @@ def narrow(problem: Problem) -> tuple[Stage, ...]:
     apart: U-Nets, dense blocks, unrolled recurrent layers. Values of nodes that are always kept do not count. If the
     stages together have too many nodes, the widest are left out.
     """
-    free = droppable(problem)
+    free, leading = droppable(problem), leading_nodes(problem)
     last = [-1] * problem.nodes  # for each node its last forward reader
-    for node, nodes in enumerate(_before(problem)):
+    for node, nodes in enumerate(_before(problem, leading)):
         for each in nodes:
             last[each] = node
     ends: dict[int, list[int]] = {}
@@ -141,7 +155,7 @@ def narrow(problem: Problem) -> tuple[Stage, ...]:
             for sums, amount in ((change, written(problem, node)), (count, 1)):
                 sums[node] += amount
                 sums[end] -= amount
-    own = [node for node in range(problem.nodes) if problem.forward[node]]
+    own = [node for node in range(problem.nodes) if leading[node]]
     crossing, width = list(accumulate(change)), list(accumulate(count))
     chosen = _thinned(_local_minima(own, crossing), width, _MENTIONS * len(own))
     stages = []

@@ -109,13 +109,13 @@ def reduce(
     view_of, viewing = _views(graph) if sharing.views else ([-1] * len(graph.values), [-1] * len(graph.values))
     root = _roots(view_of)
     fixed = fixed_nodes(graph, keep)
-    members = _group(graph, viewing, root)
+    early = forward_pass(graph)
+    members = _group(graph, viewing, root, early)
     of_node = [-1] * len(graph.nodes)
     for group, nodes in enumerate(members):
         for node in nodes:
             of_node[node] = group
     renumbered = _values(graph, members, of_node, root)
-    early = forward_pass(graph)
     number = renumbered.number
     problem = Problem(
         costs=tuple(sum(graph.costs[node] for node in nodes) for nodes in members),
@@ -171,8 +171,15 @@ def deadlines(graph: Graph) -> tuple[int, ...]:
     return _deadlines(graph, [(node,) for node in every], every)
 
 
-def _group(graph: Graph, viewing: Sequence[int], root: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Nodes in groups: small ones in a row together, as long as a group touches no more bytes than the largest node."""
+def _group(
+    graph: Graph, viewing: Sequence[int], root: Sequence[int], early: Sequence[bool]
+) -> tuple[tuple[int, ...], ...]:
+    """Nodes in groups: small ones in a row together, as long as a group touches no more bytes than the largest node.
+
+    Nodes that make new running statistics are in groups of their own: they read a mean of every layer, which would be
+    computed again with what a backward step in their group reads, and would cross every cut of the forward pass.
+    """
+    is_statistic = [is_early and not leads for is_early, leads in zip(early, graph.forward, strict=True)]
     folded = {node for node in viewing if node >= 0}
     size = [size if planned else 0 for size, planned in zip(graph.sizes, graph.planned, strict=True)]
     most = max(sum(size[v] for v in (*r, *w)) for r, w in zip(graph.reads, graph.writes, strict=True))
@@ -188,7 +195,11 @@ def _group(graph: Graph, viewing: Sequence[int], root: Sequence[int]) -> tuple[t
         if sum(size[v] for v in writes) > limit:
             groups.append([node])
             open_group = {}
-        elif open_group and sum((open_group | touched).values()) <= most:
+        elif (
+            open_group
+            and is_statistic[node] == is_statistic[groups[-1][-1]]
+            and sum((open_group | touched).values()) <= most
+        ):
             groups[-1].append(node)
             open_group |= touched
         else:

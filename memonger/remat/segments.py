@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
-from memonger.remat.checkpoints import ForwardWalk, Stage, droppable, written
+from memonger.remat.checkpoints import ForwardWalk, Stage, droppable, leading_nodes, written
 from memonger.remat.on_demand import in_time, needed_again, recompute_on_demand
 from memonger.remat.problem import Problem
 from memonger.remat.staged import StagedProblem
@@ -89,8 +89,9 @@ class _Cuts:
         self.segment = [bisect_left(ends, node) for node in range(problem.nodes)]
         self.count = len({self.segment[node] for node in dropped})
         self.reach = [-1] * problem.nodes  # the last segment with a forward reader of the node
+        leading = leading_nodes(problem)
         for node, reads in enumerate(problem.reads):
-            for value in reads if problem.forward[node] else ():
+            for value in reads if leading[node] else ():
                 if problem.producer[value] >= 0:
                     self.reach[problem.producer[value]] = self.segment[node]
 

@@ -153,7 +153,12 @@ def test_narrow_stages_wrote_what_crosses_where_least_does(problem: Problem) -> 
     biggest = max(
         (problem.sizes[v] for n in range(problem.nodes) if problem.forward[n] for v in problem.writes[n]), default=0
     )
-    places = [node for node in range(problem.nodes) if problem.forward[node]]
+
+    def leads(node: int) -> bool:
+        after = [n for n in range(problem.nodes) if set(problem.writes[node]) & set(problem.reads[n])]
+        return problem.recomputable[node] or any(not problem.forward[n] or leads(n) for n in after)
+
+    places = [node for node in range(problem.nodes) if problem.forward[node] and leads(node)]
 
     def crossing(place: int) -> tuple[int, ...]:
         early = [n for n in places if n <= place and problem.recomputable[n]]

@@ -5,9 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+import memonger
+import models
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
+from memonger.lowering.lowered import portable
+from memonger.model import training_roles
+from memonger.plan import graph_of
 from memonger.remat import STRATEGIES, Outcome, Request, Strategy
+from memonger.remat.marks import place
 from memonger.remat.problem import check
 from tests.support.recompute_problems import chain
 
@@ -94,3 +100,18 @@ def test_a_budget_is_held_where_the_reduced_problem_says_too_little() -> None:
     check(chain(LAYERS), schedule)
     assert request.needed(schedule) <= 9000
     assert Request(graph(), alignment=1, effort=2000, budget=9000).needed(schedule) > 9000 - 1700  # one value's bytes
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_running_statistics_do_not_keep_what_they_were_made_of(is_marked: bool) -> None:
+    """They are updated after the loss, all in a row, and read a mean of every layer."""
+    network = models.build_ir("resnet34", batch=32, training=True)
+    step = memonger.differentiate(network, loss="loss", optimizer=memonger.SGD(lr=0.1))
+    model = portable(step).model
+    stages = place(step.ir, model, "resnet34").stages if is_marked else {}
+    request = Request(graph_of(model, training_roles.read(model, "resnet34"), None, None), stages=stages)
+    assert bool(stages) == is_marked
+    kept, *lowered = (
+        request.needed(STRATEGIES[name].run(request).schedule) for name in ("none", "sweep", "block", "sqrt", "log")
+    )
+    assert max(lowered) < 0.5 * kept
