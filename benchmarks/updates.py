@@ -25,7 +25,11 @@ import memonger
 from benchmarks.machine import HERE, MIB, Table, keep, stamp
 from benchmarks.side_by_side import networks
 from benchmarks.side_by_side.export import export
+from benchmarks.side_by_side.turns import apart
 from memonger.cli.worker import Worker, reason, say, serve_times
+from memonger.devices import CPU
+from memonger.model.extract import extract
+from memonger.runtime import ort
 
 ROWS = ("resnet50", "convnext_tiny", "swin_tiny", "bert", "llama")
 RATE, MOMENTUM = 1e-3, 0.9
@@ -48,23 +52,17 @@ def write_job(name: str, optimizer: str, folder: Path) -> dict[str, int]:
         forward, mode="training", batch=size.batch, loss=memonger.SoftmaxCrossEntropy(), strategy="none",
         optimizer=OPTIMIZERS[optimizer], device="cpu",
     )  # fmt: skip
-    roles, graph = plan.training, plan.model.graph
+    roles = plan.training
     assert roles is not None
-    nodes = [node for node in graph if str(node.name).startswith("update/")]
-    own = dict.fromkeys(value for node in nodes for value in node.outputs)
-    read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in own)
-    constants = [v for v in read if v.is_initializer() and not v.is_graph_input()]
-    given = [v for v in read if v not in constants]
-    written = [v for v in own if v.name in roles.updates.values()]
-    view = ir.GraphView(
-        given, written, nodes=nodes, initializers=constants, opset_imports=graph.opset_imports, name="updates"
-    )
-    ir.save(ir.Model(view.clone(), ir_version=10), folder / "updates.onnx")
-    new_of, gradient_of = {new: old for old, new in roles.updates.items()}, dict(roles.whole_gradients)
+    nodes = [node for node in plan.model.graph if str(node.name).startswith("update/")]
+    new = [value for node in nodes for value in node.outputs if value.name in roles.updates.values()]
+    alone = extract(plan.model, nodes, new)
+    ir.save(alone, folder / "updates.onnx")
+    old_of, gradient_of = {new: old for old, new in roles.updates.items()}, dict(roles.whole_gradients)
     rng = np.random.default_rng(0)
     arrays = {
         str(v.name): rng.standard_normal(v.shape.numpy()).astype(np.float32)
-        for v in given
+        for v in alone.graph.inputs
         if v.shape is not None and v.name in {*roles.parameters, *gradient_of.values()}
     }
     np.savez(folder / "arrays.npz", **arrays)
@@ -74,7 +72,7 @@ def write_job(name: str, optimizer: str, folder: Path) -> dict[str, int]:
             {
                 "parameters": parameters,
                 "gradients": [gradient_of[name] for name in parameters],
-                "new_of": {str(v.name): new_of[str(v.name)] for v in written},
+                "old_of": {str(v.name): old_of[str(v.name)] for v in new},
                 "scalars": {name: role for role, name in roles.scalars.items()},
                 "optimizer": optimizer,
             }
@@ -104,28 +102,25 @@ def planned_step(job: Any, arrays: dict[str, np.ndarray], folder: Path) -> Step:
     """The planned update of all parameters, and what they are."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = os.cpu_count() or 1
-    session = onnxruntime.InferenceSession(folder / "updates.onnx", options, providers=["CPUExecutionProvider"])
-    binding, held, count = session.io_binding(), {}, [np.array(0, np.int64)]
-    for value in session.get_inputs():
-        role = job["scalars"].get(value.name)
-        kind = np.int64 if "int64" in value.type else np.float32
-        start = arrays.get(value.name, np.zeros(value.shape, kind))
-        array = np.array(RATE if role == "learning_rate" else start, kind)
-        if role == "step":
-            count[0] = array
-        held[value.name] = onnxruntime.OrtValue.ortvalue_from_numpy(array), array
-        binding.bind_ortvalue_input(value.name, held[value.name][0])
-    for new, old in job["new_of"].items():
-        binding.bind_ortvalue_output(new, held[old][0])
+    session = ort.make_session(folder / "updates.onnx", CPU, ort.Options(threads=os.cpu_count() or 1))
+    roles, kinds = job["scalars"], {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+    held = {value.name: np.zeros(value.shape, kinds[value.type]) for value in session.get_inputs()} | arrays
+    steps = [held[name] for name in held if roles.get(name) == "step"]
+    for name in (name for name in held if roles.get(name) == "learning_rate"):
+        held[name][...] = RATE
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in held.items()}
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for new, old in job["old_of"].items():
+        binding.bind_ortvalue_output(new, values[old])
 
     def step() -> None:
         session.run_with_iobinding(binding)
-        count[0] += 1
+        for count in steps:
+            count += 1
 
-    return step, lambda: [held[name][0].numpy() for name in job["parameters"]]
+    return step, lambda: [held[name] for name in job["parameters"]]
 
 
 def work(contestant: str, folder: Path) -> None:
@@ -137,16 +132,9 @@ def work(contestant: str, folder: Path) -> None:
     step, numbers = planned_step(job, arrays, folder) if how is None else torch_step(job, arrays, how)
     for _ in range(WARM):
         step()
-    np.savez(folder / f"{contestant}.npz", *numbers())
+    np.save(folder / f"{contestant}.npy", np.concatenate([array.ravel() for array in numbers()]))
     say({"ready": contestant})
     serve_times(step)
-
-
-def apart(folder: Path, one: str, other: str) -> float:
-    """The largest difference of any element, over the largest."""
-    with np.load(folder / f"{one}.npz") as first, np.load(folder / f"{other}.npz") as second:
-        pairs = [(first[name], second[name]) for name in first.files]
-    return float(max(np.abs(a - b).max() for a, b in pairs) / max(np.abs(a).max() for a, _ in pairs))
 
 
 def row(name: str, optimizer: str) -> str:
@@ -165,7 +153,8 @@ def row(name: str, optimizer: str) -> str:
             for contestant, worker in workers.items():
                 times[contestant].append(median(worker.times(RUNS)))
         took = {contestant: 1e3 * median(each) for contestant, each in times.items()}
-        ours, difference = took["memonger"], apart(folder, "one by one", "memonger")
+        ours = took["memonger"]
+        difference = apart(*(np.load(folder / f"{name}.npy") for name in ("memonger", "one by one")))
     return TABLE.row(
         name, optimizer, figures["tensors"], figures["bytes"] / MIB, figures["nodes"], *took.values(),
         ours / took["foreach"], ours / took["fused"], difference,
