@@ -52,6 +52,8 @@ class _Scheduling(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/facts/"):
+            return nodeid  # each check is a process of its own already
         file, network = _TOGETHER.match(nodeid), _NETWORK.match(nodeid)
         return file[0] if file else network["name"] if network else nodeid.partition("[")[0]
 
@@ -63,6 +65,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 _collections = -1
+
+
+def pytest_configure() -> None:
+    """On the stand-in for CUDA nothing is skipped for want of it: where it can't run, no test does."""
+    if os.environ.get("MEMONGER_FAKE_CUDA") == "1":
+        from tests.support.cuda import ABSENT
+
+        if ABSENT:
+            raise pytest.UsageError(f"the stand-in for CUDA doesn't run: {ABSENT}")
 
 
 def pytest_collection_finish() -> None:

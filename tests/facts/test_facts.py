@@ -8,26 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from memonger.devices import parse_device
-from memonger.errors import RuntimeUnavailableError
-from memonger.runtime.cuda import missing
 from tests.facts.checks import CHECKS, in_process
 from tests.facts.fact import SEEN, UNTOLD, head
+from tests.support.cuda import CUDA, needs_cuda
 
-DEVICE = parse_device("cuda:0")
 TABLE = (Path(__file__).parent / "cuda_facts.txt").read_text()
 MADE_ON = " ".join(TABLE.splitlines()[:2])
-
-
-def _absent() -> str:
-    try:
-        missing.check(DEVICE)
-    except RuntimeUnavailableError as error:
-        return str(error)
-    return ""
-
-
-ABSENT = _absent()
 
 
 @pytest.mark.parametrize("title", [check.title for check in CHECKS.values()])
@@ -36,10 +22,10 @@ def test_the_table_has_every_check_and_the_versions_it_held_for(title: str) -> N
     assert "onnxruntime-gpu 1." in MADE_ON
 
 
-@pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
+@needs_cuda
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_finds_what_the_table_says(name: str) -> None:
-    facts = list(in_process(name, DEVICE))
+    facts = list(in_process(name, CUDA))
     assert facts
     for fact in facts:
         recorded = fact.verdict == SEEN or head(fact) in TABLE or head(replace(fact, verdict=UNTOLD)) in TABLE

@@ -1,14 +1,16 @@
 """``python -m tests.support.fake_cuda [--site DIR] COMMAND ...``: run a command with the stand-in for CUDA.
 
-The first call makes DIR (~/.cache/memonger/fake_cuda/... unless given): onnxruntime-gpu of the version of the
-onnxruntime that is installed, cuda-bindings and nvidia-ml-py, by ``pip install --target`` without dependencies (260 MB
-to download), and the stand-in's libraries beside them. A DIR that holds these packages is taken as it is. The command
-then finds them first (PYTHONPATH, LD_LIBRARY_PATH) and has MEMONGER_FAKE_CUDA=1 in its environment.
+The first call makes DIR (~/.cache/memonger/fake_cuda/... unless given): the newest onnxruntime-gpu there is,
+cuda-bindings and nvidia-ml-py, by ``pip install --target`` without dependencies (260 MB to download), and the stand-in's
+libraries beside them. A DIR that holds these packages is taken as it is, and where no package index answers so is the
+newest that was made before. The command then finds them first (PYTHONPATH, LD_LIBRARY_PATH): its onnxruntime, for the CPU
+as well, is the one of that onnxruntime-gpu, whichever version is installed beside it. It has MEMONGER_FAKE_CUDA=1 in its
+environment.
 """
 
 import hashlib
-import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,29 +20,34 @@ import click
 
 from tests.support.fake_cuda import build
 
-PACKAGES = ("cuda-bindings", "cuda-pathfinder", "nvidia-ml-py")
+PACKAGES = ("onnxruntime-gpu", "cuda-bindings", "cuda-pathfinder", "nvidia-ml-py")
 ROOT = Path(__file__).parents[3]
 FLAG = "MEMONGER_FAKE_CUDA"
 
 
 def default_site() -> Path:
-    """A folder of this Python's and this onnxruntime's own."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = f"{sys.implementation.cache_tag}-{_gpu_requirement().replace('==', '-')}"
-    return cache / "memonger" / "fake_cuda" / name
+    """A folder of this Python's and the newest onnxruntime-gpu's own.
 
-
-def _gpu_requirement() -> str:
-    for name in ("onnxruntime", "onnxruntime-gpu"):
-        try:
-            return f"onnxruntime-gpu=={importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "onnxruntime-gpu"
+    Raises:
+        click.ClickException: no package index answers, and none was made before.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memonger" / "fake_cuda"
+    stem = f"{sys.implementation.cache_tag}-{PACKAGES[0]}-"
+    command = [sys.executable, "-m", "pip", "index", "versions", PACKAGES[0]]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    newest = re.match(rf"{PACKAGES[0]} \(([\w.]+)\)", answer.stdout)
+    if newest:
+        return cache / f"{stem}{newest[1]}"
+    made = [site for site in cache.glob(f"{stem}*") if (site / build.PROVIDER).is_file()]
+    if not made:
+        raise click.ClickException(
+            f"pip finds no {PACKAGES[0]} to download, and {cache} has none: {' '.join(answer.stderr.split())[-300:]}"
+        )
+    return max(made, key=lambda site: [int(part) for part in re.findall(r"\d+", site.name)])
 
 
 def install(site: Path) -> None:
-    """Fill a folder with the packages, unless it has them already."""
+    """Fill a folder with the newest packages, unless it has them already."""
     if (site / build.PROVIDER).is_file():
         return
     if site.is_dir() and any(site.iterdir()):
@@ -49,7 +56,7 @@ def install(site: Path) -> None:
     with tempfile.TemporaryDirectory(dir=site.parent) as scratch:
         made = Path(scratch) / "site"
         command = [sys.executable, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:", "--target", str(made)]
-        subprocess.run([*command, _gpu_requirement(), *PACKAGES], check=True, stdout=sys.stderr)
+        subprocess.run([*command, *PACKAGES], check=True, stdout=sys.stderr)
         if site.is_dir():
             site.rmdir()
         made.rename(site)
@@ -97,8 +104,8 @@ def main(site: Path | None, command: tuple[str, ...]) -> None:
         raise click.ClickException(
             f"{', '.join(missing)} not found: apt install gcc binutils (or as your system has it)"
         )
-    site = (site or default_site()).resolve()
     try:
+        site = (site or default_site()).resolve()
         install(site)
         folder = libraries(site)
     except subprocess.CalledProcessError as error:
