@@ -14,8 +14,8 @@ class Contestant:
         key: Its name in the record.
         title: Its name in the table.
         library: ``torch``, ``stock`` (onnxruntime) or ``memonger``.
-        mode: Of torch: ``eager``, ``checkpoint`` or ``compile``; of stock ``default`` or ``requested``; of memonger
-            ``plain`` or ``graph`` (a CUDA graph).
+        mode: Of torch: ``eager``, ``checkpoint`` or ``compile``; of stock ``default`` or ``requested`` (no arena); of
+            memonger ``plain``.
         plan: Of memonger, the plan's name, see `planning.Wish`.
         keeps: PyTorch never gives memory back to the system: fresh pages are slow on virtual machines.
         share: Of ``compile``, its ``activation_memory_budget``.
@@ -37,16 +37,14 @@ NONE = Contestant("none", "memonger", "memonger", "plain", "none")
 
 
 def inference(device: str) -> tuple[Contestant, ...]:
-    """Those that serve; the first is what the others are compared with."""
-    cuda = device != "cpu"
-    found = [
+    """Those that serve, on a CPU; the first is what the others are compared with."""
+    return (
         Contestant("stock", "onnxruntime", "stock", "default"),
-        Contestant("requested", "onnxruntime, as requested" if cuda else "onnxruntime, no arena", "stock", "requested"),
+        Contestant("requested", "onnxruntime, no arena", "stock", "requested"),
         Contestant("planned", "memonger", "memonger", "plain", "inference"),
-    ]
-    if cuda:
-        found.append(Contestant("graph", "memonger, CUDA graph", "memonger", "graph", "inference"))
-    return (*found, EAGER, COMPILED)
+        EAGER,
+        COMPILED,
+    )
 
 
 def training(device: str) -> tuple[Contestant, ...]:

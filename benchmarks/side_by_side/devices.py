@@ -65,11 +65,13 @@ class Device:
         name: ``cpu`` or ``cuda:N``.
         head: Lines that say what it is.
         context: Bytes that a bare CUDA context takes by the driver's account; 0 on the CPU.
+        torch: Where PyTorch runs, if elsewhere: in a rehearsal without a GPU.
     """
 
     name: str
     head: tuple[str, ...]
     context: int = 0
+    torch: str = ""
 
     @property
     def cuda(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a GPU's contestants need: ``python -m benchmarks.side_by_side.probe cuda:N``.
+"""What a GPU's contestants need: ``python -m benchmarks.side_by_side.probe cuda:N [--no-torch]``.
 
 Says one line: what is missing, or the versions of what is there. Then makes a bare CUDA context, says so, and keeps it
 until its input ends: the parent reads from the driver what it takes.
@@ -12,7 +12,7 @@ from benchmarks.side_by_side.job import load_cuda_libraries
 from memonger.cli.worker import reason, say
 
 
-def missing(device: str) -> list[str]:
+def missing(device: str, torch: bool = True) -> list[str]:
     """What isn't there, and what would fix it."""
     from memonger.devices import parse_device
     from memonger.errors import MemongerError
@@ -33,7 +33,7 @@ def missing(device: str) -> list[str]:
         found.append(f"nvidia-ml-py can't ask the driver: {reason(error)}")
     if importlib.util.find_spec("matplotlib") is None:
         found.append("the plots need matplotlib, which isn't installed: pip install 'memonger[bench]'")
-    return [*found, *_missing_torch(device)]
+    return [*found, *(_missing_torch(device) if torch else ())]
 
 
 def _missing_torch(device: str) -> list[str]:
@@ -74,10 +74,10 @@ def make_context(index: int) -> None:
 
 def main() -> None:
     """Check, then hold a context."""
-    device = sys.argv[1]
+    device, *options = sys.argv[1:]
     try:
         load_cuda_libraries()
-        lacking = missing(device)
+        lacking = missing(device, torch="--no-torch" not in options)
         say({"missing": lacking, "versions": "" if lacking else versions()})
         if not lacking:
             sys.stdin.readline()

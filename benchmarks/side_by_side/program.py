@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` and `benchmarks.gpu` do with their command lines."""
+"""What programs that measure on the CPU (`benchmarks.peers`) do with their command lines."""
 
 import argparse
 import os
@@ -46,7 +46,7 @@ class Defaults:
 
 def parser(doc: str, defaults: Defaults) -> argparse.ArgumentParser:
     """Their command line."""
-    keys = dict.fromkeys(one.key for of in KINDS.values() for device in ("cpu", "cuda") for one in of(device))
+    keys = dict.fromkeys(one.key for of in KINDS.values() for one in of("cpu"))
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--rows", type=_among(*NETWORKS), default=(), help="networks, with commas between")
     made.add_argument("--kinds", type=_among(*KINDS), default=defaults.kinds, help="inference, training, largest")
@@ -61,8 +61,6 @@ def parser(doc: str, defaults: Defaults) -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=5, help="turns each contestant takes")
     made.add_argument("--seconds", type=float, default=0.5, help="about how long a turn is")
     made.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    made.add_argument("--tf32", action="store_true", help="float32 products in TF32, on all sides")
-    made.add_argument("--cudnn-benchmark", action="store_true", help="PyTorch tries cuDNN's algorithms")
     made.add_argument("--folder", type=Path, help="where exports and plans are kept for the next call")
     made.add_argument("--output", type=Path, help="the record, a .json; table and plots go beside it")
     made.add_argument("--print", action="store_true", help="table and plots from the record alone")
@@ -128,8 +126,8 @@ def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: P
             patience=asked.patience,
             rounds=asked.rounds,
             seconds=asked.seconds,
-            tf32=asked.tf32,
-            tuned=asked.cudnn_benchmark,
+            tf32=False,
+            tuned=False,
             memory=asked.memory,
             without=asked.without,
             folder=folder.resolve(),
@@ -144,7 +142,7 @@ def run(asked: argparse.Namespace, defaults: Defaults, device: Device, output: P
             record = results.merged(record, row, ORDER)
             results.save(record, output)
             left = left[1:]
-    show(record, device.cuda, output)
+    show(record, output)
     return 0
 
 
@@ -153,7 +151,7 @@ def on_the_cpu(doc: str, defaults: Defaults, output: Path, title: str) -> int:
     asked = parser(doc, defaults).parse_args()
     output = asked.output or output
     if asked.print:
-        show(results.load(output), False, output)
+        show(results.load(output), output)
         return 0
     device = Device("cpu", (title, machine(("onnxruntime", "torch", "onnx", "onnx-ir", "numpy"))))
     return run(asked, defaults, device, output)
@@ -170,9 +168,9 @@ def _measured(kind: str, name: str, batch: int, settings: Settings) -> results.R
     return row
 
 
-def show(record: results.Record, cuda: bool, output: Path) -> None:
+def show(record: results.Record, output: Path) -> None:
     """Print the table, and keep it and the plots beside the record."""
-    text = table(record, cuda)
+    text = table(record, cuda=False)
     output.with_suffix(".txt").write_text(text)
     plots.plot(record, output.with_suffix(""))
     print(text, end="")
@@ -182,7 +180,7 @@ def _head(asked: argparse.Namespace, device: Device, earlier: Sequence[str]) -> 
     """What was measured where, by which calls, and how."""
     mine = " ".join([f"command: python -m benchmarks.{Path(sys.argv[0]).stem}", *_telling(sys.argv[1:])])
     calls = [line for line in earlier if line.startswith("command: ") and line != mine]
-    return (*device.head, *calls, mine, _how(asked, device))
+    return (*device.head, *calls, mine, _how(asked))
 
 
 def _telling(arguments: Sequence[str]) -> list[str]:
@@ -192,17 +190,9 @@ def _telling(arguments: Sequence[str]) -> list[str]:
     return [one for before, one in pairs if one.partition("=")[0] not in places and before not in places]
 
 
-def _how(asked: argparse.Namespace, device: Device) -> str:
-    words = [f"{asked.rounds} turns of {asked.seconds:g} s, two steps at least"]
-    if device.cuda:
-        words += [
-            f"TF32 {'on' if asked.tf32 else 'off'} on all sides",
-            f"torch.backends.cudnn.benchmark {asked.cudnn_benchmark}",
-            "inputs and outputs on the GPU",
-        ]
-    else:
-        words.append(f"{asked.threads} threads")
-    return "float32; " + "; ".join(words) + f"; {asked.patience:g} s to get ready"
+def _how(asked: argparse.Namespace) -> str:
+    turns = f"{asked.rounds} turns of {asked.seconds:g} s, two steps at least"
+    return f"float32; {turns}; {asked.threads} threads; {asked.patience:g} s to get ready"
 
 
 def _tell(text: str) -> None:

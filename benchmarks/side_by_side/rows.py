@@ -110,7 +110,7 @@ def _job(course: Course, one: Contestant, training: bool, batch: int, model: str
         mode=one.mode,
         training=training,
         network=course.name,
-        device=settings.device.name,
+        device=(one.library == "torch" and settings.device.torch) or settings.device.name,
         inputs=str(inputs),
         weights=str(course.folder / "weights.pt"),
         model=model,

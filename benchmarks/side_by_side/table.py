@@ -139,7 +139,8 @@ def ratios(rows: Sequence[Row], key: str, of: Callable[[Result], float | None]) 
 
 def _at_equal_memory(rows: Sequence[Row], far: bool) -> list[str]:
     """Of each other contestant: the time of the fastest plan that takes no more memory over its time."""
-    titles = {one.key: one.title for one in training("cpu") if one.library != "memonger"}
+    there = {result.contestant for row in rows for result in row.results}
+    titles = {one.key: one.title for one in training("cpu") if one.library != "memonger" and one.key in there}
     columns = Table(
         "network<16", "batch>6", *(f"{title}>{len(title) + 3}.3f" for title in titles.values()), missing="-"
     )

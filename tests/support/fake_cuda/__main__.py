@@ -1,11 +1,11 @@
 """``python -m tests.support.fake_cuda [--site DIR] COMMAND ...``: run a command with the stand-in for CUDA.
 
 The first call makes DIR (~/.cache/memonger/fake_cuda/... unless given): the newest onnxruntime-gpu there is,
-cuda-bindings and nvidia-ml-py, by ``pip install --target`` without dependencies (260 MB to download), and the stand-in's
-libraries beside them. A DIR that holds these packages is taken as it is, and where no package index answers so is the
-newest that was made before. The command then finds them first (PYTHONPATH, LD_LIBRARY_PATH): its onnxruntime, for the CPU
-as well, is the one of that onnxruntime-gpu, whichever version is installed beside it. It has MEMONGER_FAKE_CUDA=1 in its
-environment.
+cuda-bindings and nvidia-ml-py, by ``pip install --target`` without dependencies (260 MB to download), and the
+stand-in's libraries beside them. A DIR that holds these packages is taken as it is, and where no package index answers
+so is the newest that was made before. The command then finds them first (PYTHONPATH, LD_LIBRARY_PATH): its onnxruntime,
+for the CPU as well, is the one of that onnxruntime-gpu, whichever version is installed beside it. It has
+MEMONGER_FAKE_CUDA=1 in its environment.
 """
 
 import hashlib

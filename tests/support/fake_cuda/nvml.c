@@ -100,6 +100,8 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     return SUCCESS;
 }
 
+int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+
 const char *nvmlErrorString(int error) {
     switch (error) {
         case SUCCESS: return "Success";
