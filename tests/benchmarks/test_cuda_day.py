@@ -51,16 +51,20 @@ def test_every_stage_runs_to_its_end(tmp_path: Path) -> None:
             {"FAKE_CUDA_MEMORY": str(2 << 30)},
             "2.00 GiB free of 2.00 GiB, and the largest rows asked for take 16.0 GiB: end",
         ),
-        (
-            {"FAKE_CUDA_NO_KERNELS": "1", "FAKE_CUDA_MEMORY": str(64 << 30)},
-            "runs no kernel on Fake CUDA device (9.0): its",
-        ),
         ({"FAKE_CUDA_DRIVER": "12080"}, "the NVIDIA driver here serves CUDA up to 12.8"),
     ],
 )
 def test_a_machine_that_will_not_do_is_a_sentence(variables: dict[str, str], words: str, tmp_path: Path) -> None:
-    result = _day("--out", str(tmp_path), "--stages", "inference", "--no-torch", **variables)
+    result = _day("--out", str(tmp_path), "--stages", "inference", "--no-torch", "--minutes", "0.1", **variables)
     assert result.returncode == 1
     assert words in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_kernels_built_for_another_gpu_are_found_by_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu_day import about
+
+    monkeypatch.setattr(about, "ON_STAND_IN", False)  # whose kernels compute nothing, as those of another GPU
+    (sentence,) = about._without_kernels("cuda:0")
+    assert "runs no kernel on Fake CUDA device (9.0): its kernels were built, or kept in a bundle (--arch)" in sentence

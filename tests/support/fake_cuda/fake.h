@@ -4,7 +4,6 @@
  *   FAKE_CUDA_DEVICES    devices there are (default 1, at most 16; 0 is a machine without)
  *   FAKE_CUDA_MEMORY     bytes each of them has (default 8 GiB)
  *   FAKE_CUDA_DRIVER     the newest CUDA that the driver serves (default that of the caller, as 13000)
- *   FAKE_CUDA_NO_KERNELS if set, kernels can't be launched: as of a library built for other GPUs
  *   FAKE_CUDNN_WORKSPACE bytes of scratch that cuDNN's plans ask for (default 1 MiB)
  *   FAKE_CUDA_TRACE      if set, allocations, copies, captures and graph launches are printed to stderr
  */
@@ -23,7 +22,6 @@
 #endif
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
-enum { NO_KERNEL_IMAGE = 209 };
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 enum { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, EITHER_WAY }; /* kinds of copies */
 
