@@ -6,7 +6,7 @@ from typing import Any
 
 BATCHES = (1, 16, 64)
 INFERENCE: Mapping[str, Mapping[str, Any]] = {
-    "resnet50": {}, "gpt2": {"seq_len": 256}, "mobilenet_v2": {}, "vit_b16": {}, "densenet121": {},
+    "resnet50": {}, "gpt2": {"seq_len": 64}, "mobilenet_v2": {}, "vit_b16": {}, "densenet121": {},
     "unet": {"image": 256}, "lstm": {}, "googlenet": {},
 }  # fmt: skip
 """Networks of models/ and what differs from their defaults."""

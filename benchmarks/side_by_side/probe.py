@@ -49,10 +49,10 @@ def _missing_torch(device: str) -> list[str]:
 
 
 def versions() -> str:
-    """CUDA's and cuDNN's versions as PyTorch brings them along."""
-    import torch
+    """The CUDA that onnxruntime was built for, and the cuDNN it finds."""
+    from memonger.runtime.cuda import missing
 
-    return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return f"onnxruntime for CUDA {missing.built_for()}, cuDNN {missing.cudnn_version()}"
 
 
 def make_context(index: int) -> None:
