@@ -69,7 +69,7 @@ def _without_room(device: str, needed: int) -> list[str]:
 
 
 def _without_kernels(device: str) -> list[str]:
-    """A wheel may have been built, or cut down, for other GPUs than this one: many kernels then write nothing, unsaid."""
+    """A wheel may have been built, or cut down, for other GPUs: many kernels then write nothing, and nobody says so."""
     import onnxruntime
     from onnx import TensorProto, helper
 

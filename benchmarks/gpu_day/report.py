@@ -208,7 +208,7 @@ def _inference_table(rows: Sequence[Row], about: Row) -> list[str]:
     )  # fmt: skip
     lines = [
         "MiB: of the device, by its driver, weights included, over what was in use before; ÷: over stock's;",
-        "bits: as stock's at the same level; apart: the largest difference from the CPU's outputs over the largest, to 16 samples",
+        "bits: as stock's at the same level; apart: from the CPU's outputs at most, over the largest, up to 16 samples",
         columns.heading,
     ]
     for row in rows:
