@@ -121,8 +121,12 @@ OPERATORS: Mapping[str, Operator] = {
     **_all("Clip", settings=(1, 2), once_attributes=(1, 2), cheap=True),
     **_all("Col2Im DFT", sized_by=(1, 2)),
     **_all(
-        "Compress ConcatFromSequence If ImageDecoder Loop Optional OptionalGetElement Scan SequenceAt SequenceMap "
-        "SplitToSequence StringSplit Unique com.microsoft::Unique",
+        "Compress ConcatFromSequence If ImageDecoder Loop Optional OptionalGetElement OptionalHasElement Scan "
+        "SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap "
+        "SplitToSequence StringNormalizer StringSplit Unique ai.onnx.ml::CastMap ai.onnx.ml::DictVectorizer "
+        "ai.onnx.ml::ZipMap com.microsoft::BeamSearch com.microsoft::BifurcationDetector "
+        "com.microsoft::DynamicTimeWarping com.microsoft::GreedySearch com.microsoft::RemovePadding "
+        "com.microsoft::Sampling com.microsoft::Tokenizer com.microsoft::Unique com.microsoft::WhisperBeamSearch",
         sized_at_run_time=True,
     ),
     **_all("ConstantOfShape", sized_by=(0,), without_gradient=True),
@@ -146,7 +150,11 @@ OPERATORS: Mapping[str, Operator] = {
     **_all("Shape Size", shape_only=True, without_gradient=True),
     **_all("Slice", sized_by=(1, 2, 3, 4), reads_part=True, cheap=True),
     **_all("Upsample", sized_by=(1,), settings=(1,)),
+    **_all("com.microsoft::ConvTransposeWithDynamicPads com.microsoft::MatMulFpQ4", sized_by=(2,)),
+    **_all("com.microsoft::CropAndResize", sized_by=(3,)),
+    **_all("com.microsoft::GroupQueryAttention", sized_by=(6,)),
     **_all("com.microsoft::Pad", sized_by=(1,), settings=(2,)),
     **_all("com.microsoft::Range", sized_by=(0, 1, 2), settings=(0, 1, 2)),
+    **_all("com.microsoft::RelativePositionBias", sized_by=(1, 2)),
     **_all("com.microsoft::RotaryEmbedding", settings=(2, 3)),
 }

@@ -4,6 +4,7 @@ Rules of `memonger.model.shape_rules` give shapes, `memonger.model.contents` the
 computed from. Nothing here runs a kernel, and no weight is read but small constants that decide sizes.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from memonger.model.operators import facts, operator_name
 from memonger.model.shape_folding import constants
 from memonger.model.shaping import CONTRADICTIONS, Compute, NoRuleError, Shape, Site, rule_of
 from memonger.model.values import SMALL, dense, static_shape, subgraphs
+
+logger = logging.getLogger(__name__)
 
 assert shape_rules  # registered by being imported
 
@@ -49,9 +52,10 @@ class Sizes:
     Attributes:
         names: Of the values that nodes write, in file order.
         computed: Names of those whose content is computed as well, as sizes depend on it.
+        open_nodes: Nodes whose sizes no rule tells, by name, with their operator: a run tells them.
 
     Raises:
-        PlanError: an operator has no shape rule; it names the node.
+        PlanError: a node's attributes are malformed; it names the node.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -68,8 +72,9 @@ class Sizes:
         self.names = tuple(str(value.name) for value in written)
         self._written = tuple(numbers[value] for value in written)
         wanted = _wanted(model)
-        steps = (_step(node, model.opset_imports, numbers, wanted) for node in graph)
-        self._steps = tuple(step for step in steps if step is not None)
+        steps = {node: _step(node, model.opset_imports, numbers, wanted) for node in graph}
+        self._steps = tuple(step for step in steps.values() if step is not None)
+        self.open_nodes = {str(node.name): operator_name(node) for node, step in steps.items() if step is None}
         by_content = {step.writes[0] for step in self._steps if step.evaluate is not None}
         self.computed = frozenset(n for n, v in zip(self.names, self._written, strict=True) if v in by_content)
 
@@ -143,22 +148,23 @@ def _shape_of(value: ir.Value) -> Shape | None:
 def _step(
     node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value]
 ) -> _Step | None:
-    """What computes a node's shapes; None where only a run can tell them."""
+    """What computes a node's shapes; None where only a run can tell them, or no rule knows the operator."""
     if facts(node).sized_at_run_time or subgraphs(node):
         return None
     if any(v is not None and v.type is not None and not _is_tensor(v) for v in (*node.inputs, *node.outputs)):
         return None
-    where, rule = f"node '{node.name}' ({operator_name(node)})", rule_of(node)
-    instead = "Plan it for single shapes, or at a lower level."
+    rule = rule_of(node)
     if rule is None:
-        raise PlanError(f"{where}: the sizes that this operator gives at other shapes aren't known. {instead}")
+        return None
     opset = node.version if node.version is not None else opsets.get(node.domain, 1)
     try:
         site = Site.of(node, opset)
         compute = rule(site)
     except NoRuleError as error:
-        raise PlanError(f"{where}: sizes at other shapes aren't known for {error}. {instead}") from error
+        logger.debug("node %s: no rule for %s", node.name, error)
+        return None
     except CONTRADICTIONS as error:
+        where = f"node '{node.name}' ({operator_name(node)})"
         raise PlanError(f"{where} has malformed attributes: {error}.") from error
     reads = tuple(_ABSENT if value is None else numbers[value] for value in node.inputs)
     places = facts(node).sized_by

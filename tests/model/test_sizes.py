@@ -5,7 +5,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from memonger.errors import PlanError
 from memonger.model.names import name_nodes
 from memonger.model.ranges import Range, shapes_at
 from memonger.model.sizes import Sizes, SizesError
@@ -150,12 +149,14 @@ def test_what_the_inputs_hold_is_unknown_and_all_that_follows() -> None:
     }  # fmt: skip
 
 
-def test_an_operator_without_a_rule_is_named() -> None:
+def test_an_operator_without_a_rule_is_left_to_the_run_and_named() -> None:
     model = ir.from_onnx_text(
-        """<ir_version: 10, opset_import: ["": 20]> g (float[n,2] x) => (float[n,2] y) { [odd] y = DFT(x) }"""
+        """<ir_version: 10, opset_import: ["": 20, "else": 1]>
+        g (float[n,2] x) => (float[n,2] z) { [odd] y = else.Odd(x) z = Relu(y) }"""
     )
-    with pytest.raises(PlanError, match=r"node 'odd' \(DFT\): .* aren't known"):
-        Sizes(model)
+    rules = Sizes(model)
+    assert rules.open_nodes == {"odd": "else::Odd"}
+    assert rules.at({"x": (3, 2)}) == (None, None)
 
 
 @pytest.mark.parametrize(("m", "k"), [(3, 5), (4, 4)])
