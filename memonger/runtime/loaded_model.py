@@ -12,13 +12,14 @@ import numpy as np
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.operators import facts
-from memonger.plan import Plan
+from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.chunked import ChunkedBinding, Chunks, cut_up, is_chunked
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState, StatefulBinding
+from memonger.runtime.ort import Limit, making_sessions
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
 from memonger.runtime.ranged import RangedBinding, RangedProgram
@@ -60,6 +61,7 @@ class LoadedModel:
         lending: Which weights sessions read where they lie; None: each has copies of all.
         at_once: How many runs there may be at once: workspace is taken for as many.
         state: Of the only plan, input → the output that is its content in the next run.
+        limit: Bytes that onnxruntime may take by itself for one run; None: what the plans say.
 
     Attributes:
         programs: What of each plan is kept, without inputs that are state.
@@ -84,17 +86,22 @@ class LoadedModel:
         lending: Lending | None = None,
         at_once: int = 1,
         state: Mapping[str, str] | None = None,
+        limit: int | None = None,
     ) -> None:
         self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
+        limit = limit_of(plans) if limit is None else limit
+        held = None if limit is None or not device.is_host else Limit(at_once * limit)
+
         def make_engine(group: Group, is_segment: bool) -> Engine:
             graphs = "off" if is_segment else cuda_graph
-            return Engine(group, device, threads, check_order, settings, graphs, is_segment, lending=lending)
+            return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
 
         if any(plan.ranges for plan in plans):
             _check_alone(plans, pad)
-        self._runners = _runners(plans, device, make_engine)
+        with making_sessions():
+            self._runners = _runners(plans, device, make_engine)
         self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
         self.kept = _kept(self._runners[0], state, device) if state else None
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
