@@ -23,6 +23,7 @@ class Operator:
             It is never folded into a constant, and never run twice.
         sized_at_run_time: What its inputs hold decides the size of its outputs, even where that is an input's shape.
         sized_by: Inputs whose content, not only their shape, decides the size of an output.
+        sized_anyway: Outputs whose size those inputs don't decide.
         counts: Inputs that say how many keys are valid, each with how many less it says.
         settings: Inputs that are settings or running statistics: a float initializer that is only read there is not
             trained.
@@ -39,6 +40,7 @@ class Operator:
     random: bool = False
     sized_at_run_time: bool = False
     sized_by: tuple[int, ...] = ()
+    sized_anyway: tuple[int, ...] = ()
     counts: tuple[tuple[int, int], ...] = ()
     settings: tuple[int, ...] = ()
     once_attributes: tuple[int, ...] = ()
@@ -155,7 +157,7 @@ OPERATORS: Mapping[str, Operator] = {
     **_all("com.microsoft::ConvTransposeWithDynamicPads com.microsoft::MatMulFpQ4", sized_by=(2,)),
     **_all("com.microsoft::CropAndResize", sized_by=(3,)),
     **_all("Attention", counts=((6, 0),)),
-    **_all("com.microsoft::GroupQueryAttention", sized_by=(6,), counts=((5, 1), (6, 0))),
+    **_all("com.microsoft::GroupQueryAttention", sized_by=(6,), sized_anyway=(0,), counts=((5, 1), (6, 0))),
     **_all("com.microsoft::SparseAttention", counts=((7, 0), (8, 0))),
     **_all("com.microsoft::Pad", sized_by=(1,), settings=(2,)),
     **_all("com.microsoft::Range", sized_by=(0, 1, 2), settings=(0, 1, 2)),

@@ -40,6 +40,7 @@ class _Step:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     decisive: tuple[int, ...]  # for each input that decides sizes its number, else `_ABSENT`; empty: none does
+    anyway: tuple[int, ...]  # outputs whose size those don't decide
     evaluate: contents.Evaluate | str | None  # "Shape" and "Size" of the first input
 
 
@@ -107,6 +108,10 @@ def _take(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.
     if step.decisive:
         deciding = [known.get(number) for number in step.decisive]
         if _is_lacking(step.decisive, deciding):
+            if step.anyway:
+                found = step.compute(given, deciding)
+                for output in step.anyway:
+                    shapes[step.writes[output]] = found[output]
             return
     for number, shape in zip(step.writes, step.compute(given, deciding), strict=True):
         if any(dim < 0 for dim in shape):
@@ -175,6 +180,7 @@ def _step(
         reads=reads,
         writes=tuple(numbers[value] for value in node.outputs),
         decisive=decisive if any(decisive) else (),
+        anyway=facts(node).sized_anyway,
         evaluate=_how(node, site) if node.outputs and node.outputs[0] in wanted else None,
     )
 

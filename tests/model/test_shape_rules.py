@@ -354,3 +354,69 @@ def test_sizes_computed_from_sizes_are_the_same_noted_and_as_run(text: str) -> N
         found = rules.at({"x": shape})
         assert found[-1] == written.shape
         assert _traced(rules, {"x": shape}) in (None, list(found))
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+DOCUMENTED: tuple[tuple[str, Shapes, Shapes], ...] = (
+    (
+        "y, k2, v2 = com.microsoft.PagedAttention<num_heads=4, kv_num_heads=2>(q, k, v, kc, vc, n, p, t)",
+        {"q": (7, 32), "k": (7, 16), "v": (7, 16), "kc": (9, 16, 2, 8), "vc": (9, 16, 2, 8), "n": (3,), "p": (2,),
+         "t": (2, 4)},
+        {"y": (7, 32), "k2": (9, 16, 2, 8), "v2": (9, 16, 2, 8)},
+    ),
+    (
+        "y, k2, v2 = com.microsoft.SparseAttention<num_heads=4, kv_num_heads=2, sparse_block_size=16>"
+        "(q, , , kc, vc, r, c, t, n)",
+        {"q": (2, 5, 64), "kc": (2, 2, 32, 8), "vc": (2, 2, 32, 8), "r": (1, 3), "c": (1, 4), "t": (), "n": (2,)},
+        {"y": (2, 5, 32), "k2": (2, 2, 32, 8), "v2": (2, 2, 32, 8)},
+    ),
+    (
+        "q, k, v = com.microsoft.MatMulNBitsQkv<K=32, Nq=64, Nkv=16, bits=4, block_size=32>(x, , g, a, b)",
+        {"x": (2, 5, 32), "g": (32,), "a": (64, 1, 16), "b": (64,)},
+        {"q": (2, 5, 64), "k": (2, 5, 16), "v": (2, 5, 16)},
+    ),
+    ("y = com.microsoft.GemmFastGelu(x, w)", {"x": (2, 5, 8), "w": (8, 3)}, {"y": (2, 5, 3)}),
+    ("y = com.microsoft.BiasSplitGelu(x, b)", {"x": (2, 5, 8), "b": (8,)}, {"y": (2, 5, 4)}),
+    (
+        "y, s = com.microsoft.SkipGroupNorm(x, g, g, z)", {"x": (2, 3, 3, 8), "g": (8,), "z": (2, 3, 3, 8)},
+        {"y": (2, 3, 3, 8), "s": (2, 3, 3, 8)},
+    ),
+    ("y = com.microsoft.NhwcConv<pads=[1,1,1,1]>(x, w)", {"x": (2, 7, 9, 4), "w": (6, 4, 3, 3)}, {"y": (2, 7, 9, 6)}),
+    (
+        "y = com.microsoft.QLinearReduceMean<axes=[1], keepdims=0>(x, c, o, c, o)",
+        {"x": (2, 5, 8), "c": (), "o": ()}, {"y": (2, 8)},
+    ),
+    ("y = com.microsoft.Rfft<signal_ndim=1, normalized=0, onesided=1>(x)", {"x": (2, 8)}, {"y": (2, 5, 2)}),
+    ("y = com.microsoft.Irfft<signal_ndim=1, normalized=0, onesided=1>(x)", {"x": (2, 5, 2)}, {"y": (2, 8)}),
+    ("y = com.microsoft.TorchEmbedding(w, i)", {"w": (9, 4), "i": (2, 5)}, {"y": (2, 5, 4)}),
+    ("y = com.microsoft.MulInteger(x, , z)", {"x": (2, 1, 4), "z": (5, 4)}, {"y": (2, 5, 4)}),
+    ("y = com.microsoft.SwiGLU(x)", {"x": (2, 5, 8)}, {"y": (2, 5, 4)}),
+    ("y = com.microsoft.GatherPacked<K=64>(d, i)", {"d": (9, 36), "i": (2, 5)}, {"y": (2, 5, 64)}),
+    (
+        "y = com.microsoft.GatedRelativePositionBias<num_heads=2>(q, b, p, w, c, e)",
+        {"q": (3, 5, 16), "b": (16,), "p": (1, 2, 5, 5), "w": (8, 8), "c": (8,), "e": (1, 2, 1, 1)},
+        {"y": (3, 2, 5, 5)},
+    ),
+)  # fmt: skip
+"""Operators that aren't run here, most without a kernel on the CPU: a node, its inputs' shapes, its outputs' by schema."""
+
+
+@pytest.mark.parametrize(("text", "shapes", "expected"), DOCUMENTED)
+def test_rules_of_operators_that_are_not_run_here_give_what_their_schemas_say(
+    text: str, shapes: Shapes, expected: Shapes
+) -> None:
+    loaded = ir.from_proto(_model_of(text, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, {}))
+    name_nodes(loaded)
+    rules = Sizes(loaded)
+    assert dict(zip(rules.names, rules.at(shapes), strict=True)) == expected
+
+
+def test_outputs_whose_size_an_unknown_content_does_not_decide_are_told() -> None:
+    text = "y, ky, vy = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, pk, pv, n, t)"
+    _, inputs, held = _gqa(3, lambda s: s + 3)(1, 4)
+    loaded = ir.from_proto(_model_of(text, {**inputs, **held}, {}))
+    name_nodes(loaded)
+    rules = Sizes(loaded)
+    shapes = {name: array.shape for name, array in {**inputs, **held}.items()}
+    assert dict(zip(rules.names, rules.at(shapes), strict=True)) == {"y": (1, 4, 32), "ky": None, "vy": None}

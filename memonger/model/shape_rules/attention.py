@@ -91,8 +91,8 @@ def _group_query_attention(site: Site) -> Compute:
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         batch, length, width = shapes[0]
         head = width // (heads if site.has(1) else heads + 2 * of_keys)
-        total = contents[6].item()
         before = shapes[3][2] if site.has(3) else 0
+        total = before if contents[6] is None else contents[6].item()
         stored = shapes[3][3] if site.has(3) else head  # half of it where two numbers share a byte
         cached = (batch, of_keys, total if total > before else before, stored)
         return ((batch, length, heads * head), cached, cached, (batch, heads, length, total))[: site.outputs]
