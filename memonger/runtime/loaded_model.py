@@ -93,6 +93,7 @@ class LoadedModel:
 
         limit = limit_of(plans) if limit is None else limit
         held = None if limit is None or not device.is_host else Limit(at_once * limit)
+        self._is_limited = held is not None
 
         def make_engine(group: Group, is_segment: bool) -> Engine:
             graphs = "off" if is_segment else cuda_graph
@@ -175,7 +176,12 @@ class LoadedModel:
         self, index: int, bound: Sequence[Bound], inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool
     ) -> dict[str, Any]:
         bound[index].run(inputs, outputs)
-        return bound[index].results(outputs, copy)
+        results = bound[index].results(outputs, copy)
+        if self._is_limited:  # what the caller keeps mustn't lie in memory that the next run needs
+            own = {tensor.name for tensor in self.programs[index].planned} | outputs.keys()
+            results = {name: value if name in own else _copied(value) for name, value in results.items()}
+            bound[index].forget_results()
+        return results
 
     def _pick(self, inputs: feeding.Feeds) -> int:
         """The plan for inputs of these shapes."""
@@ -286,6 +292,13 @@ def _fits(program: Program, inputs: feeding.Feeds) -> bool:
         for value in program.inputs
         if feeding.shape_of(inputs.get(value.name)) is not None
     )
+
+
+def _copied(value: Any) -> Any:
+    """An output that onnxruntime allocated, in memory of its own."""
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | None) -> None:

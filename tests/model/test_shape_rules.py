@@ -399,7 +399,7 @@ DOCUMENTED: tuple[tuple[str, Shapes, Shapes], ...] = (
         {"y": (3, 2, 5, 5)},
     ),
 )  # fmt: skip
-"""Operators that aren't run here, most without a kernel on the CPU: a node, its inputs' shapes, its outputs' by schema."""
+"""Operators that aren't run here, most without a kernel on the CPU: a node, inputs' shapes, outputs' by its schema."""
 
 
 @pytest.mark.parametrize(("text", "shapes", "expected"), DOCUMENTED)
