@@ -23,7 +23,7 @@ from memonger.model.operators import F, operator_name, rule_of_operators
 
 Shape = tuple[int, ...]
 
-Compute = Callable[[Sequence[Any], Sequence[Any]], Sequence[Shape]]
+Compute = Callable[[Sequence[Any], Sequence[Any]], Sequence[Shape | None]]
 
 CONTRADICTIONS = (ValueError, TypeError, AttributeError, IndexError, KeyError, ArithmeticError, StopIteration)
 """What rules raise for shapes that don't go together, and for a `Dim` where they need a plain number."""

@@ -171,3 +171,15 @@ def test_a_contradiction_names_the_node(m: int, k: int) -> None:
         return
     with pytest.raises(SizesError, match=r"node 'sum' \(Add\)"):
         rules.at({"x": (2, m), "w": (k,)})
+
+
+def test_a_branch_whose_shapes_do_not_go_together_gives_none() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 20]> g (float[n,s] x, bool c, float[3,3] w) => (float[n,s] y) {
+            y = If(c) <then_branch = t () => (float[n,s] u) { u = MatMul(x, w) },
+                       else_branch = e () => (float[n,s] v) { v = Relu(x) }> }"""
+    )
+    name_nodes(model)
+    rules = Sizes(model)
+    assert rules.at({"x": (2, 3), "c": (), "w": (3, 3)}) == ((2, 3),)
+    assert rules.at({"x": (2, 4), "c": (), "w": (3, 3)}) == (None,)

@@ -380,3 +380,44 @@ def test_attention_of_the_standard_runs_at_every_size() -> None:
     for s in (8, 1, 5):
         feeds = {name: np.random.default_rng(s).standard_normal((1, s, 64), np.float32) for name in "qkv"}
         assert networks.same_bits(session.run(feeds), networks.run_stock(stock, feeds))
+
+
+BODIES = {
+    "branches of one shape": (
+        "go = ReduceMax<keepdims=0>(x) c = Equal(go, go) "
+        "b = If(c) <then_branch = t () => (float[a,b] u) { u = Relu(x) }, "
+        "else_branch = e () => (float[a,b] v) { v = Neg(x) }> y = Sin(b)",
+        ["b"], [],
+    ),
+    "branches of two shapes": (
+        "go = ReduceMax<keepdims=0>(x) c = Equal(go, go) "
+        "b = If(c) <then_branch = t () => (float[a,b] u) { u = Concat<axis=0>(x, x) }, "
+        "else_branch = e () => (float[a,b] v) { v = Neg(x) }> y = Sin(b)",
+        [], ["b"],
+    ),
+    "turns that keep a shape": (
+        "go = Constant<value = bool {1}>() three = Constant<value_int = 3>() "
+        "k, l = Loop(three, go, x) <body = b (int64 i, bool d, float[n,s] v) => (bool d2, float[n,s] v2, float[s] u) {"
+        " d2 = Identity(d) v2 = Add(v, x) u = ReduceSum<keepdims=0>(v2, nought) }> m = ReduceSum(l, nought) "
+        "n = Squeeze(m, nought) y = Add(k, n)",
+        ["k"], ["l"],
+    ),
+    "elements of a sequence": (
+        "z = Constant<value_floats = [0.0]>() s0 = ReduceSum<keepdims=0>(x, nought) "
+        "k, l = Scan<num_scan_inputs = 1, body = b (float[s] h, float[s] v) => (float[s] h2, float[s] u) {"
+        " h2 = Add(h, v) u = Tanh(h2) }>(s0, x) m = Unsqueeze(k, nought) y = Add(l, m)",
+        ["k", "l"], [],
+    ),
+}  # fmt: skip
+"""Nodes with bodies: what of them is planned, and what is left to the runtime."""
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_nodes_with_bodies_are_planned_as_far_as_their_sizes_are_told(kind: str) -> None:
+    text, planned, left = BODIES[kind]
+    model = _text(text)
+    plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 4), "s": (4, 20)}, device="none")
+    graph = plan.graph
+    assert all(graph.planned[graph.values.index(name)] for name in planned)
+    assert not any(graph.planned[graph.values.index(name)] for name in left)
+    _run_all(memonger.Session(plan), model, [(4, 20), (1, 4), (3, 9)], "ORT_DISABLE_ALL")
