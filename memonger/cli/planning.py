@@ -70,8 +70,10 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
     if made.budget is not None:
         room = made.budget - made.total_bytes
         held = f"holds, with {format_size(room)} to spare" if room >= 0 else f"is exceeded by {format_size(-room)}"
-        seen = " for inputs like those that were measured" if is_sized_at_run_time(made.model) else ""
-        console.print(f"The budget of {format_size(made.budget)} {held}{seen}.")
+        if is_sized_at_run_time(made.model):
+            measured = made.workspace is not None
+            held += " for inputs like those that were measured" if measured else "; a run that needs more is an error"
+        console.print(f"The budget of {format_size(made.budget)} {held}.")
     if record["unplanned_values"]:
         count = len(record["unplanned_values"])
         console.print(f"Values of a size or type that can't be planned, left to the runtime: {count}.")

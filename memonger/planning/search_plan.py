@@ -334,7 +334,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     else:
         lowered = _lower(model, device, options)
     tell("graph")
-    notes = (*own.notes, *said, *_sized_at_run_time(lowered, device))
+    notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     _keep_state(lowered.model, options.state or {}, ranges, own.name)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
@@ -395,7 +395,7 @@ def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: 
     return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
 
 
-def _sized_at_run_time(lowered: Lowered, device: Device) -> tuple[str, ...]:
+def _sized_at_run_time(lowered: Lowered, options: Options) -> tuple[str, ...]:
     """A note on values whose size only a run can tell, so that no layout holds them: which, and how they count."""
     names = set(open_dims.unknown(lowered.model))
     if not names:
@@ -403,11 +403,14 @@ def _sized_at_run_time(lowered: Lowered, device: Device) -> tuple[str, ...]:
     writers = [node for node in lowered.model.graph if any(value.name in names for value in node.outputs)]
     first = [node for node in writers if not any(v is not None and v.name in names for v in node.inputs)] or writers[:1]
     listed = ", ".join(f"'{node.name}' ({operator_name(node)})" for node in first[:3]) + (", ..." if first[3:] else "")
-    what = f"only a run can tell the size of {len(names)} values, which {listed} decide{'s' if len(first) == 1 else ''}"
-    if lowered.calibration is None or not device.is_host:
+    values = f"{len(names)} values, which" if len(names) > 1 else f"'{min(names)}', which"
+    what = f"only a run can tell the size of {values} {listed} decide{'s' if len(first) == 1 else ''}"
+    if lowered.calibration is None or lowered.calibration.workspace is None:
         return (f"{what}: onnxruntime allocates them beside the arena, and they aren't counted.",)
-    return (f"{what}: onnxruntime allocates them beside the arena, and they are counted as large as the calibrating "
-            f"run's. With inputs of yours ({option('inputs', FILE)}) they are counted as with those.",)  # fmt: skip
+    more = "" if options.inputs else f" With inputs of yours ({option('inputs', FILE)}) they count as with those."
+    return (
+        f"{what}: onnxruntime allocates them beside the arena, and they count as the calibrating run showed.{more}",
+    )
 
 
 def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
@@ -592,7 +595,6 @@ def _limited(plan: Plan, device: Device) -> Plan:
 
     Raises:
         BudgetError: as scheduled it takes more than the budget.
-        PlanError: the budget can't be held on such a device.
     """
     if plan.budget is None or not is_sized_at_run_time(plan.model):
         return plan
@@ -601,17 +603,16 @@ def _limited(plan: Plan, device: Device) -> Plan:
     if limit < by_itself:  # the order that was found holds more of them at once than the one it was searched for
         needed = plan.total_bytes + LIMIT_MARGIN
         raise BudgetError(plan.budget, needed, needed - plan.arena_bytes)
-    if not (device.is_host or device.facts.is_portable):
-        raise PlanError(
-            f"the inputs decide how much memory {plan.name} takes, and on {device} nothing holds that to a budget: "
-            f"leave {option('budget')} out, or plan it for the CPU ({option('device', 'cpu')})."
+    measured = "what the inputs decide the size of isn't measured."
+    if plan.workspace is not None:
+        measured = (
+            "the budget holds for inputs like those that were measured, which took "
+            f"{format_size(by_itself)} for what they decide and for workspace."
         )
-    if not limit:
-        return plan
-    said = (
-        f"the budget holds for inputs like those that were measured, which took {format_size(by_itself)} for what they "
-        f"decide and for workspace. A run that needs more than {format_size(limit)} for these ends in an error instead."
-    )
+    if not (device.is_host or device.facts.is_portable):
+        said = f"{measured} On {device} nothing holds a run that needs more to it."
+        return dataclasses.replace(plan, notes=(*plan.notes, said))
+    said = f"{measured} A run that needs more than {format_size(limit)} for it and for workspace ends in an error."
     return dataclasses.replace(plan, limit=limit, notes=(*plan.notes, said))
 
 

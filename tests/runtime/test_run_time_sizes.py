@@ -165,6 +165,7 @@ def test_sessions_without_a_limit_are_not_held_to_that_of_others() -> None:
 def test_a_budget_without_a_device_is_held_by_the_session() -> None:
     plan = memonger.search_plan(_picking(), mode="inference", device="none", budget="8MiB")
     assert "they aren't counted" in plan.notes[0]
+    assert "isn't measured. A run that needs more than" in plan.notes[1]
     session = memonger.Session(plan)
     with pytest.raises(memonger.SessionError, match="needs more memory than its limit"):
         session.run(ALL)
