@@ -26,7 +26,8 @@ def counts_of(graph: ir.Graph) -> dict[str, int]:
         for place, less in facts(node).counts:
             value = node.inputs[place] if place < len(node.inputs) else None
             for source, is_summed in _sources(value):
-                found.setdefault(str(source.name), 1 if is_summed else _keys(node) - less)
+                if str(source.name) not in found:
+                    found[str(source.name)] = 1 if is_summed else _keys(node) - less
     return found
 
 
