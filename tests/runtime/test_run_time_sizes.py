@@ -1,6 +1,7 @@
 """Values whose size only a run can tell: counted as runs showed them, and held to a limit where a budget is set."""
 
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,18 @@ def _plan(model: onnx.ModelProto, **keywords: Any) -> memonger.Plan:
     return memonger.search_plan(model, mode="inference", device="cpu", **keywords)
 
 
+@cache
+def _limited() -> memonger.Plan:
+    return _plan(_picking(), budget="12MiB")
+
+
+@cache
+def _free() -> memonger.Plan:
+    return _plan(_picking())
+
+
 def test_they_are_counted_as_the_calibrating_run_saw_them() -> None:
-    half, everything = _plan(_picking()), _plan(_picking(), inputs=ALL)
+    half, everything = _free(), _plan(_picking(), inputs=ALL)
     assert everything.run_time_bytes == pytest.approx(OF_ALL, rel=0.05)
     assert half.run_time_bytes == pytest.approx(OF_ALL / 2, rel=0.05)
     assert everything.total_bytes == everything.arena_bytes + everything.run_time_bytes + (
@@ -93,7 +104,7 @@ def test_a_budget_that_they_do_not_fit_is_refused_and_the_one_named_works() -> N
 
 
 def test_a_budget_holds_for_what_was_measured_and_a_run_that_needs_more_ends_in_an_error(tmp_path: Path) -> None:
-    plan = _plan(_picking(), budget="12MiB")
+    plan = _limited()
     assert plan.limit is not None
     assert plan.total_bytes - plan.run_time_bytes - (plan.workspace_bytes or 0) + plan.limit <= 12 * MiB
     assert "the budget holds for inputs like those that were measured" in plan.notes[-1]
@@ -131,7 +142,7 @@ def test_a_loop_of_more_turns_than_the_limit_holds_ends_in_an_error() -> None:
 
 
 def test_a_fleet_with_a_limit_holds_it() -> None:
-    plan = _plan(_picking())
+    plan = _free()
     with pytest.raises(memonger.SessionError, match="'a' doesn't fit"):
         memonger.Fleet({"a": plan}, limit="8MiB")
     with memonger.Fleet({"a": plan, "b": _plan(_looping(), inputs=TURNS)}, limit="20MiB") as fleet:
@@ -146,13 +157,13 @@ def test_a_fleet_with_a_limit_holds_it() -> None:
 
 
 def test_sessions_without_a_limit_are_not_held_to_that_of_others() -> None:
-    limited, free = memonger.Session(_plan(_picking(), budget="12MiB")), memonger.Session(_plan(_picking()))
+    limited, free = memonger.Session(_limited()), memonger.Session(_free())
     stock = networks.run_stock(networks.stock(_picking()), ALL)
     with pytest.raises(memonger.SessionError, match="needs more memory than its limit"):
         limited.run(ALL)
     assert networks.same_bits(free.run(ALL), stock)
     made: list[memonger.Session] = []
-    plans = [_plan(_picking(), budget="12MiB"), _plan(_picking())] * 2
+    plans = [_limited(), _free()] * 2
     threads = [threading.Thread(target=lambda p=plan: made.append(memonger.Session(p))) for plan in plans]  # type: ignore[misc]
     for thread in threads:
         thread.start()
@@ -172,7 +183,7 @@ def test_a_budget_without_a_device_is_held_by_the_session() -> None:
 
 
 def test_they_have_a_line_of_their_own(tmp_path: Path) -> None:
-    plan = _plan(_picking(), budget="12MiB")
+    plan = _limited()
     record = plan_record(plan, "picking.onnx", None)
     assert (record["run_time_bytes"], record["limit_bytes"]) == (plan.run_time_bytes, plan.limit)
     assert "sized at run time" in headline(record)[0]
