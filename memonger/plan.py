@@ -17,7 +17,7 @@ from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError
 from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
-from memonger.graph.liveness import Storage, assign_storage, peak_bytes
+from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
 from memonger.layout import lower_bound
 from memonger.model import open_dims, training_roles
@@ -27,7 +27,7 @@ from memonger.model.ranges import Range, described
 from memonger.model.save import as_proto, check_not_its_weights
 from memonger.model.sizes import SizesError
 from memonger.model.training_roles import Training
-from memonger.model.values import nbytes, required_inputs, static_shape
+from memonger.model.values import nbytes, required_inputs, static_shape, subgraphs
 from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
 from memonger.remat.marks import annotate
@@ -236,8 +236,8 @@ class Plan(BasePlan, Header):
             return ()
         (first, why), *others = self.why_swapped.items()
         more = f" and {len(others)} more of the state take" if others else " takes"
-        return (f"'{first}'{more} two buffers that swap: {why}. With nothing but 1 in front of its length it would lie "
-                "once.",)  # fmt: skip
+        hint = "" if "full length" in why else " With nothing but 1 in front of its length it would lie once."
+        return (f"'{first}'{more} two buffers that swap: {why}.{hint}",)
 
     @property
     def workspace_bytes(self) -> int | None:
@@ -246,23 +246,32 @@ class Plan(BasePlan, Header):
 
     @property
     def predicted_bytes(self) -> int | None:
-        """Bytes a run takes beside the loaded model: arena and workspace, on a CUDA device also copies of its inputs.
+        """Bytes a run takes beside the loaded model: arena, workspace, values that only the run can size.
 
-        None if the workspace was never measured.
+        On a CUDA device copies of its inputs are among them. None if the workspace was never measured.
         """
         if self.workspace_bytes is None:
             return None
         copied = 0 if parse_device(self.device).is_host else self.input_bytes
-        return self.arena_bytes + self.workspace_bytes + copied
+        return self.arena_bytes + self.workspace_bytes + self.run_time_bytes + copied
+
+    @cached_property
+    def run_time_bytes(self) -> int:
+        """Most bytes at one step of values whose size only a run can tell, as the calibrating run showed them.
+
+        onnxruntime allocates them beside the arena. Other inputs may make them larger, up to `limit` where that is set.
+        """
+        return run_time_bytes(self.graph, self.run_time)
 
     @property
     def total_bytes(self) -> int:
         """All that the plan's memory comes to, and what a budget holds: arena, workspace, parameters, inputs and state.
 
-        A workspace that was never measured counts as none.
+        Values that only a run can size count as the calibrating run showed them (`run_time_bytes`). A workspace that
+        was never measured counts as none.
         """
         fixed = self.parameter_bytes + self.input_bytes + self.state_bytes
-        return self.arena_bytes + (self.workspace_bytes or 0) + fixed
+        return self.arena_bytes + (self.workspace_bytes or 0) + self.run_time_bytes + fixed
 
     @property
     def session_bytes(self) -> int | None:
@@ -319,6 +328,7 @@ class Plan(BasePlan, Header):
             ("parameters", format_size(self.parameter_bytes)),
             ("arena", format_size(self.arena_bytes)),
             ("workspace", "not measured" if workspace is None else format_size(workspace)),
+            *([("sized at run time", format_size(self.run_time_bytes))] if self.run_time_bytes else []),
             ("inputs", format_size(self.input_bytes)),
             ("steps", str(len(self.graph.nodes))),
         ]
@@ -548,6 +558,23 @@ def _device(text: str, path: str | Path) -> Device:
         return parse_device(text)
     except PlanError as error:
         raise PlanFileError(f"{path}: its plan is malformed: {error}") from error
+
+
+LIMIT_MARGIN = (1 << 16) + 512
+"""Bytes of a plan's limit that nothing was measured for: what sessions take as they are made, and rounding."""
+
+
+def is_sized_at_run_time(model: ir.Model) -> bool:
+    """Whether the inputs decide how much memory a run takes: by the sizes of values, or by bodies (Loop, If)."""
+    return bool(open_dims.unknown(model)) or any(subgraphs(node) for node in model.graph)
+
+
+def limit_of(plans: Sequence[Plan]) -> int | None:
+    """What onnxruntime may take by itself so that the budget of each plan holds; None where one has no limit."""
+    if any(plan.limit is None for plan in plans):
+        return None
+    arena = max(plan.arena_bytes for plan in plans)
+    return max(0, min(plan.arena_bytes + (plan.limit or 0) - arena for plan in plans))
 
 
 def parameter_bytes(model: ir.Model, training: Training | None) -> int:

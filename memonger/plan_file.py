@@ -85,6 +85,10 @@ class Header:
         stock_bytes: What stock onnxruntime is expected to take for the model, weights and inputs included; None where
             that isn't known: without a device, on CUDA devices, and in files of earlier versions.
         chunks: What runs in chunks, in order.
+        run_time: Bytes of each value whose size only a run can tell, by name, as the calibrating run showed them; they
+            aren't in the arena.
+        limit: The most bytes that onnxruntime may take by itself for such values and for workspace, so that the budget
+            holds; None for no limit.
         ranges: Dimensions of the inputs with a range of sizes, all of which the layout holds for, by name. The model
             then has the shapes of the largest sizes, in its file symbolic ones.
     """
@@ -99,6 +103,8 @@ class Header:
     stock_bytes: Size | None = None
     chunks: tuple[ChunkedBand, ...] = ()
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    run_time: Mapping[str, Size] = field(default_factory=dict)
+    limit: Size | None = None
 
     def header(self) -> dict[str, Any]:
         """These fields by name, to make another record that has them, too."""
@@ -122,7 +128,7 @@ class Record(Header):
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "stock_bytes", "chunks", "ranges", "weight_digests",
+    "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -219,7 +225,7 @@ def _to_json(record: Record) -> str:
         del content["host"]
     content["chunks"] = [dataclasses.asdict(band) for band in record.chunks]
     content["ranges"] = {name: dataclasses.asdict(one) for name, one in record.ranges.items()}
-    for optional in ("stock_bytes", "chunks", "ranges", "weight_digests"):
+    for optional in ("stock_bytes", "chunks", "ranges", "run_time", "limit", "weight_digests"):
         if content[optional] in (None, {}, []):
             del content[optional]
     return json.dumps(content, separators=(",", ":"))

@@ -301,6 +301,8 @@ def _parts(plan: Plan) -> str:
     need = plan.workspace_bytes
     parts = [f"{format_size(plan.arena_bytes)} of arena"]
     parts.append("a workspace that was never measured" if need is None else f"{format_size(need)} of workspace")
+    if plan.run_time_bytes:
+        parts.append(f"{format_size(plan.run_time_bytes)} for values sized at run time")
     if plan.stamp is not None and plan.stamp.cuda is not None:
         parts.append(f"{format_size(plan.input_bytes)} of inputs")
     return ", ".join(parts[:-1]) + f" and {parts[-1]}"

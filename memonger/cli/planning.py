@@ -21,7 +21,7 @@ from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
 from memonger.model.model import Model
 from memonger.model.save import save_model
-from memonger.plan import Plan
+from memonger.plan import Plan, is_sized_at_run_time
 from memonger.planning import search_plan as planner
 from memonger.planning.at_size import Changes
 from memonger.planning.options import Options
@@ -70,6 +70,9 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
     if made.budget is not None:
         room = made.budget - made.total_bytes
         held = f"holds, with {format_size(room)} to spare" if room >= 0 else f"is exceeded by {format_size(-room)}"
+        if is_sized_at_run_time(made.model):
+            measured = made.workspace is not None
+            held += " for inputs like those that were measured" if measured else "; a run that needs more is an error"
         console.print(f"The budget of {format_size(made.budget)} {held}.")
     if record["unplanned_values"]:
         count = len(record["unplanned_values"])

@@ -213,6 +213,15 @@ IN_PLACE: tuple[AliasRule, ...] = (
 )
 """Where the output may overwrite the input."""
 
+CACHES: tuple[AliasRule, ...] = _rules(
+    "GroupQueryAttention", "new rows are written behind those that are counted, which are copied between different "
+    "addresses only", (3, 1), (4, 2), domain=_MS,
+)  # fmt: skip
+"""Where the new content of a persistent input may be written over the old, if none reads beyond what is counted.
+
+Beyond that lies there what lay there before, where memory of its own has zeros: so this isn't in place for any value.
+"""
+
 # What looks as if it could, and why it isn't in the list: wholly, or in the case that is named.
 #
 # - elements move: Concat, DepthToSpace, Gather, GatherElements, Pad, ReverseSequence, Slice (backwards with negative
@@ -244,6 +253,8 @@ _VIEWS_OF = _index(VIEWS)
 
 _IN_PLACE_OF = _index(IN_PLACE)
 
+_CACHES_OF = _index(CACHES)
+
 
 def view_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], ...]:
     """(input index, output index) pairs whose values, if of one size, may have one address and both be alive."""
@@ -255,6 +266,11 @@ def inplace_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], 
     if node.domain == RANKS:  # each sum lies where the gradient lay; the last output has no bytes
         return tuple((index, index) for index in range(len(node.outputs) - 1))
     return _pairs(_IN_PLACE_OF, node, provider)
+
+
+def cache_pairs(node: ir.Node, provider: str = CPU) -> tuple[tuple[int, int], ...]:
+    """(input index, output index) pairs where the output may be written over a persistent input of its size."""
+    return _pairs(_CACHES_OF, node, provider)
 
 
 def _pairs(
@@ -311,6 +327,8 @@ def why_not_appended(old: ir.Value, new: ir.Value, provider: str = CPU) -> str:
     node, shape = new.producer(), static_shape(new)
     if node is None or node.domain or node.op_type != "Concat" or len(node.inputs) < 2 or node.inputs[0] is not old:
         made = "no node" if node is None else f"node '{node.name}' ({node.op_type})"
+        if node is not None and cache_pairs(node, provider):
+            return f"{made} writes behind what is there only where '{old.name}' has its full length from the start"
         return f"'{new.name}' is made by {made}, which is no Concat of '{old.name}' and new rows"
     axis, dtype = node.attributes.get_int("axis", 0), new.dtype
     if provider != CPU or shape is None or dtype is None or dtype.bitwidth % 8 or old.dtype != dtype:

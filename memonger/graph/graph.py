@@ -409,7 +409,7 @@ def _last_read(
 def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> bool:
     read_at = [index for index, value in enumerate(node.inputs) if value is old]
     target = list(node.outputs).index(new)
-    allowed = aliasing.inplace_pairs(node, provider)
+    allowed = (*aliasing.inplace_pairs(node, provider), *aliasing.cache_pairs(node, provider))
     return not subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 

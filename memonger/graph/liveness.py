@@ -15,6 +15,7 @@ from memonger.graph.graph import ALIGNMENT as ALIGNMENT
 from memonger.graph.graph import Graph, Pair, Window
 from memonger.graph.groups import check_groups, places
 from memonger.layout.buffers import Buffer
+from memonger.layout.onnxruntime_arena import region_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +316,25 @@ def needed_bytes(graph: Graph, storage: Storage) -> int:
     """Most bytes at any step: what lives in the arena and that step's workspace."""
     live = live_bytes(storage.buffers, len(graph.nodes)).tolist()
     return max((alive + workspace for alive, workspace in zip(live, graph.workspace, strict=True)), default=0)
+
+
+def run_time_bytes(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """Bytes that onnxruntime's arena needs for values that aren't planned, beside the largest workspace.
+
+    It holds each until its last reader ran, in one region with the workspace of the steps in between.
+
+    Args:
+        graph: One node a step.
+        sizes: Bytes by name.
+    """
+    buffers, outputs = list[Buffer](), set(graph.outputs)
+    for value, name in enumerate(graph.values):
+        size = 0 if graph.planned[value] else sizes.get(name, 0)
+        if size:
+            start = graph.producer[value]
+            stop = len(graph.nodes) if value in outputs else max((start, *graph.readers[value])) + 1
+            buffers.append(Buffer(value, size, start, stop))
+    if not buffers:
+        return 0
+    scratch = [Buffer(-1 - step, size, step, step + 1) for step, size in enumerate(graph.workspace) if size]
+    return max(0, region_bytes([*buffers, *scratch]) - max(graph.workspace, default=0))

@@ -24,18 +24,19 @@ def over_ranges(model: ir.Model, ranges: Mapping[str, Range], make: Callable[[Co
         ranges: With their places.
         make: Makes the graph of the model as it is when it is called, given names of values that aren't planned.
 
-    Returns: the graph, in which small values that sizes are computed from aren't planned.
+    Returns: the graph, in which values of a size that no rule tells aren't planned, nor small ones that sizes are
+        computed from.
 
     Raises:
         SizesError: at some sizes the shapes contradict each other.
-        PlanError: an operator has no shape rule.
     """
     sizes, shapes = Sizes(model), open_dims.largest(model, ranges)
     every = [sizes.at(shapes_at(shapes, ranges, at)) for at in points(ranges)]
     left_out = {
         name
         for name, *found in zip(sizes.names, *every, strict=True)
-        if name in sizes.computed and all(shape is not None and math.prod(shape) <= TINY for shape in found)
+        if None in found
+        or (name in sizes.computed and all(math.prod(shape) <= TINY for shape in found if shape is not None))
     }
     turned = [node for node in model.graph if node.op_type == "Transpose"]
     seen: dict[str, set[object]] = {str(node.name): set() for node in turned}

@@ -51,6 +51,28 @@ def onnxruntime_bytes(planned: Sequence[Buffer], single: Sequence[Buffer] = ()) 
     return arena.written()
 
 
+def region_bytes(buffers: Sequence[Buffer]) -> int:
+    """Bytes of one region from which the arena serves all of these, where it cuts every piece as asked for.
+
+    Tried are the most bytes alive at one step, and then ever more, by a 64th: pieces in between are wasted.
+    """
+    size = 0
+    while True:
+        pieces, held = _Pieces([(size, 0)] if size else []), dict[int, tuple[int, int]]()
+        for buffer, begins in _events(buffers):
+            if begins:
+                try:
+                    held[buffer.id] = pieces.cut(_rounded(buffer.size))
+                except IndexError:
+                    alive = sum(each for _, each in held.values())
+                    size = max(_rounded(size + max(UNIT, size >> 6)), alive + _rounded(buffer.size))
+                    break
+            else:
+                pieces.put(*held.pop(buffer.id))
+        else:
+            return size
+
+
 def _events(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, bool]]:
     """Each buffer as it begins (True) and as it ends (False): at one step first what begins, as they are listed."""
     ends: dict[int, list[Buffer]] = {}

@@ -7,9 +7,10 @@ times of the nodes that happen to write there. A planned run doesn't have it, so
 import math
 import statistics
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from memonger.devices import CPU, Cuda, Device
 from memonger.errors import MemongerError, SessionError
 from memonger.files import ScratchFolder
 from memonger.model.names import inner_names
-from memonger.model.values import dense, static_shape
+from memonger.model.values import dense, nbytes, static_shape, subgraphs
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
@@ -46,7 +47,9 @@ class Run:
         tensors: Type and shape of each value.
         seconds: Of each node, the median of the runs after the first; None on a device that isn't the host, where only
             launches are timed.
-        workspace: Bytes of workspace each node's kernel took, where above zero.
+        workspace: Bytes of workspace each node's kernel took, where above zero; of one with a body (Loop) all that the
+            nodes in there took.
+        grown: Bytes that each node left the session with more than before, where that is above zero.
     """
 
     orders: frozenset[tuple[str, ...]]
@@ -54,6 +57,7 @@ class Run:
     tensors: dict[str, tuple[str, tuple[int, ...]]]
     seconds: dict[str, float] | None
     workspace: dict[str, int]
+    grown: dict[str, int] = field(default_factory=dict)
 
 
 @contextmanager
@@ -92,6 +96,7 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
         lending=LEND_ALL,
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
         cuda=cuda,
+        limit=ort.Limit(None) if device.is_host and _has_bodies(model) else None,
     )
     inputs_of_model = feeding.inputs_of(model.graph)
     given = inputs if inputs is not None else feeding.random_feeds(inputs_of_model)
@@ -147,8 +152,58 @@ def _seen(model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeR
         foreign=frozenset(run.name for run in last if run.provider not in ("", device.provider)),
         tensors=tensors,
         seconds=_seconds(runs[1:], inner) if device.is_host else None,
-        workspace=_with_copied_indices(model, tensors, workspace) if device.is_host else workspace,
+        workspace=_with_bodies(model, runs, _with_copied_indices(model, tensors, workspace))
+        if device.is_host
+        else workspace,
+        grown={run.name: run.grown for run in last if run.grown > 0},
     )
+
+
+def _has_bodies(model: ir.Model) -> bool:
+    return any(subgraphs(node) for node in model.graph)
+
+
+def _with_bodies(
+    model: ir.Model, runs: Sequence[Sequence[profile.NodeRun]], workspace: Mapping[str, int]
+) -> dict[str, int]:
+    """The workspace of each node, and of those with a body what its nodes had of the allocator at once, at most.
+
+    Before the node ends all that the last of them left may be copied into its outputs.
+    """
+    found, with_body = dict(workspace), {str(node.name) for node in model.graph if subgraphs(node)}
+    for run in runs if with_body else ():
+        begins = [each.begin for each in run]
+        for each in run:
+            if each.name not in with_body:
+                continue
+            first, stop = bisect_left(begins, each.begin), bisect_right(begins, each.begin + each.seconds * 1e6)
+            inside = [one for one in run[first:stop] if one is not each]
+            most = [one.in_use + workspace.get(one.name, 0) for one in inside]
+            at_end = [inside[-1].in_use + max(each.grown, 0)] if inside else []
+            taken = max((*most, *at_end), default=0) - (each.in_use - each.grown)
+            found[each.name] = max(found.get(each.name, 0), taken)
+    return {name: size for name, size in found.items() if size > 0}
+
+
+def run_time_bytes(model: ir.Model, runs: Sequence[Run]) -> dict[str, int]:
+    """Bytes of each value whose size only a run can tell, the most that these runs showed; by name.
+
+    Of what is no tensor of numbers it is what its node left the session with.
+    """
+    found: dict[str, int] = {}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name and nbytes(value) is None:
+                found[value.name] = max((_shown(value.name, str(node.name), run) for run in runs), default=0)
+    return found
+
+
+def _shown(name: str, node: str, run: Run) -> int:
+    kind, shape = run.tensors.get(name, ("", ()))
+    dtype = profile.DTYPES.get(kind)
+    if dtype is None or dtype == ir.DataType.STRING:
+        return run.grown.get(node, 0)
+    return -(-math.prod(shape) * dtype.bitwidth // 8)
 
 
 def _seconds(runs: Sequence[Sequence[profile.NodeRun]], inner: Collection[str]) -> dict[str, float]:
@@ -162,16 +217,17 @@ def _seconds(runs: Sequence[Sequence[profile.NodeRun]], inner: Collection[str]) 
 def _with_copied_indices(
     model: ir.Model, tensors: Mapping[str, tuple[str, tuple[int, ...]]], workspace: Mapping[str, int]
 ) -> dict[str, int]:
-    """The workspace of each node with what ``ScatterElements`` takes past onnxruntime's allocator.
+    """The workspace of each node with what ``ScatterElements`` and ``NonZero`` take past onnxruntime's allocator.
 
-    It copies its indices, as int64, to memory of the C library (`GetIndices` in scatter.cc), of which the allocator's
-    statistics don't know, while the allocator keeps its own region of the largest workspace.
+    One copies its indices, as int64, to memory of the C library (`GetIndices` in scatter.cc), the other collects there
+    what it writes. The allocator's statistics don't know of that, while the allocator keeps its own region of the
+    largest workspace.
     """
     most, copied = max(workspace.values(), default=0), dict[str, int]()
     for node in model.graph:
-        if node.op_type != "ScatterElements" or node.domain:
+        if node.op_type not in ("ScatterElements", "NonZero") or node.domain:
             continue
-        indices = node.inputs[1]
+        indices = node.inputs[1] if node.op_type == "ScatterElements" else node.outputs[0]
         assert indices is not None
         _, shape = tensors.get(str(indices.name), ("", static_shape(indices)))
         if shape:

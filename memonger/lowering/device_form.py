@@ -122,7 +122,8 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
             whole, runs = ranged.run(lowered, model.name, settings.ranges, folder, settings.threads, settings.inputs)
             if _as_written(lowered, whole):
                 sized = ranged.with_sizes(lowered, settings.ranges, runs)
-                return sized, Calibration(whole.seconds, whole.workspace)
+                held = calibrate.run_time_bytes(sized, runs)
+                return sized, Calibration(whole.seconds, whole.workspace, run_time=held)
             source, level = lowered, "ORT_DISABLE_ALL"
             continue
         try:
@@ -131,7 +132,9 @@ def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tu
             return _uncalibrated(lowered, model, device, settings)
         if _as_written(lowered, run):
             host = calibrate.hosted(lowered, device, settings.cuda)
-            return _with_sizes(lowered, run), Calibration(run.seconds, run.workspace, host)
+            sized = _with_sizes(lowered, run)
+            held = calibrate.run_time_bytes(sized, [run])
+            return sized, Calibration(run.seconds, run.workspace, host, held)
         source, level = lowered, "ORT_DISABLE_ALL"
     raise PlanError(f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned.")
 

@@ -5,7 +5,7 @@ The portable form, here, holds standard operators only and is bound to no machin
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -28,11 +28,13 @@ class Calibration:
         workspace: Workspace bytes of each node by name, where above zero; None where the model didn't fit
             unplanned: its plan is then calibrated.
         host: Names of values that lie in the host's memory although the model runs on another device.
+        run_time: Bytes that values had whose size only a run can tell, by name; the most of several runs.
     """
 
     seconds: Mapping[str, float] | None
     workspace: Mapping[str, int] | None
     host: frozenset[str] = frozenset()
+    run_time: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memonger.model.shaping import Site
+from memonger.model.shaping import NoRuleError, Site
 
 Evaluate = Callable[[Sequence[Any]], np.ndarray]
 
@@ -28,6 +28,25 @@ def evaluator(site: Site) -> Evaluate | None:
         return lambda arrays: np.asarray(plain(*arrays))
     made = _MADE.get(site.op_type)
     return None if made is None else made(site)
+
+
+def constant(site: Site) -> np.ndarray:
+    """What a Constant node holds.
+
+    Raises:
+        NoRuleError: it is sparse.
+    """
+    ((name, attribute),) = site.attributes.items()
+    match name:
+        case "value":
+            return attribute.as_tensor().numpy()
+        case "value_int" | "value_ints":
+            return np.array(attribute.value, np.int64)
+        case "value_float" | "value_floats":
+            return np.array(attribute.value, np.float32)
+        case "value_string" | "value_strings":
+            return np.array(attribute.value, object)
+    raise NoRuleError("a sparse constant")
 
 
 def integers(numbers: Any) -> np.ndarray:
@@ -113,7 +132,7 @@ def _reduce(how: Callable[..., Any]) -> Callable[[Site], Evaluate]:
     def made(site: Site) -> Evaluate:
         keep = bool(site.integer("keepdims", 1))
         return lambda arrays: np.asarray(
-            how(arrays[0], axis=site.integers_at("axes", arrays), keepdims=keep).astype(arrays[0].dtype)
+            how(arrays[0], axis=site.integers_at("axes", arrays), keepdims=keep), arrays[0].dtype
         )
 
     return made
@@ -125,10 +144,16 @@ def _cumulated(site: Site) -> Evaluate | None:
     return lambda arrays: np.asarray(np.cumsum(arrays[0], int(arrays[1]), dtype=arrays[0].dtype))
 
 
+def _held(site: Site) -> Evaluate:
+    held = constant(site)
+    return lambda _: held
+
+
 _MADE: dict[str, Callable[[Site], Evaluate | None]] = {
     "Cast": _cast, "Clip": _clip, "ConstantOfShape": _constant_of_shape, "CumSum": _cumulated, "Mod": _mod,
     "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min), "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum), "Reshape": _reshape, "Slice": _slice,
+    "Constant": _held,
     "Concat": lambda site: lambda arrays: np.concatenate(arrays, site.integer("axis", 0)),
     "Gather": lambda site: lambda arrays: np.asarray(np.take(arrays[0], arrays[1], site.integer("axis", 0))),
     "Squeeze": lambda site: lambda arrays: np.squeeze(arrays[0], site.integers_at("axes", arrays)),

@@ -133,5 +133,5 @@ def unknown(model: ir.Model) -> list[str]:
         str(value.name)
         for node in model.graph
         for value in node.outputs
-        if value.name and isinstance(value.type, ir.TensorType) and static_shape(value) is None
+        if value.name and isinstance(value.type, ir.TensorType | None) and static_shape(value) is None
     ]

@@ -23,6 +23,8 @@ class Operator:
             It is never folded into a constant, and never run twice.
         sized_at_run_time: What its inputs hold decides the size of its outputs, even where that is an input's shape.
         sized_by: Inputs whose content, not only their shape, decides the size of an output.
+        sized_anyway: Outputs whose size those inputs don't decide.
+        counts: Inputs that say how many keys are valid, each with how many less it says.
         settings: Inputs that are settings or running statistics: a float initializer that is only read there is not
             trained.
         once_attributes: Inputs that were attributes in older operator sets.
@@ -38,6 +40,8 @@ class Operator:
     random: bool = False
     sized_at_run_time: bool = False
     sized_by: tuple[int, ...] = ()
+    sized_anyway: tuple[int, ...] = ()
+    counts: tuple[tuple[int, int], ...] = ()
     settings: tuple[int, ...] = ()
     once_attributes: tuple[int, ...] = ()
     shape_only: bool = False
@@ -121,8 +125,12 @@ OPERATORS: Mapping[str, Operator] = {
     **_all("Clip", settings=(1, 2), once_attributes=(1, 2), cheap=True),
     **_all("Col2Im DFT", sized_by=(1, 2)),
     **_all(
-        "Compress ConcatFromSequence If ImageDecoder Loop Optional OptionalGetElement Scan SequenceAt SequenceMap "
-        "SplitToSequence StringSplit Unique com.microsoft::Unique",
+        "Compress ConcatFromSequence If ImageDecoder Loop Optional OptionalGetElement OptionalHasElement Scan "
+        "SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap "
+        "SplitToSequence StringNormalizer StringSplit Unique ai.onnx.ml::CastMap ai.onnx.ml::DictVectorizer "
+        "ai.onnx.ml::ZipMap com.microsoft::BeamSearch com.microsoft::BifurcationDetector "
+        "com.microsoft::DynamicTimeWarping com.microsoft::GreedySearch com.microsoft::RemovePadding "
+        "com.microsoft::Sampling com.microsoft::Tokenizer com.microsoft::Unique com.microsoft::WhisperBeamSearch",
         sized_at_run_time=True,
     ),
     **_all("ConstantOfShape", sized_by=(0,), without_gradient=True),
@@ -146,7 +154,13 @@ OPERATORS: Mapping[str, Operator] = {
     **_all("Shape Size", shape_only=True, without_gradient=True),
     **_all("Slice", sized_by=(1, 2, 3, 4), reads_part=True, cheap=True),
     **_all("Upsample", sized_by=(1,), settings=(1,)),
+    **_all("com.microsoft::ConvTransposeWithDynamicPads com.microsoft::MatMulFpQ4", sized_by=(2,)),
+    **_all("com.microsoft::CropAndResize", sized_by=(3,)),
+    **_all("Attention", counts=((6, 0),)),
+    **_all("com.microsoft::GroupQueryAttention", sized_by=(6,), sized_anyway=(0,), counts=((5, 1), (6, 0))),
+    **_all("com.microsoft::SparseAttention", counts=((7, 0), (8, 0))),
     **_all("com.microsoft::Pad", sized_by=(1,), settings=(2,)),
     **_all("com.microsoft::Range", sized_by=(0, 1, 2), settings=(0, 1, 2)),
+    **_all("com.microsoft::RelativePositionBias", sized_by=(1, 2)),
     **_all("com.microsoft::RotaryEmbedding", settings=(2, 3)),
 }

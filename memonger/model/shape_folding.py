@@ -178,8 +178,10 @@ def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]
     open_nodes = [n for n in model.graph if any(static_shape(v) is None for v in n.outputs if v.name)]
     independent = input_independent(model, overridden=overridden) if open_nodes else set()
     for node in open_nodes:
-        if _decides_at_run_time(node, independent) or any(v in dynamic for v in node.inputs if v is not None):
-            dynamic.update(v for v in node.outputs if static_shape(v) is None)
+        decides, given = _decides_at_run_time(node, independent), [v for v in node.inputs if v is not None]
+        if decides or any(v in dynamic for v in given):
+            anyway = facts(node).sized_anyway if dynamic.isdisjoint(given) else ()
+            dynamic.update(v for at, v in enumerate(node.outputs) if static_shape(v) is None and at not in anyway)
     return dynamic
 
 

@@ -23,10 +23,10 @@ from memonger.model.operators import F, operator_name, rule_of_operators
 
 Shape = tuple[int, ...]
 
-Compute = Callable[[Sequence[Any], Sequence[Any]], Sequence[Shape]]
+Compute = Callable[[Sequence[Any], Sequence[Any]], Sequence[Shape | None]]
 
-CONTRADICTIONS = (ValueError, TypeError, IndexError, KeyError, ArithmeticError, StopIteration)
-"""What rules raise for shapes that don't go together."""
+CONTRADICTIONS = (ValueError, TypeError, AttributeError, IndexError, KeyError, ArithmeticError, StopIteration)
+"""What rules raise for shapes that don't go together, and for a `Dim` where they need a plain number."""
 
 
 class NoRuleError(Exception):
@@ -42,6 +42,7 @@ class Site:
         attributes: By name; bodies are left out.
         opset: The version of the operator's set.
         inputs: Of each input whether it is there.
+        kinds: Of each input its type, None where that isn't known.
         declared: The dimensions of each output as far as the model declares them.
     """
 
@@ -49,6 +50,7 @@ class Site:
     attributes: Mapping[str, ir.Attr]
     opset: int
     inputs: tuple[bool, ...]
+    kinds: tuple[ir.DataType | None, ...]
     declared: tuple[tuple[int | None, ...], ...]
 
     @staticmethod
@@ -61,6 +63,7 @@ class Site:
             attributes={name: each for name, each in node.attributes.items() if each.type not in bodies},
             opset=opset,
             inputs=tuple(value is not None for value in node.inputs),
+            kinds=tuple(None if value is None else value.dtype for value in node.inputs),
             declared=tuple(tuple(dim if isinstance(dim, int) else None for dim in dims) for dims in declared),
         )
 
@@ -90,6 +93,14 @@ class Site:
         """An attribute that is a list of numbers; None where there is none."""
         attribute = self.attributes.get(name)
         return None if attribute is None else tuple(attribute.as_floats())
+
+    def count(self, *names: str) -> int:
+        """How long the first of these attributes is that is there, a list or a tensor; 0 where there is none."""
+        attribute = next((self.attributes[name] for name in names if name in self.attributes), None)
+        if attribute is None:
+            return 0
+        value = attribute.value
+        return int(value.size) if isinstance(value, ir.TensorProtocol) else len(value)
 
     def text(self, name: str, default: str) -> str:
         """A text attribute."""

@@ -47,7 +47,7 @@ class ShapesAt(NamedTuple):
         return ShapesAt(list(places), of_value)
 
 
-class _Tape:
+class Tape:
     """What is noted while rules run. Numbers have places: sizes and results from 0 on, constants from -1 down."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -105,7 +105,7 @@ class Dim:
     __slots__ = ("place", "tape")
     __hash__ = None  # type: ignore[assignment]  # whether two are equal is a comparison, and has to be noted
 
-    def __init__(self, tape: _Tape, place: int) -> None:
+    def __init__(self, tape: Tape, place: int) -> None:
         self.tape, self.place = tape, place
 
     __add__, __radd__ = _operation(operator.add, 0), _reflected(operator.add, 0)
@@ -149,7 +149,7 @@ class _Trace:
     of_value: Sequence[int]
 
     @staticmethod
-    def of(tape: _Tape, shapes: Sequence[tuple[Dim | int, ...] | None]) -> "_Trace":
+    def of(tape: Tape, shapes: Sequence[tuple[Dim | int, ...] | None]) -> "_Trace":
         """What a tape has, and the shapes that came out."""
         by_place = [None if shape is None else tuple(map(tape.place, shape)) for shape in shapes]
         constants = len(tape.constants)
@@ -225,7 +225,7 @@ class TracedSizes:
 
     def _trace(self, sizes: Sequence[int], shapes: ShapesAt) -> None:
         """Keep a trace of these sizes, unless a rule needs plain numbers."""
-        tape = _Tape(sizes)
+        tape = Tape(sizes)
         try:
             trace = _Trace.of(tape, self._by_rules([Dim(tape, place) for place in range(len(sizes))]))
         except SizesError:

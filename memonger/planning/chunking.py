@@ -29,7 +29,7 @@ from memonger.graph.liveness import Storage, assign_storage, live_bytes
 from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
 from memonger.graph.session_memory import PACKED, bytes_of, session_bytes, shares_sessions
 from memonger.lowering.chunks import Band, Stage, chunked
-from memonger.lowering.lowered import Calibration, Lowered
+from memonger.lowering.lowered import Lowered
 from memonger.model import training_roles
 from memonger.model.axes import Axes, axes_of
 from memonger.model.cutting import Refusal, Slicing
@@ -702,4 +702,6 @@ def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
         seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
         if workspace_bytes := (measured.workspace or {}).get(name, 0):
             workspace[str(node.name)] = math.ceil(workspace_bytes * share)
-    return dataclasses.replace(lowered, model=model, calibration=Calibration(seconds, workspace, measured.host))
+    return dataclasses.replace(
+        lowered, model=model, calibration=dataclasses.replace(measured, seconds=seconds, workspace=workspace)
+    )

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from memonger.devices import Device
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes
-from memonger.lowering.lowered import Calibration, Lowered
+from memonger.lowering.lowered import Lowered
 from memonger.lowering.products import JoinedProduct, joined_products
 from memonger.model import training_roles
 from memonger.model.cutting import Slicing
@@ -91,4 +91,6 @@ def _measured(lowered: Lowered, model: ir.Model, products: Sequence[JoinedProduc
         seconds[product.name] = math.fsum(seconds.pop(name, 0.0) for name in product.parts)
         if most := sum(workspace.pop(name, 0) for name in product.parts):
             workspace[product.name] = most
-    return dataclasses.replace(lowered, model=model, calibration=Calibration(seconds, workspace, measured.host))
+    return dataclasses.replace(
+        lowered, model=model, calibration=dataclasses.replace(measured, seconds=seconds, workspace=workspace)
+    )

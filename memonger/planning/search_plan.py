@@ -16,7 +16,8 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.collectives import with_collectives
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import ALIGNMENT
+from memonger.graph.liveness import ALIGNMENT, run_time_bytes
+from memonger.layout.onnxruntime_arena import UNIT
 from memonger.lowering.lowered import Lowered, portable
 from memonger.model import marks as marks
 from memonger.model import open_dims, training_roles
@@ -26,9 +27,20 @@ from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load, load_open
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
+from memonger.model.operators import operator_name
 from memonger.model.ranges import Range
 from memonger.model.training_roles import Training
-from memonger.plan import BasePlan, GraphPlan, Plan, graph_of, input_bytes, parameter_bytes, state_bytes
+from memonger.plan import (
+    LIMIT_MARGIN,
+    BasePlan,
+    GraphPlan,
+    Plan,
+    graph_of,
+    input_bytes,
+    is_sized_at_run_time,
+    parameter_bytes,
+    state_bytes,
+)
 from memonger.plan_file import ChunkedBand
 from memonger.planning import both, cache, chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
@@ -50,8 +62,8 @@ from memonger.planning.options import (
 from memonger.remat import STRATEGIES, Request, mirror_plan
 from memonger.remat.marks import Marks, annotate, place
 from memonger.remat.on_demand import forward_pass
-from memonger.units import MOST_POINTS, exactly, shown, whole
-from memonger.words import call, option, quoted
+from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
+from memonger.words import FILE, call, option, quoted
 
 if TYPE_CHECKING:
     import networkx
@@ -322,7 +334,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     else:
         lowered = _lower(model, device, options)
     tell("graph")
-    notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
+    notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     _keep_state(lowered.model, options.state or {}, ranges, own.name)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
@@ -363,7 +375,10 @@ def _asked(
     if options.buckets is not None:
         with_collectives(model, graph, roles, options.buckets, str(model.graph.name))
         graph = _graph_of(lowered, roles, device, ranges)
-    base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph)
+    held = 0 if lowered.calibration is None else run_time_bytes(graph, lowered.calibration.run_time)
+    if options.budget is not None and is_sized_at_run_time(model):
+        held += LIMIT_MARGIN
+    base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + held
     return dataclasses.replace(
         _request(options, graph, base),
         stages=recorded.stages,
@@ -380,20 +395,29 @@ def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: 
     return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
 
 
-def _held_at_run_time(lowered: Lowered, ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """A note on values whose size a range doesn't decide, so that no layout holds them."""
-    names = open_dims.unknown(lowered.model) if ranges else []
+def _sized_at_run_time(lowered: Lowered, options: Options) -> tuple[str, ...]:
+    """A note on values whose size only a run can tell, so that no layout holds them: which, and how they count."""
+    names = set(open_dims.unknown(lowered.model))
     if not names:
         return ()
-    return (f"'{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''} have a size that only a run can tell: "
-            "onnxruntime allocates them beside the arena.",)  # fmt: skip
+    writers = [node for node in lowered.model.graph if any(value.name in names for value in node.outputs)]
+    first = [node for node in writers if not any(v is not None and v.name in names for v in node.inputs)] or writers[:1]
+    listed = ", ".join(f"'{node.name}' ({operator_name(node)})" for node in first[:3]) + (", ..." if first[3:] else "")
+    values = f"{len(names)} values, which" if len(names) > 1 else f"'{min(names)}', which"
+    what = f"only a run can tell the size of {values} {listed} decide{'s' if len(first) == 1 else ''}"
+    if lowered.calibration is None or lowered.calibration.workspace is None:
+        return (f"{what}: onnxruntime allocates them beside the arena, and they aren't counted.",)
+    more = "" if options.inputs else f" With inputs of yours ({option('inputs', FILE)}) they count as with those."
+    return (
+        f"{what}: onnxruntime allocates them beside the arena, and they count as the calibrating run showed.{more}",
+    )
 
 
 def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
     """What stock onnxruntime is expected to take. It is known on the CPU alone, and for what really runs there."""
     if lowered.calibration is None or not device.is_host:
         return None
-    workspace = lowered.calibration.workspace or {}
+    workspace = lowered.calibration.workspace or {}  # values that a run sizes are in the base
     return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
@@ -559,9 +583,37 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         stock_bytes=job.stock_bytes,
         chunks=job.chunks,
         ranges=job.ranges,
+        run_time=dict(sorted(calibration.run_time.items())) if calibration else {},
     )
+    plan = _limited(plan, job.device)
     plan.verify()
     return dataclasses.replace(plan, notes=(*plan.notes, *map(shown, plan.state_notes)))
+
+
+def _limited(plan: Plan, device: Device) -> Plan:
+    """The plan with a limit for what onnxruntime allocates by itself, where the inputs decide that and a budget is set.
+
+    Raises:
+        BudgetError: as scheduled it takes more than the budget.
+    """
+    if plan.budget is None or not is_sized_at_run_time(plan.model):
+        return plan
+    by_itself = (plan.workspace_bytes or 0) + plan.run_time_bytes
+    limit = (plan.budget - plan.total_bytes + by_itself) // UNIT * UNIT
+    if limit < by_itself:  # the order that was found holds more of them at once than the one it was searched for
+        needed = plan.total_bytes + LIMIT_MARGIN
+        raise BudgetError(plan.budget, needed, needed - plan.arena_bytes)
+    measured = "what the inputs decide the size of isn't measured."
+    if plan.workspace is not None:
+        measured = (
+            "the budget holds for inputs like those that were measured, which took "
+            f"{format_size(by_itself)} for what they decide and for workspace."
+        )
+    if not (device.is_host or device.facts.is_portable):
+        said = f"{measured} On {device} nothing holds a run that needs more to it."
+        return dataclasses.replace(plan, notes=(*plan.notes, said))
+    said = f"{measured} A run that needs more than {format_size(limit)} for it and for workspace ends in an error."
+    return dataclasses.replace(plan, limit=limit, notes=(*plan.notes, said))
 
 
 def _workspace(measured: Mapping[str, int], solution: Solution) -> dict[str, int]:

@@ -20,7 +20,7 @@ from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_model
 from memonger.lowering import calibrate
 from memonger.lowering.cpu_convolutions import block_size
-from memonger.lowering.lowered import Calibration, Lowered
+from memonger.lowering.lowered import Lowered
 from memonger.lowering.strips import ImageBand, images_read, in_strips
 from memonger.model.cutting import Refusal
 from memonger.model.image_rows import ROWS
@@ -220,7 +220,9 @@ def _shared(lowered: Lowered, made: ir.Model) -> Lowered:
         seconds[own] = (measured.seconds or {}).get(name, 0.0) * share
         if needed := (measured.workspace or {}).get(name, 0):
             workspace[own] = math.ceil(needed * share)
-    return dataclasses.replace(lowered, model=made, calibration=Calibration(seconds, workspace, measured.host))
+    return dataclasses.replace(
+        lowered, model=made, calibration=dataclasses.replace(measured, seconds=seconds, workspace=workspace)
+    )
 
 
 def _with_workspace(way: Strips, device: Device, threads: int) -> Strips:

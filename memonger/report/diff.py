@@ -19,7 +19,8 @@ from memonger.report.summary import plan_figures
 from memonger.units import format_size
 
 TOTALS = {
-    "parameter_bytes": "weights", "arena_bytes": "arena", "workspace_bytes": "workspace", "input_bytes": "inputs",
+    "parameter_bytes": "weights", "arena_bytes": "arena", "workspace_bytes": "workspace",
+    "run_time_bytes": "sized at run time", "limit_bytes": "limit", "input_bytes": "inputs",
     "state_bytes": "state", "total_bytes": "total", "stock_bytes": "stock onnxruntime",
     "unplanned_bytes": "without reuse",
     "lower_bound_bytes": "smallest arena",

@@ -58,6 +58,7 @@ def fit_lines(fit: Fit, model: str) -> Iterator[str]:
             "weights" if plan.training is None else "weights and state": plan.parameter_bytes,
             "arena": plan.arena_bytes,
             "workspace": plan.workspace_bytes or 0,
+            "sized at run time": plan.run_time_bytes,
             "inputs": plan.input_bytes,
         }
         yield "  " + " + ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)

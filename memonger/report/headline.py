@@ -27,6 +27,7 @@ def _total(record: Mapping[str, Any]) -> str:
     total, workspace = record["total_bytes"], record["workspace_bytes"]
     parts = {
         weights_word(record): record["parameter_bytes"], "arena": record["arena_bytes"], "workspace": workspace,
+        "sized at run time": record["run_time_bytes"] or None,
         "inputs": record["input_bytes"], "state": record["state_bytes"] or None,
     }  # fmt: skip
     sizes = " + ".join(f"{name} {_amount(size, total)}" for name, size in parts.items() if size is not None)
@@ -95,6 +96,8 @@ def _rows(record: Mapping[str, Any], lower_bound: int) -> Sequence[tuple[str, in
         (weights_word(record), record["parameter_bytes"], "what persists from run to run"),
         ("arena", record["arena_bytes"], "one region that holds every computed value"),
         ("workspace", workspace, "the most that a kernel takes besides, measured"),
+        ("sized at run time", record["run_time_bytes"] or None, "values of a size that the inputs decide, measured"),
+        ("limit", record["limit_bytes"], "the most that a run may take for these and for workspace"),
         ("inputs", record["input_bytes"], "what each run is given"),
         ("state", record["state_bytes"] or None, "what a session keeps for the next run"),
         ("total", record["total_bytes"], "all of these: what a budget holds"),

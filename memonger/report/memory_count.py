@@ -14,7 +14,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import worst_step
+from memonger.graph.liveness import run_time_bytes, worst_step
 from memonger.model import training_roles
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
@@ -39,6 +39,7 @@ KIND_NAMES = {
     "parameter_gradients": "gradients of parameters",
     "temporaries": "temporaries of the backward pass",
     "workspace": "workspace of kernels",
+    "run_time": "values sized at run time",
     "parameters": "parameters",
     "optimizer_state": "optimizer state",
     "inputs": "inputs",
@@ -67,6 +68,7 @@ class KindBytes:
         parameter_gradients: Gradients of parameters, and accumulated ones.
         temporaries: What the backward pass and the updates compute on the way to gradients and new contents.
         workspace: The most that any kernel takes besides; None where it was never measured, which counts as none.
+        run_time: Values whose size only a run can tell, as the calibrating run showed them.
         parameters: Weights and constants, of a training model its running statistics, too.
         optimizer_state: Momentum and the like.
         inputs: What each run is given.
@@ -78,6 +80,7 @@ class KindBytes:
     parameter_gradients: int = 0
     temporaries: int = 0
     workspace: int | None = None
+    run_time: int = 0
     parameters: int = 0
     optimizer_state: int = 0
     inputs: int = 0
@@ -148,7 +151,9 @@ def count_memory(
     job = prepare(loaded, combine(options, keywords))
     model, graph = job.lowered.model, job.request.graph
     roles = training_roles.read(model, str(model.graph.name))
-    rest = replace(_persistent(model, roles), workspace=max(graph.workspace, default=0) or None)
+    measured = job.lowered.calibration
+    held = 0 if measured is None else run_time_bytes(graph, measured.run_time)
+    rest = replace(_persistent(model, roles), workspace=max(graph.workspace, default=0) or None, run_time=held)
     return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
 
 
@@ -166,7 +171,8 @@ def count_plan(plan: BasePlan) -> MemoryCount:
     graph = plan.graph
     if isinstance(plan, Plan):
         kinds = value_kinds(graph, plan.training)
-        rest = replace(_persistent(plan.model, plan.training), workspace=plan.workspace_bytes)
+        own = _persistent(plan.model, plan.training)
+        rest = replace(own, workspace=plan.workspace_bytes, run_time=plan.run_time_bytes)
     else:
         kinds, rest = _kinds(graph, {}), KindBytes()
     return MemoryCount(_before(graph, kinds, rest), _added(rest, _first_held(plan, kinds)), _at_peak(plan, kinds, rest))

@@ -34,6 +34,8 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "lower_bound_bytes": plan.lower_bound_bytes,
         "arena_bytes": plan.arena_bytes,
         "workspace_bytes": plan.workspace_bytes,
+        "run_time_bytes": plan.run_time_bytes,
+        "limit_bytes": plan.limit,
         "predicted_bytes": plan.predicted_bytes,
         "input_bytes": plan.input_bytes,
         "state_bytes": plan.state_bytes,

@@ -139,6 +139,9 @@ class View:
             if each.workspace:
                 yield Rectangle(each.node, WORKSPACE, plan.arena_bytes, each.workspace, step, step + 1)
         offset = plan.arena_bytes + (plan.workspace_bytes or 0)
+        if plan.run_time_bytes:
+            yield Rectangle("values sized at run time", WORKSPACE, offset, plan.run_time_bytes, 0, end)
+        offset += plan.run_time_bytes
         stays = {**parameter_sizes(plan.model, plan.training), **state_sizes(plan.model, plan.graph)}
         for kind, tensors in ((INPUT, input_sizes(plan.model, plan.training)), (WEIGHT, stays)):
             for name, size in tensors.items():

@@ -17,7 +17,7 @@ from memonger.errors import RuntimeUnavailableError, SessionError
 from memonger.runtime import process_memory
 from memonger.runtime.arena import Arena, HostArena
 
-WORKSPACE_MARGIN = 1 << 16  # bytes, for what the runtime rounds up
+WORKSPACE_MARGIN = 1 << 16  # bytes, for what the runtime rounds up, and for what a session takes as it is made
 
 
 class Room(Protocol):
@@ -81,8 +81,10 @@ class Backend(Protocol):
         """How much memory is free; None where the system hands out pages as they are touched."""
         ...
 
-    def reserve(self, session: Any, size: int) -> None:
+    def reserve(self, session: Any, size: int, *, exactly: bool = False) -> None:
         """Let a session's own allocator take one region that the workspace of every step fits into.
+
+        ``exactly``: this size is all that the allocator may take, and the region has it but for `WORKSPACE_MARGIN`.
 
         Left alone the allocator takes a region for the first step that needs workspace and keeps it; a later step that
         needs more takes another, and both stay.
@@ -138,17 +140,20 @@ class HostBackend:
     def room(self) -> None:
         """None: the system hands out pages as they are touched."""
 
-    def reserve(self, session: Any, size: int) -> None:
+    def reserve(self, session: Any, size: int, *, exactly: bool = False) -> None:
         """Take a region of twice the largest need: it is always split, never used up by one allocation.
 
         What of it is never written costs nothing. What loading left free goes back to the system first, or the region
         would lie in it, and stay resident, used or not.
         """
-        if size and hasattr(session, "create_ortvalue_from_shape_and_type"):
+        if size > (WORKSPACE_MARGIN if exactly else 0) and hasattr(session, "create_ortvalue_from_shape_and_type"):
             process_memory.give_back()
             try:
-                session.create_ortvalue_from_shape_and_type([2 * size + WORKSPACE_MARGIN], np.uint8, "cpu")
+                region = size - WORKSPACE_MARGIN if exactly else 2 * size + WORKSPACE_MARGIN
+                session.create_ortvalue_from_shape_and_type([region], np.uint8, "cpu")
             except Exception as error:  # pybind exceptions share no base class
+                if exactly:  # it is there already
+                    return
                 raise SessionError(f"workspace of {size} bytes can't be allocated: {str(error).strip()}") from error
 
     def synchronize(self) -> None:

@@ -457,7 +457,8 @@ def bind_plan(
     model = without_defaults(plan.model, set(fixed))
     expose(model, program.planned)
     settings = plan.stamp.cuda if plan.stamp is not None else None
-    engine = Engine(Group(model, (0,), (program,)), arena.device, threads, True, settings, cuda_graph)
+    limit = None if program.limit is None or not arena.device.is_host else ort.Limit(program.limit)
+    engine = Engine(Group(model, (0,), (program,)), arena.device, threads, True, settings, cuda_graph, limit=limit)
     return Binding(program, engine, arena, fixed=fixed)
 
 

@@ -16,7 +16,8 @@ from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import workspace_of
 from memonger.runtime.program import Group
 from memonger.runtime.weights import Lending
-from memonger.words import option
+from memonger.units import in_full
+from memonger.words import FILE, option
 
 _FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
 
@@ -39,6 +40,7 @@ class Engine:
             over.
         pool: Of a segment that was made before, on a CUDA device: workspace comes from there; None for one of its own.
         lending: Which weights it reads where they lie; None: it has copies of all.
+        limit: What onnxruntime may take of the host's memory by itself; None: as much as it asks for.
 
     Attributes:
         session: The ``onnxruntime.InferenceSession``.
@@ -66,6 +68,7 @@ class Engine:
         is_segment: bool = False,
         pool: Any = None,
         lending: Lending | None = None,
+        limit: ort.Limit | None = None,
     ) -> None:
         self.members, self.programs, self.device = group.members, group.programs, device
         self.refused: str | None = None
@@ -80,7 +83,8 @@ class Engine:
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.Options(
             in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
-            shares_workspace=device.is_host, lending=lending, pattern=not group.takes_any_shape,
+            shares_workspace=device.is_host, lending=lending, limit=limit,
+            pattern=not group.takes_any_shape and limit is None,
         )  # fmt: skip
         self.captures, self.why_not = False, self._unfit(graphs)
         self._make(group, graphs)
@@ -162,7 +166,9 @@ class Engine:
     def reserve(self, at_once: int = 1) -> None:
         """Take memory for workspace of as many runs; of segments the last one does it, when all weights are loaded."""
         need = at_once * self.workspace_bytes
-        if self.pool is not None:
+        if self._options.limit is not None:
+            backend(self.device).reserve(self.session, self._options.limit.nbytes or 0, exactly=True)
+        elif self.pool is not None:
             self.pool.reserve(need)
         else:
             backend(self.device).reserve(self.session, need)
@@ -226,12 +232,25 @@ class Engine:
         except Exception as error:  # pybind exceptions share no base class
             refused = self.pool.refused if self.pool is not None else None
             self.failed_at = self._step_of(str(error))
+            refused = refused or self._beyond_limit(str(error))
             raise SessionError(refused or f"onnxruntime failed: {str(error).strip()}{self._may_be_cast()}") from error
         if self.is_new:
             self.is_new = False
             self._cap()
         if self._notes:
             thread_records.count(self._notes)
+
+    def _beyond_limit(self, message: str) -> str | None:
+        """What to say of a run that needed more than the limit; None of any other."""
+        limit = self._options.limit
+        if limit is None or limit.nbytes is None or "Available memory of" not in message:
+            return None
+        node = _FAILED_NODE.search(message)
+        return (
+            "this run needs more memory than its limit: for what these inputs decide the size of, and for workspace, "
+            f"onnxruntime may take {in_full(limit.nbytes)}, and node '{node[1] if node else '?'}' asked for more. Plan "
+            f"with a larger budget and such inputs ({option('budget', '4GiB')}, {option('inputs', FILE)})."
+        )
 
     def _may_be_cast(self) -> str:
         """What to try after a first run that failed, where the runtime may have put Casts into a plan for any device.

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Device
 from memonger.errors import SessionError, ShapeError
+from memonger.model.counts import counts_of
 from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
@@ -26,7 +27,7 @@ class Input:
     """A model's input, apart from the model.
 
     ``shape`` is None where nothing is known, ``kind`` its ONNX type, ``numpy`` the type of arrays for it (None for text
-    and what is no tensor).
+    and what is no tensor), ``fill`` what integers are where nobody gives them.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Input:
     shape: tuple[int, ...] | None
     required: bool
     numpy: np.dtype[Any] | None = None
+    fill: int = 0
 
     @property
     def dtype(self) -> ir.DataType | None:
@@ -43,6 +45,7 @@ class Input:
 
 def inputs_of(graph: ir.Graph) -> tuple[Input, ...]:
     """The inputs of a graph. Those with an initializer are not required: that is their default."""
+    counts = counts_of(graph)
     return tuple(
         Input(
             name=str(value.name),
@@ -50,13 +53,16 @@ def inputs_of(graph: ir.Graph) -> tuple[Input, ...]:
             shape=static_shape(value),
             required=value.name not in graph.initializers,
             numpy=value.dtype.numpy() if value.dtype is not None and dense(value) else None,
+            fill=counts.get(str(value.name), 0),
         )
         for value in graph.inputs
     )
 
 
 def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray]:
-    """An array for every input: normal numbers for floats, zeros for integers (a valid index always), no text.
+    """An array for every input: normal numbers for floats, no text, zeros for integers (a valid index always).
+
+    Masks and lengths have what counts all there is: see `memonger.model.counts`.
 
     Raises:
         SessionError: an input is no tensor of a static shape; it has to be given.
@@ -72,7 +78,7 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
                 f"({option('inputs', FILE)})."
             )
         try:
-            feeds[value.name] = _random_array(rng, value.dtype, value.shape)
+            feeds[value.name] = _random_array(rng, value.dtype, value.shape, value.fill)
         except (ValueError, MemoryError) as error:
             raise SessionError(
                 f"no array of {list(value.shape)} can be made for input '{value.name}': {error}."
@@ -80,12 +86,12 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
     return feeds
 
 
-def _random_array(rng: np.random.Generator, dtype: ir.DataType, dims: tuple[int, ...]) -> np.ndarray:
+def _random_array(rng: np.random.Generator, dtype: ir.DataType, dims: tuple[int, ...], fill: int) -> np.ndarray:
     if dtype == ir.DataType.STRING:
         return np.full(dims, "", dtype=object)
     if dtype.is_floating_point():
         return np.asarray(rng.standard_normal(dims)).astype(dtype.numpy())
-    return np.zeros(dims, dtype.numpy())
+    return np.full(dims, fill, dtype.numpy())
 
 
 def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:

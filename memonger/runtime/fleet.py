@@ -328,6 +328,7 @@ class Fleet:
         member.model = LoadedModel(
             plans, CPU, threads=self._threads or plans[0].threads, pad=member.pad, lending=self._weights,
             at_once=self._count, check_order=self._check_order and not member.checked,
+            limit=None if self._limit is None else member.need.own,
         )  # fmt: skip
 
     def _make_room(self, wanted: _Member, name: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memonger.plan import Plan
+from memonger.plan import LIMIT_MARGIN, Plan, is_sized_at_run_time, limit_of
 from memonger.runtime import program
 
 
@@ -15,7 +15,7 @@ class FleetMemory:
         weights: Of the models that are loaded, weights that several of them have counted with each.
         sessions: About what onnxruntime and Python take beside them, see `memonger.Plan.session_bytes`.
         arenas: The largest arena that one of them needs, as often as there are arenas.
-        workspace: The largest workspace likewise.
+        workspace: The largest workspace likewise; and of each model whose inputs decide sizes what that may take.
         pipelines: What pipelines keep between their models, likewise.
     """
 
@@ -39,6 +39,7 @@ class Need:
     session: int
     arena: int
     workspace: int
+    own: int | None = None  # of a model that is held to it: what onnxruntime may take by itself, workspace included
 
 
 def need_of(plans: Sequence[Plan]) -> Need:
@@ -49,7 +50,17 @@ def need_of(plans: Sequence[Plan]) -> Need:
         session=max(plan.session_bytes or 0 for plan in plans),
         arena=max(plan.arena_bytes for plan in plans),
         workspace=max(plan.workspace_bytes or 0 for plan in plans),
+        own=_own(plans),
     )
+
+
+def _own(plans: Sequence[Plan]) -> int | None:
+    """What the plans' limits are, or where they have none, what a run showed: of those whose inputs decide sizes."""
+    if not any(is_sized_at_run_time(plan.model) for plan in plans):
+        return None
+    limit = limit_of(plans)
+    seen = max((plan.workspace_bytes or 0) + plan.run_time_bytes for plan in plans)
+    return seen + LIMIT_MARGIN if limit is None else limit
 
 
 def memory_of(needs: Sequence[Need], arenas: int = 1, pipelines: int = 0) -> FleetMemory:
@@ -64,6 +75,7 @@ def memory_of(needs: Sequence[Need], arenas: int = 1, pipelines: int = 0) -> Fle
         sum(need.weights for need in needs),
         sum(need.session for need in needs),
         arenas * max((need.arena for need in needs), default=0),
-        arenas * max((need.workspace for need in needs), default=0),
+        arenas * max((need.workspace for need in needs if need.own is None), default=0)
+        + arenas * sum(need.own or 0 for need in needs),
         arenas * pipelines,
     )

@@ -12,13 +12,14 @@ import numpy as np
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.operators import facts
-from memonger.plan import Plan
+from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.chunked import ChunkedBinding, Chunks, cut_up, is_chunked
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState, StatefulBinding
+from memonger.runtime.ort import Limit, making_sessions
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
 from memonger.runtime.ranged import RangedBinding, RangedProgram
@@ -60,6 +61,7 @@ class LoadedModel:
         lending: Which weights sessions read where they lie; None: each has copies of all.
         at_once: How many runs there may be at once: workspace is taken for as many.
         state: Of the only plan, input → the output that is its content in the next run.
+        limit: Bytes that onnxruntime may take by itself for one run; None: what the plans say.
 
     Attributes:
         programs: What of each plan is kept, without inputs that are state.
@@ -84,17 +86,23 @@ class LoadedModel:
         lending: Lending | None = None,
         at_once: int = 1,
         state: Mapping[str, str] | None = None,
+        limit: int | None = None,
     ) -> None:
         self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
+        limit = limit_of(plans) if limit is None else limit
+        held = None if limit is None or not device.is_host else Limit(at_once * limit)
+        self._is_limited = held is not None
+
         def make_engine(group: Group, is_segment: bool) -> Engine:
             graphs = "off" if is_segment else cuda_graph
-            return Engine(group, device, threads, check_order, settings, graphs, is_segment, lending=lending)
+            return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
 
         if any(plan.ranges for plan in plans):
             _check_alone(plans, pad)
-        self._runners = _runners(plans, device, make_engine)
+        with making_sessions():
+            self._runners = _runners(plans, device, make_engine)
         self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
         self.kept = _kept(self._runners[0], state, device) if state else None
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
@@ -168,7 +176,12 @@ class LoadedModel:
         self, index: int, bound: Sequence[Bound], inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool
     ) -> dict[str, Any]:
         bound[index].run(inputs, outputs)
-        return bound[index].results(outputs, copy)
+        results = bound[index].results(outputs, copy)
+        if self._is_limited:  # what the caller keeps mustn't lie in memory that the next run needs
+            own = {tensor.name for tensor in self.programs[index].planned} | outputs.keys()
+            results = {name: value if name in own else _copied(value) for name, value in results.items()}
+            bound[index].forget_results()
+        return results
 
     def _pick(self, inputs: feeding.Feeds) -> int:
         """The plan for inputs of these shapes."""
@@ -279,6 +292,13 @@ def _fits(program: Program, inputs: feeding.Feeds) -> bool:
         for value in program.inputs
         if feeding.shape_of(inputs.get(value.name)) is not None
     )
+
+
+def _copied(value: Any) -> Any:
+    """An output that onnxruntime allocated, in memory of its own."""
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | None) -> None:

@@ -1,8 +1,9 @@
 """What onnxruntime is asked to do with a model."""
 
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,24 @@ from memonger.runtime import weights
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.units import MOST_THREADS
+
+
+class Limit:
+    """An allocator of host memory that sessions have for themselves, with the most bytes that it may take.
+
+    Sessions that are made with the same object one after the other share it.
+
+    Args:
+        nbytes: Bytes; None for no maximum.
+
+    Attributes:
+        shrinker: What has it give back memory that no session has in use; None before it is registered.
+    """
+
+    def __init__(self, nbytes: int | None) -> None:
+        self.nbytes = nbytes
+        self.shrinker: _Shrinker | None = None
+
 
 _NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
@@ -57,6 +76,7 @@ class Options:
         is_segment: The session is one of several that run one after the other: no thread of one spins while the next
             one runs.
         shares_workspace: Workspace on the host comes from the allocator that all such sessions of the process share.
+        limit: It comes from one of the session's own instead, with a maximum; None: it doesn't.
     """
 
     level: str = "ORT_DISABLE_ALL"
@@ -72,6 +92,7 @@ class Options:
     cuda: Cuda | None = field(default_factory=Cuda)
     is_segment: bool = False
     shares_workspace: bool = False
+    limit: Limit | None = None
 
     def __post_init__(self) -> None:
         if type(self.threads) is not int or not 0 <= self.threads <= MOST_THREADS:
@@ -103,6 +124,23 @@ def make_session(
     settings = session_options(options)
     backend(device).configure(settings, options.cuda, captures)
     providers = backend(device).providers(options.cuda, pool, captures)
+    if options.shares_workspace or options.limit is not None:
+        with _allocators.lock:
+            allocator = _allocators.register(options.limit)
+            session = _make(model, device, options, settings, providers, pool)
+            session.memonger_allocator = allocator  # so that it is shrunk as long as the session lives
+            return session
+    return _make(model, device, options, settings, providers, pool)
+
+
+def _make(
+    model: ir.Model | weights.Message | Path,
+    device: Device,
+    options: Options,
+    settings: Any,
+    providers: list[Any],
+    pool: Any,
+) -> Any:  # fmt: skip
     if isinstance(model, Path):
         return _create(str(model), settings, device, providers)
     message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
@@ -142,17 +180,66 @@ _SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for
 """Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""
 
 
-@cache
-def _share_host_allocator() -> None:
-    """Have onnxruntime keep one allocator of host memory for all sessions that ask for it.
+class _HostAllocators:
+    """The allocator of host memory that sessions get which ask onnxruntime for the process's.
 
-    It stays as long as the process, and takes what it is asked for and no more. Where somebody else has registered
-    one, that is used.
+    That is the one registered last; sessions made before keep theirs (1.32.0). It takes what it is asked for and no
+    more. Sessions without a limit share one, as long as none with a limit is made in between. Where somebody else has
+    registered one before 1.32, they use that.
     """
-    module = onnxruntime()
-    where = module.OrtMemoryInfo("Cpu", module.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, module.OrtMemType.DEFAULT)
-    with suppress(RuntimeError):
-        module.create_and_register_allocator(where, module.OrtArenaCfg({"arena_extend_strategy": 1}))
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._current = self._shared = None
+        self._known: weakref.WeakSet[Limit] = weakref.WeakSet()
+
+    _current: Limit | None
+    _shared: Limit | None
+
+    def register(self, limit: Limit | None) -> Limit:
+        """Make it one with this limit, or the one that all sessions without a limit share.
+
+        Raises:
+            SessionError: this onnxruntime can't have another one.
+        """
+        wanted = limit or self._shared or Limit(None)
+        if wanted is self._current:
+            return wanted
+        module = onnxruntime()
+        where = module.OrtMemoryInfo("Cpu", module.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, module.OrtMemType.DEFAULT)
+        settings = {"arena_extend_strategy": 1}
+        if limit is not None:
+            settings["max_dead_bytes_per_chunk"] = 1  # every piece is cut as asked for
+        if wanted.nbytes is not None:
+            settings["max_mem"] = wanted.nbytes
+        try:
+            module.create_and_register_allocator(where, module.OrtArenaCfg(settings))
+        except RuntimeError as error:
+            if wanted.nbytes is not None:
+                raise SessionError(
+                    f"{runtime_name()} has an allocator of host memory already, so that no limit can be held: take "
+                    "onnxruntime 1.32 or later."
+                ) from error
+        self._current, self._shared = wanted, wanted if limit is None else None
+        wanted.shrinker = wanted.shrinker or _Shrinker()
+        self._known.add(wanted)
+        return wanted
+
+    def shrink(self) -> None:
+        """Have all of them give back what no session has in use."""
+        with self.lock:
+            shrinkers = [each.shrinker for each in self._known]
+        for shrinker in shrinkers:
+            if shrinker is not None:
+                shrinker.shrink()
+
+
+_allocators = _HostAllocators()
+
+
+def making_sessions() -> AbstractContextManager[object]:
+    """For as long as sessions are made that share a `Limit`: no other thread's get an allocator of their own then."""
+    return _allocators.lock
 
 
 def copying_model() -> ir.Model:
@@ -163,11 +250,10 @@ def copying_model() -> ir.Model:
 
 
 class _Shrinker:
-    """A model of one node, at the end of whose runs the shared allocator gives back what no session has in use."""
+    """A model of one node, at the end of whose runs the allocator that was registered last gives back what is free."""
 
     def __init__(self) -> None:
         self._lock, self._ends = threading.Lock(), np.zeros(2, np.float32)
-        _share_host_allocator()
         self._session = make_session(copying_model(), CPU, Options(threads=1, entries=_SHARING))
         self._binding, address = self._session.io_binding(), self._ends.ctypes.data
         bind_input(self._binding, "x", ir.DataType.FLOAT, (1,), address)
@@ -179,20 +265,16 @@ class _Shrinker:
             self._session.run_with_iobinding(self._binding, self._options)
 
 
-_shrinker = cache(_Shrinker)
-
-
 def shrink_host_memory() -> None:
     """Give workspace on the host back to the system, but for regions in which some session has something."""
-    _shrinker().shrink()
+    _allocators.shrink()
 
 
 def session_options(options: Options) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
     entries = {**(_OF_SEGMENTS if options.is_segment else {}), **options.entries}
-    if options.shares_workspace:
-        _share_host_allocator()
+    if options.shares_workspace or options.limit is not None:
         entries = {**_SHARING, **entries}
     settings = module.SessionOptions()
     settings.log_severity_level = 4  # its errors come back as exceptions, and those are ours to word

@@ -44,6 +44,8 @@ class NodeRun:
         outputs: Type and shape of each tensor it wrote.
         provider: The execution provider that ran it.
         begin: When it began: microseconds since the profile did.
+        in_use: Bytes that the session had of its allocator when the node ended; 0 where onnxruntime doesn't say.
+        grown: How much more that was than when it began.
     """
 
     name: str
@@ -52,6 +54,8 @@ class NodeRun:
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
     provider: str = ""
     begin: int = 0
+    in_use: int = 0
+    grown: int = 0
 
 
 def read_profile(path: Path, *, last_run: bool = False) -> tuple[NodeRun, ...]:
@@ -108,6 +112,8 @@ def _node_run(event: dict[str, Any]) -> NodeRun:
         outputs=outputs,
         provider=arguments.get("provider", ""),
         begin=event["ts"],
+        in_use=int(arguments.get("mem_bytes_in_use", 0)),
+        grown=int(arguments.get("mem_in_use_delta", 0)),
     )
 
 

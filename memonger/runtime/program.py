@@ -37,7 +37,8 @@ class Program:
         order: Names of the nodes as planned.
         unordered: Names of nodes whose order the runtime decides.
         arena_bytes: Size of the arena.
-        workspace_bytes: Most workspace a step takes beside it; 0 if never measured.
+        workspace_bytes: Most workspace a step takes beside it, and what only a run can size; 0 if never measured.
+        limit: Bytes that onnxruntime may take by itself; None: as much as it asks for.
         is_accounted: Whether arena and workspace are all that a run takes: the workspace was measured, and the runtime
             is left no value to hold that could be large.
         replacing: Outputs that are written over persistent inputs.
@@ -56,6 +57,7 @@ class Program:
     unordered: frozenset[str]
     arena_bytes: int
     workspace_bytes: int
+    limit: int | None
     is_accounted: bool
     replacing: frozenset[str]
     growing: frozenset[str]
@@ -81,7 +83,8 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         order=plan.graph.nodes,
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
         arena_bytes=plan.arena_bytes,
-        workspace_bytes=plan.workspace_bytes or 0,
+        workspace_bytes=(plan.workspace_bytes or 0) + plan.run_time_bytes,
+        limit=plan.limit,
         is_accounted=plan.workspace is not None and not _held_by_runtime(plan),
         first_update=next((step for step, pairs in enumerate(plan.graph.updates) if pairs), len(plan.graph.nodes)),
         replacing=frozenset(plan.graph.values[new] for pairs in plan.graph.updates for _, new in pairs),

@@ -25,6 +25,7 @@ from memonger.model.operators import RANKS
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
+from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding, input_memory, without_defaults
 from memonger.runtime.engine import Engine
@@ -383,15 +384,19 @@ class Segments:
         self._done, self._gate, self._runs = 0, plan.gate, False
         self.buckets = plan.buckets
         memory, pool = input_memory([replace(program, inputs=self.inputs)], arena.device), None
-        for model, (part, received, _) in zip(plan.models, parts, strict=True):
-            group = Group(model, (0,), (part,))
-            engine = Engine(group, arena.device, threads, check_order, plan.settings, is_segment=True, pool=pool)
-            binding = Binding(
-                part, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=received,
-                inputs_at=memory,
-            )  # fmt: skip
-            self._bindings.append(binding)
-            pool = engine.pool
+        limit = None if program.limit is None or not arena.device.is_host else ort.Limit(program.limit)
+        with ort.making_sessions():
+            for model, (part, received, _) in zip(plan.models, parts, strict=True):
+                group = Group(model, (0,), (part,))
+                engine = Engine(
+                    group, arena.device, threads, check_order, plan.settings, is_segment=True, pool=pool, limit=limit
+                )
+                binding = Binding(
+                    part, engine, arena, fixed=fixed, scalars=scalars, updates=updates, received=received,
+                    inputs_at=memory,
+                )  # fmt: skip
+                self._bindings.append(binding)
+                pool = engine.pool
         self._bindings[-1].engine.reserve()
 
     @property

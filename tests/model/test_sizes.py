@@ -5,7 +5,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from memonger.errors import PlanError
 from memonger.model.names import name_nodes
 from memonger.model.ranges import Range, shapes_at
 from memonger.model.sizes import Sizes, SizesError
@@ -150,12 +149,14 @@ def test_what_the_inputs_hold_is_unknown_and_all_that_follows() -> None:
     }  # fmt: skip
 
 
-def test_an_operator_without_a_rule_is_named() -> None:
+def test_an_operator_without_a_rule_is_left_to_the_run_and_named() -> None:
     model = ir.from_onnx_text(
-        """<ir_version: 10, opset_import: ["": 20]> g (float[n,2] x) => (float[n,2] y) { [odd] y = DFT(x) }"""
+        """<ir_version: 10, opset_import: ["": 20, "else": 1]>
+        g (float[n,2] x) => (float[n,2] z) { [odd] y = else.Odd(x) z = Relu(y) }"""
     )
-    with pytest.raises(PlanError, match=r"node 'odd' \(DFT\): .* aren't known"):
-        Sizes(model)
+    rules = Sizes(model)
+    assert rules.open_nodes == {"odd": "else::Odd"}
+    assert rules.at({"x": (3, 2)}) == (None, None)
 
 
 @pytest.mark.parametrize(("m", "k"), [(3, 5), (4, 4)])
@@ -170,3 +171,15 @@ def test_a_contradiction_names_the_node(m: int, k: int) -> None:
         return
     with pytest.raises(SizesError, match=r"node 'sum' \(Add\)"):
         rules.at({"x": (2, m), "w": (k,)})
+
+
+def test_a_branch_whose_shapes_do_not_go_together_gives_none() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 20]> g (float[n,s] x, bool c, float[3,3] w) => (float[n,s] y) {
+            y = If(c) <then_branch = t () => (float[n,s] u) { u = MatMul(x, w) },
+                       else_branch = e () => (float[n,s] v) { v = Relu(x) }> }"""
+    )
+    name_nodes(model)
+    rules = Sizes(model)
+    assert rules.at({"x": (2, 3), "c": (), "w": (3, 3)}) == ((2, 3),)
+    assert rules.at({"x": (2, 4), "c": (), "w": (3, 3)}) == (None,)

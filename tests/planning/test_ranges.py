@@ -339,3 +339,85 @@ def test_a_program_made_after_those_of_other_sizes_is_as_made_afresh(steps: tupl
         after, afresh = used.at(key), ranged.RangedProgram(plan).at(key)
         assert (after.planned, after.inputs) == (afresh.planned, afresh.inputs)
         assert after.output_shapes == afresh.output_shapes
+
+
+def test_what_no_rule_tells_is_left_to_the_runtime_counted_at_the_largest_and_named() -> None:
+    """An operator without a rule, and one whose sizes depend on data, each with what reads it."""
+    model = _text(
+        "w = Unsqueeze(x, one) p = ReduceMax<keepdims=1>(w, two) [mixed] m = com.microsoft.HyperConnectionPreMix(w, p) "
+        "c = Relu(m) i = NonZero(x) t = Transpose(i) g = GatherND(x, t) s = ReduceSum<keepdims=1>(g) y = Mul(c, s)"
+    )
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 4), "s": (2, 50)}, device="cpu")
+    assert plan.graph.planned[plan.graph.values.index("p")]
+    assert {"m", "c", "i", "t", "g"} <= set(plan.run_time)
+    assert plan.run_time["m"] == 4 * 50 * 4
+    assert plan.run_time["i"] == 4 * 50 * 2 * 8
+    assert any("'mixed' (com.microsoft::HyperConnectionPreMix)" in note for note in plan.notes)
+    session, stock = memonger.Session(plan), networks.stock(model)
+    for n, s in ((4, 50), (1, 2), (3, 17)):
+        x = np.random.default_rng(s).standard_normal((n, s), np.float32)
+        assert networks.same_bits(session.run({"x": x}), networks.run_stock(stock, {"x": x}))
+
+
+def test_a_size_computed_to_a_scalar_runs_at_every_size() -> None:
+    model = _text(
+        "s = Shape(x) q = ReduceProd<keepdims=0>(s) p = Reshape(q, m1) z = ConstantOfShape(p) f = Reshape(x, m1) "
+        "a = Add(f, z) y = Unsqueeze(a, nought)"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "m1"))
+    plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 3), "s": (1, 16)}, device="none")
+    _run_all(memonger.Session(plan), model, [(3, 16), (2, 6), (1, 1)], "ORT_DISABLE_ALL")
+
+
+def test_attention_of_the_standard_runs_at_every_size() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 11, opset_import: ["": 23]> g (float[1,s,64] q, float[1,s,64] k, float[1,s,64] v)
+            => (float[1,s,64] y) { y = Attention<q_num_heads=4, kv_num_heads=4>(q, k, v) }"""
+    )
+    plan = memonger.search_plan(model, mode="inference", dims={"s": (1, 8)})
+    session, stock = memonger.Session(plan), networks.stock(model)
+    for s in (8, 1, 5):
+        feeds = {name: np.random.default_rng(s).standard_normal((1, s, 64), np.float32) for name in "qkv"}
+        assert networks.same_bits(session.run(feeds), networks.run_stock(stock, feeds))
+
+
+BODIES = {
+    "branches of one shape": (
+        "go = ReduceMax<keepdims=0>(x) c = Equal(go, go) "
+        "b = If(c) <then_branch = t () => (float[a,b] u) { u = Relu(x) }, "
+        "else_branch = e () => (float[a,b] v) { v = Neg(x) }> y = Sin(b)",
+        ["b"], [],
+    ),
+    "branches of two shapes": (
+        "go = ReduceMax<keepdims=0>(x) c = Equal(go, go) "
+        "b = If(c) <then_branch = t () => (float[a,b] u) { u = Concat<axis=0>(x, x) }, "
+        "else_branch = e () => (float[a,b] v) { v = Neg(x) }> y = Sin(b)",
+        [], ["b"],
+    ),
+    "turns that keep a shape": (
+        "go = Constant<value = bool {1}>() three = Constant<value_int = 3>() "
+        "k, l = Loop(three, go, x) <body = b (int64 i, bool d, float[n,s] v) => (bool d2, float[n,s] v2, float[s] u) {"
+        " d2 = Identity(d) v2 = Add(v, x) u = ReduceSum<keepdims=0>(v2, nought) }> m = ReduceSum(l, nought) "
+        "n = Squeeze(m, nought) y = Add(k, n)",
+        ["k"], ["l"],
+    ),
+    "elements of a sequence": (
+        "z = Constant<value_floats = [0.0]>() s0 = ReduceSum<keepdims=0>(x, nought) "
+        "k, l = Scan<num_scan_inputs = 1, body = b (float[s] h, float[s] v) => (float[s] h2, float[s] u) {"
+        " h2 = Add(h, v) u = Tanh(h2) }>(s0, x) m = Unsqueeze(k, nought) y = Add(l, m)",
+        ["k", "l"], [],
+    ),
+}  # fmt: skip
+"""Nodes with bodies: what of them is planned, and what is left to the runtime."""
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_nodes_with_bodies_are_planned_as_far_as_their_sizes_are_told(kind: str) -> None:
+    text, planned, left = BODIES[kind]
+    model = _text(text)
+    plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 4), "s": (4, 20)}, device="none")
+    graph = plan.graph
+    assert all(graph.planned[graph.values.index(name)] for name in planned)
+    assert not any(graph.planned[graph.values.index(name)] for name in left)
+    _run_all(memonger.Session(plan), model, [(4, 20), (1, 4), (3, 9)], "ORT_DISABLE_ALL")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memonger.model.shaping import Compute, NoRuleError, Shape, Site, shape_rule, shape_rules
+from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 
 _MS, _NCHWC = "com.microsoft::", "com.microsoft.nchwc::"
 
@@ -47,7 +47,7 @@ def _convolution(site: Site, image: int, weight: int) -> Compute:
     return compute
 
 
-@shape_rule("Conv", "ConvInteger", _MS + "FusedConv", _NCHWC + "Conv")
+@shape_rule("Conv", "ConvInteger", "DeformConv", _MS + "FusedConv", _NCHWC + "Conv")
 def _conv(site: Site) -> Compute:
     return _convolution(site, 0, 1)
 
@@ -57,28 +57,31 @@ def _quantized_conv(site: Site) -> Compute:
     return _convolution(site, 0, 3)
 
 
-@shape_rule(_MS + "QLinearConv")
-def _quantized_conv_of_microsoft(site: Site) -> Compute:
-    if site.integer("channels_last", 0):
+@shape_rule(_MS + "QLinearConv", _MS + "NhwcConv", _MS + "NhwcFusedConv")
+def _conv_of_microsoft(site: Site) -> Compute:
+    weight = 3 if site.op_type == "QLinearConv" else 1
+    if site.integer("channels_last", int(site.op_type != "QLinearConv")):
         count = _windows(site)
 
         def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
-            x, w = shapes[0], shapes[3]
+            x, w = shapes[0], shapes[weight]
             return ((x[0], *count(x[1:-1], w[2:]), w[0]),)
 
         return compute
     return _convolution(site, 0, 3)
 
 
-@shape_rule("ConvTranspose")
+@shape_rule("ConvTranspose", _MS + "ConvTransposeWithDynamicPads")
 def _conv_transpose(site: Site) -> Compute:
     strides, dilations, pads = site.integers("strides"), site.integers("dilations"), site.integers("pads")
     more, group = site.integers("output_padding"), site.integer("group", 1)
     wanted, auto = site.integers("output_shape"), site.text("auto_pad", "NOTSET")
+    at_pads = 2 if site.op_type == "ConvTransposeWithDynamicPads" and site.has(2) else None
 
-    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         x, w = shapes[0], shapes[1]
         rank, found = len(x) - 2, []
+        own = pads if at_pads is None else contents[at_pads].tolist()
         for axis, (size, width) in enumerate(zip(x[2:], w[2:], strict=True)):
             stride = strides[axis] if strides else 1
             if wanted:
@@ -87,7 +90,7 @@ def _conv_transpose(site: Site) -> Compute:
                 found.append(size * stride)
             else:
                 reach = (dilations[axis] if dilations else 1) * (width - 1) + 1
-                cut = pads[axis] + pads[axis + rank] if pads and auto == "NOTSET" else 0
+                cut = own[axis] + own[axis + rank] if own and auto == "NOTSET" else 0
                 found.append(stride * (size - 1) + (more[axis] if more else 0) + reach - cut)
         return ((x[0], w[1] * group, *found),)
 
@@ -95,8 +98,8 @@ def _conv_transpose(site: Site) -> Compute:
 
 
 @shape_rule(
-    "AveragePool", "LpPool", "MaxPool", _MS + "NhwcMaxPool", _MS + "QLinearAveragePool", _NCHWC + "AveragePool",
-    _NCHWC + "MaxPool",
+    "AveragePool", "LpPool", "MaxPool", _MS + "MaxpoolWithMask", _MS + "NhwcMaxPool", _MS + "QLinearAveragePool",
+    _NCHWC + "AveragePool", _NCHWC + "MaxPool",
 )  # fmt: skip
 def _pool(site: Site) -> Compute:
     count, kernel = _windows(site), site.integers("kernel_shape") or ()
@@ -118,6 +121,22 @@ def _global_pool(site: Site) -> Compute:
     if site.integer("channels_last", 0):
         return lambda shapes, _: ((shapes[0][0], *[1] * (len(shapes[0]) - 2), shapes[0][-1]),)
     return lambda shapes, _: ((*shapes[0][:2], *[1] * (len(shapes[0]) - 2)),)
+
+
+@shape_rule("MaxUnpool")
+def _max_unpool(site: Site) -> Compute:
+    kernel, strides, pads = site.integers("kernel_shape") or (), site.integers("strides"), site.integers("pads")
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        if len(contents) > 2 and contents[2] is not None:
+            return (tuple(contents[2].tolist()),)
+        x, found = shapes[0], []
+        for axis, (size, width) in enumerate(zip(x[2:], kernel, strict=True)):
+            cut = pads[axis] + pads[axis + len(kernel)] if pads else 0
+            found.append((size - 1) * (strides[axis] if strides else 1) + width - cut)
+        return ((*x[:2], *found),)
+
+    return compute
 
 
 @shape_rule(_NCHWC + "ReorderInput")
@@ -145,20 +164,29 @@ def _upsample_in_blocks(site: Site) -> Compute:
 @shape_rule("Resize")
 def _resize(site: Site) -> Compute:
     axes, policy = site.integers("axes"), site.text("keep_aspect_ratio_policy", "stretch")
-    if policy != "stretch" or site.text("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise NoRuleError("another keep_aspect_ratio_policy than 'stretch', or a region to crop")
-    at_scales, at_sizes = (1, None) if site.opset < 11 else (2, 3)
+    crops = site.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    at_region, at_scales, at_sizes = (None, 1, None) if site.opset < 11 else (1, 2, 3)
 
     def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
         result = list(shapes[0])
-        along = [axis % len(result) for axis in axes] if axes is not None else range(len(result))
+        along = [axis % len(result) for axis in axes] if axes is not None else list(range(len(result)))
         sizes = contents[at_sizes] if at_sizes is not None and at_sizes < len(contents) else None
         if sizes is not None and sizes.size:
-            for axis, size in zip(along, sizes.tolist(), strict=True):
+            wanted = list(zip(along, sizes.tolist(), strict=True))
+            if policy != "stretch":  # all axes by one ratio: the smallest, or the largest
+                choose = min if policy == "not_larger" else max
+                by = choose(size / result[axis] for axis, size in wanted)
+                wanted = [(axis, math.floor(result[axis] * by + 0.5)) for axis, _ in wanted]
+            for axis, size in wanted:
                 result[axis] = size
-        else:
-            for axis, scale in zip(along, contents[at_scales], strict=True):
+            return (tuple(result),)
+        region = contents[at_region].tolist() if crops and at_region is not None else None
+        for number, (axis, scale) in enumerate(zip(along, contents[at_scales], strict=True)):
+            if region is None:
                 result[axis] = _scaled(result[axis], scale)
+            else:
+                part = region[number + len(along)] - region[number]
+                result[axis] = math.floor(result[axis] * part * float(scale))
         return (tuple(result),)
 
     return compute
@@ -209,4 +237,27 @@ def _roi_align(site: Site) -> Compute:
     return lambda shapes, _: ((shapes[1][0], shapes[0][1], height, width),)
 
 
-shape_rules({"GridSample": lambda shapes, _: ((*shapes[0][:2], *shapes[1][1:-1]),)})
+@shape_rule("MaxRoiPool")
+def _max_roi_pool(site: Site) -> Compute:
+    pooled = site.integers("pooled_shape") or ()
+    return lambda shapes, _: ((shapes[1][0], shapes[0][1], *pooled),)
+
+
+@shape_rule("Col2Im")
+def _col2im(_: Site) -> Compute:
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        image, block = contents[1].tolist(), contents[2].tolist()
+        return ((shapes[0][0], _divided(shapes[0][1], math.prod(block)), *image),)
+
+    return compute
+
+
+shape_rules({
+    "AffineGrid": lambda shapes, contents: (
+        (shapes[0][0], *contents[1].tolist()[2:], len(contents[1].tolist()) - 2),
+    ),
+    "com.microsoft::CropAndResize": lambda shapes, contents: (
+        (shapes[1][0], shapes[0][1], *contents[3].tolist()),
+    ),
+    "GridSample com.microsoft::GridSample": lambda shapes, _: ((*shapes[0][:2], *shapes[1][1:-1]),),
+})  # fmt: skip

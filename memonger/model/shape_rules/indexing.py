@@ -4,7 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
+import onnx_ir as ir
+
+from memonger.model.contents import constant
+from memonger.model.shaping import Compute, NoRuleError, Shape, Site, shape_rule, shape_rules
 
 
 @shape_rule("Gather")
@@ -19,7 +22,30 @@ def _gather(site: Site) -> Compute:
     return compute
 
 
-@shape_rule("GatherND")
+@shape_rule("com.microsoft::GatherBlockQuantized")
+def _gather_quantized(site: Site) -> Compute:
+    """Bytes hold two numbers of four bits, or four of two, along the last axis."""
+    axis, of_byte = site.integer("gather_axis", 0), 1
+    if site.kinds[0] in (None, ir.DataType.UINT8):
+        if site.kinds[0] is None:
+            raise NoRuleError("numbers of a type that the model doesn't declare")
+        of_byte = 8 // site.integer("bits", 4)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        data, indices = (*shapes[0][:-1], shapes[0][-1] * of_byte), shapes[1]
+        at = axis % len(data)
+        return ((*data[:at], *indices, *data[at + 1 :]),)
+
+    return compute
+
+
+@shape_rule("com.microsoft::GatherPacked")
+def _gather_packed(site: Site) -> Compute:
+    columns = site.integer("K", 0)
+    return lambda shapes, _: ((*shapes[1], columns),)
+
+
+@shape_rule("GatherND", "com.microsoft::GatherND")
 def _gather_nd(site: Site) -> Compute:
     batch = site.integer("batch_dims", 0)
     return lambda shapes, _: ((*shapes[1][:-1], *shapes[0][batch + shapes[1][-1] :]),)
@@ -72,7 +98,19 @@ def _range(_: Site) -> Compute:
     return compute
 
 
-@shape_rule("com.microsoft::EmbedLayerNormalization")
+@shape_rule("Constant")
+def _constant(site: Site) -> Compute:
+    shape = constant(site).shape
+    return lambda *_: (shape,)
+
+
+@shape_rule("Multinomial")
+def _multinomial(site: Site) -> Compute:
+    samples = site.integer("sample_size", 1)
+    return lambda shapes, _: ((shapes[0][0], samples),)
+
+
+@shape_rule("com.microsoft::EmbedLayerNormalization", "com.microsoft::QEmbedLayerNormalization")
 def _embed_layer_normalization(site: Site) -> Compute:
     """Token numbers (batch, length) and embeddings (words, width) → states, a length for each of the batch, sums."""
 
@@ -89,4 +127,6 @@ shape_rules({
     "EyeLike": lambda shapes, _: shapes[:1],
     "GatherElements": lambda shapes, _: shapes[1:2],
     "Size": lambda shapes, _: ((),),
+    "com.microsoft::TorchEmbedding": lambda shapes, _: ((*shapes[1], shapes[0][1]),),
+    "com.microsoft::WordConvEmbedding": lambda shapes, _: ((shapes[0][0], shapes[1][0]),),
 })  # fmt: skip

@@ -163,6 +163,18 @@ def _pad(site: Site) -> Compute:
     return compute
 
 
+@shape_rule(_MS + "UnfoldTensor")
+def _unfold(site: Site) -> Compute:
+    axis, size, step = site.integer("dim", -1), site.integer("size", 1), site.integer("step", 1)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        shape = list(shapes[0])
+        shape[axis] = (shape[axis] - size) // step + 1
+        return ((*shape, size),)
+
+    return compute
+
+
 @shape_rule("CenterCropPad")
 def _center_crop_pad(site: Site) -> Compute:
     axes = site.integers("axes")

@@ -8,9 +8,9 @@ from memonger.model.shaping import Compute, Shape, Site, shape_rule, shape_rules
 _MS = "com.microsoft::"
 
 _LIKE_FIRST = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Bernoulli", "BitwiseNot", "Cast", "CastLike", "Ceil",
-    "Celu", "Clip", "Cos", "Cosh", "CumProd", "CumSum", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp", "Floor",
-    "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "InstanceNormalization",
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Bernoulli", "BitCast", "BitwiseNot", "Cast", "CastLike",
+    "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumProd", "CumSum", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp",
+    "Floor", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "InstanceNormalization",
     "IsInf", "IsNaN", "LRN", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization",
     "Mish", "Neg", "Not", "PRelu", "QuantizeLinear", "RMSNormalization", "RandomNormalLike", "RandomUniformLike",
     "Reciprocal", "Relu", "ReverseSequence", "RotaryEmbedding", "Round", "Scatter", "ScatterElements", "ScatterND",
@@ -19,8 +19,12 @@ _LIKE_FIRST = (
 )  # fmt: skip
 
 _LIKE_FIRST_OF_MICROSOFT = (
-    "BiasGelu", "BiasSoftmax", "DequantizeLinear", "FastGelu", "Gelu", "GroupNorm", "QLinearLeakyRelu",
-    "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "Trilu",
+    "BiasAdd", "BiasDropout", "BiasGelu", "BiasSoftmax", "BranchwiseRMSNorm", "DequantizeLinear", "EngramGate",
+    "FastGelu", "GatedAdd", "GatedRMSNorm", "Gelu", "GroupNorm", "HyperConnectionPostMix", "Inverse",
+    "LinearAttentionGate",
+    "LongformerAttention", "MRotaryEmbedding", "MoE", "MoEPacked", "MurmurHash3", "QLinearLeakyRelu", "QLinearSigmoid",
+    "QLinearSoftmax", "QMoE", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "SampleOp", "ScaledSiLU",
+    "SkipGroupNorm", "Trilu",
 )  # fmt: skip
 
 
@@ -74,6 +78,13 @@ def _skip_normalization(site: Site) -> Compute:
     return compute
 
 
+@shape_rule(_MS + "SwiGLU")
+def _swiglu(site: Site) -> Compute:
+    if site.has(1):
+        return lambda shapes, _: shapes[:1]
+    return lambda shapes, _: ((*shapes[0][:-1], shapes[0][-1] // 2),)
+
+
 @shape_rule("BatchNormalization")
 def _batch_normalization(site: Site) -> Compute:
     return lambda shapes, _: (shapes[0], *[shapes[3]] * (site.outputs - 1))
@@ -81,7 +92,14 @@ def _batch_normalization(site: Site) -> Compute:
 
 shape_rules({
     "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
-    "Mod Mul Or Pow Sub Sum Where Xor": lambda shapes, _: (broadcast(*shapes),),
+    "Mod Mul Or Pow Sub Sum SwiGLU Where Xor com.microsoft::ComplexMul "
+    "com.microsoft::ComplexMulConj": lambda shapes, _: (broadcast(*shapes),),
     "com.microsoft::QLinearAdd com.microsoft::QLinearMul": lambda shapes, _: (broadcast(shapes[0], shapes[3]),),
+    "com.microsoft::MulInteger": lambda shapes, _: (broadcast(shapes[0], shapes[2]),),
+    "com.microsoft::QLinearWhere": lambda shapes, _: (broadcast(shapes[0], shapes[1], shapes[4]),),
+    "com.microsoft::BiasSplitGelu": lambda shapes, _: ((*shapes[0][:-1], shapes[0][-1] // 2),),
+    "com.microsoft::GemmaRotaryEmbedding": lambda shapes, _: (shapes[1], shapes[3]),
+    "com.microsoft::IsAllFinite": lambda *_: ((),),
+    "com.microsoft::NGramRepeatBlock": lambda shapes, _: shapes[1:2],
     "DynamicQuantizeLinear": lambda shapes, _: (shapes[0], (), ()),
 })  # fmt: skip

@@ -23,7 +23,7 @@ def product(a: Shape, b: Shape) -> Shape:
     return (*broadcast(left[:-2], right[:-2]), *rows, *columns)
 
 
-@shape_rule(_MS + "FusedMatMul", _MS + "FusedMatMulActivation")
+@shape_rule(_MS + "FusedMatMul", _MS + "FusedMatMulActivation", _MS + "TransposeMatMul")
 def _fused_matmul(site: Site) -> Compute:
     flags = [(site.integer(f"trans{side}", 0), site.integer(f"transBatch{side}", 0)) for side in "AB"]
 
@@ -35,15 +35,23 @@ def _fused_matmul(site: Site) -> Compute:
     return lambda shapes, _: (product(turned(shapes[0], flags[0]), turned(shapes[1], flags[1])),)
 
 
-@shape_rule(_MS + "MatMulNBits", _MS + "MatMulBnb4", _MS + "MatMulFpQ4")
+@shape_rule(
+    _MS + "MatMulNBits", _MS + "MatMulBnb4", _MS + "MatMulNBitsMlp", _MS + "MatMulNBitsQLoRA", _MS + "MatMulPacked"
+)  # fmt: skip
 def _matmul_of_bits(site: Site) -> Compute:
     columns = site.integer("N", 0)
     if not columns:
         raise NoRuleError("no attribute N")
-    return lambda shapes, _: ((*shapes[0][:-1], columns),)
+    return lambda shapes, _: ((*shapes[0][:-1], columns), shapes[0])[: site.outputs]
 
 
-@shape_rule("Gemm", _MS + "FusedGemm")
+@shape_rule(_MS + "MatMulNBitsQkv")
+def _matmul_of_bits_for_attention(site: Site) -> Compute:
+    columns = site.integer("Nq", 0), *[site.integer("Nkv", 0)] * 2
+    return lambda shapes, _: (*[(*shapes[0][:-1], each) for each in columns], shapes[0])[: site.outputs]
+
+
+@shape_rule("Gemm", _MS + "FusedGemm", _MS + "GemmFloat8")
 def _gemm(site: Site) -> Compute:
     return _gemm_of(site, 1)
 
@@ -68,52 +76,38 @@ def _gemm_of(site: Site, second: int) -> Compute:
 
 @shape_rule("Einsum")
 def _einsum(site: Site) -> Compute:
-    equation = site.text("equation", "").replace(" ", "")
-    terms, _, result = equation.partition("->")
-    if "." in equation or "->" not in equation:
-        raise NoRuleError(f"the equation {equation!r}")
+    """Dots stand for axes that are broadcast; without an arrow the letters that occur once come out, sorted."""
+    terms, arrow, result = site.text("equation", "").replace(" ", "").replace("...", ".").partition("->")
+    if not arrow:
+        once = sorted(letter for letter in set(terms) - set(",.") if terms.count(letter) == 1)
+        result = ("." if "." in terms else "") + "".join(once)
 
     def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
-        sizes: dict[str, int] = {}
+        sizes, dotted = dict[str, int](), list[Shape]()
         for letters, shape in zip(terms.split(","), shapes, strict=True):
-            for letter, dim in zip(letters, shape, strict=True):
+            before, dots, behind = letters.partition(".")
+            if dots:
+                end = len(shape) - len(behind)
+                dotted.append(shape[len(before) : end])
+                shape = (*shape[: len(before)], *shape[end:])
+            for letter, dim in zip(before + behind, shape, strict=True):
                 if sizes.setdefault(letter, dim) in (1, dim):
                     sizes[letter] = dim
-        return (tuple(sizes[letter] for letter in result),)
-
-    return compute
-
-
-@shape_rule(_MS + "Attention", _MS + "QAttention")
-def _attention(site: Site) -> Compute:
-    """Attention with its own projection: input (batch, length, width), weight (width, three times the heads' width)."""
-    widths, heads, is_quantized = site.integers("qkv_hidden_sizes"), site.integer("num_heads", 1), "Q" in site.op_type
-    past = 8 if is_quantized else 4
-    if site.has(past) or (site.outputs > 1 and widths is not None):
-        raise NoRuleError("a past, or keys of another width than values")
-
-    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
-        batch, length, _width = shapes[0]
-        width = widths[2] if widths is not None else shapes[1][1] // 3
-        return ((batch, length, width), (2, batch, heads, length, width // heads))[: site.outputs]
-
-    return compute
-
-
-@shape_rule(_MS + "MultiHeadAttention")
-def _multi_head_attention(site: Site) -> Compute:
-    if site.outputs > 1 or not site.has(2):
-        raise NoRuleError("keys and values that it returns, or packed ones")
-
-    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
-        query, value = shapes[0], shapes[2]
-        return ((*query[:2], value[2] if len(value) == 3 else value[1] * value[3]),)
+        sizes_of_dots = broadcast(*dotted) if dotted else ()
+        before, _dots, behind = result.partition(".")
+        return ((*[sizes[each] for each in before], *sizes_of_dots, *[sizes[each] for each in behind]),)
 
     return compute
 
 
 shape_rules({
-    "MatMul MatMulInteger com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulIntegerToFloat "
-    "com.microsoft::MatMulInteger16": lambda shapes, _: (product(shapes[0], shapes[1]),),
+    "MatMul MatMulInteger com.microsoft::DynamicQuantizeMatMul com.microsoft::GemmFastGelu "
+    "com.microsoft::MatMulIntegerToFloat com.microsoft::MatMulInteger16 "
+    "com.microsoft::SparseToDenseMatMul": lambda shapes, _: (product(shapes[0], shapes[1]),),
+    "com.microsoft::CDist": lambda shapes, _: ((shapes[0][0], shapes[1][0]),),
+    "com.microsoft::MatMulBlockQuantizedFp4Weight com.microsoft::MatMulBlockQuantizedFp8Weight": lambda shapes, _: (
+        (*shapes[0][:-1], shapes[1][0]),
+    ),
+    "com.microsoft::MatMulFpQ4": lambda shapes, contents: (product(shapes[0], tuple(contents[2].tolist())),),
     "QLinearMatMul": lambda shapes, _: (product(shapes[0], shapes[3]),),
 })  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 from memonger.model.shaping import Compute, Shape, Site, shape_rule
 
 
-@shape_rule("GRU", "LSTM", "RNN", "com.microsoft::DynamicQuantizeLSTM")
+@shape_rule("GRU", "LSTM", "RNN", "com.microsoft::AttnLSTM", "com.microsoft::DynamicQuantizeLSTM")
 def _recurrent(site: Site) -> Compute:
     is_batch_first = site.integer("layout", 0)
     recurrence = 2

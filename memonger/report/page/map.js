@@ -25,7 +25,7 @@ class ArenaMap {
   /* -- what is in sight */
 
   fit() {
-    const arena = this.plan.arena_bytes + (this.plan.workspace_bytes || 0);
+    const arena = this.plan.arena_bytes + (this.plan.workspace_bytes || 0) + (this.plan.run_time_bytes || 0);
     this.view = { x0: 0, x1: Math.max(this.rectangles.stepCount, 1), y0: 0, y1: Math.max(arena, 1) };
     this.redraw();
   }

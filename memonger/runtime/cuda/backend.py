@@ -66,7 +66,7 @@ class CudaBackend:
         """How much memory is free, by the driver."""
         return driver.room(self.device)
 
-    def reserve(self, session: Any, size: int) -> None:
+    def reserve(self, session: Any, size: int, *, exactly: bool = False) -> None:
         """Take a region of the largest need: all that is taken costs here.
 
         A step that asks for most of it, and then for more, takes another region of what doesn't fit.
