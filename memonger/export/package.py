@@ -14,7 +14,8 @@ from memonger.lowering import calibrate
 from memonger.model.ranges import described
 from memonger.model.values import required_inputs
 from memonger.plan import Plan, graph_of
-from memonger.runtime import program
+from memonger.runtime import onnxruntime, program
+from memonger.runtime.as_written import check_as_written
 from memonger.runtime.fleet_memory import memory_of, need_of
 from memonger.runtime.session import device_of
 from memonger.units import MOST_INSTANCES, MiB, in_full, whole
@@ -288,6 +289,20 @@ def _check_sharing(models: Sequence[ServedModel], sharing: Sharing) -> None:
                 f"arena{'' if sharing.arenas == 1 else 's'}, and the limit is {in_full(sharing.limit)}: "
                 f"{option('limit')} has to be at least that."
             )
+
+
+def check_runs(package: Package) -> None:
+    """Check that a session follows each plan, where onnxruntime is here to say so: a server would refuse every request.
+
+    Raises:
+        PlanError: it doesn't; the message says what would work.
+    """
+    for model in package.models if onnxruntime.is_available() else ():
+        for plan in model.plans:
+            try:
+                check_as_written(plan, device_of(plan, None))
+            except SessionError as error:
+                raise PlanError(f"'{model.name}' can't be served: {error}") from error
 
 
 def stock_notes(plan: Plan) -> list[str]:

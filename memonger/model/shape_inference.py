@@ -12,6 +12,7 @@ from memonger.errors import LoadError
 from memonger.model import checks, onnx_process
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
+from memonger.model.runtime_types import complete_shapes, complete_types
 from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
 from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, tensor_shape
 
@@ -58,9 +59,12 @@ def infer(model: Model) -> None:
 
 def _infer_and_fold(model: Model) -> Exception | None:
     complaint = infer_once(model)
+    while complete_types(model.graph):
+        complaint = infer_once(model)
     while fold_shape_arithmetic(model.ir):
         if _has_unknown(model.graph):
             complaint = infer_once(model)
+    complete_shapes(model.ir)
     return complaint
 
 

@@ -45,6 +45,7 @@ class Sizes:
 
     Args:
         model: Every node and value named.
+        lenient: Leave out what has no rule, in place of an error: its outputs, and what stands behind them.
 
     Attributes:
         names: Of the values that nodes write, in file order.
@@ -54,7 +55,7 @@ class Sizes:
         PlanError: an operator has no shape rule; it names the node.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, lenient: bool = False) -> None:
         graph = model.graph
         numbers: dict[ir.Value, int] = {}
         for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
@@ -68,7 +69,7 @@ class Sizes:
         self.names = tuple(str(value.name) for value in written)
         self._written = tuple(numbers[value] for value in written)
         wanted = _wanted(model)
-        steps = (_step(node, model.opset_imports, numbers, wanted) for node in graph)
+        steps = (_step(node, model.opset_imports, numbers, wanted, lenient) for node in graph)
         self._steps = tuple(step for step in steps if step is not None)
         by_content = {step.writes[0] for step in self._steps if step.evaluate is not None}
         self.computed = frozenset(n for n, v in zip(self.names, self._written, strict=True) if v in by_content)
@@ -141,7 +142,7 @@ def _shape_of(value: ir.Value) -> Shape | None:
 
 
 def _step(
-    node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value]
+    node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value], lenient: bool
 ) -> _Step | None:
     """What computes a node's shapes; None where only a run can tell them."""
     if facts(node).sized_at_run_time or subgraphs(node):
@@ -151,12 +152,16 @@ def _step(
     where, rule = f"node '{node.name}' ({operator_name(node)})", rule_of(node)
     instead = "Plan it for single shapes, or at a lower level."
     if rule is None:
+        if lenient:
+            return None
         raise PlanError(f"{where}: the sizes that this operator gives at other shapes aren't known. {instead}")
     opset = node.version if node.version is not None else opsets.get(node.domain, 1)
     try:
         site = Site.of(node, opset)
         compute = rule(site)
     except NoRuleError as error:
+        if lenient:
+            return None
         raise PlanError(f"{where}: sizes at other shapes aren't known for {error}. {instead}") from error
     except CONTRADICTIONS as error:
         raise PlanError(f"{where} has malformed attributes: {error}.") from error

@@ -142,6 +142,11 @@ _SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for
 """Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""
 
 
+_AS_IT_STANDS = {"session.disable_quant_qdq": "1"}
+"""For a model that isn't optimized: else each reader of a DequantizeLinear gets one of its own, at any level. These run
+before all else, and in memory that nobody planned. What fuses them belongs to the levels that optimize."""
+
+
 @cache
 def _share_host_allocator() -> None:
     """Have onnxruntime keep one allocator of host memory for all sessions that ask for it.
@@ -191,6 +196,8 @@ def session_options(options: Options) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
     entries = {**(_OF_SEGMENTS if options.is_segment else {}), **options.entries}
+    if options.level == "ORT_DISABLE_ALL":
+        entries = {**_AS_IT_STANDS, **entries}
     if options.shares_workspace:
         _share_host_allocator()
         entries = {**_SHARING, **entries}

@@ -1,0 +1,98 @@
+"""Types and shapes of what onnxruntime's own operators write, which ONNX's inference doesn't know.
+
+Quantized models are made of them (``QLinearAdd``, ``QGemm``, ``MatMulNBits``), and what stands behind one would have no
+type either. Types are from onnxruntime's schemas, shapes from `memonger.model.shape_rules`.
+"""
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from memonger.model.sizes import Sizes, SizesError
+from memonger.model.values import all_values, dense, input_at, static_shape
+
+_FLOAT, _INT32 = ir.DataType.FLOAT, ir.DataType.INT32
+_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
+
+Source = int | ir.DataType | tuple[int, ir.DataType]
+
+_SOURCES: Mapping[str, tuple[Source | None, ...]] = {
+    "BiasDropout": (0, _BOOL),
+    "BitmaskBiasDropout": (0, ir.DataType.UINT32),
+    "BitmaskDropout": (0, ir.DataType.UINT32),
+    "DequantizeLinear": (1,),
+    "EmbedLayerNormalization": (2, 0, 2),
+    "GatherBlockQuantized": (2,),
+    "GroupQueryAttention": (0, (3, _FLOAT), (4, _FLOAT), 0),
+    "IsAllFinite": (_BOOL,),
+    "MatMulIntegerToFloat": (2,),
+    "MulInteger": (_INT32,),
+    "NGramRepeatBlock": (1,),
+    "PagedAttention": (0, 3, 4),
+    "QAttention": (3, 3),
+    "QEmbedLayerNormalization": (8, 0),
+    "QGemm": ((8, _FLOAT),),
+    "QLinearConcat": (1,),
+    "QLinearConv": (7,),
+    "QLinearWhere": (1,),
+    "QuantizeLinear": ((2, ir.DataType.UINT8),),
+    "RemovePadding": (0, 1, 1, 1),
+    "SkipLayerNormalization": (0, _FLOAT, _FLOAT, 0),
+    "SkipSimplifiedLayerNormalization": (0, _FLOAT, _FLOAT, 0),
+    "SparseToDenseMatMul": (1,),
+    "Unique": (0, _INT64, _INT64),
+    "WordConvEmbedding": (1,),
+    **dict.fromkeys(
+        ("CropAndResize", "GemmFloat8", "GridSample", "MatMulInteger16", "MurmurHash3", "QuantizeBFP", "DequantizeBFP",
+         "QuantizeWithOrder", "DequantizeWithOrder", "ReduceSumInteger", "GatherPacked"), (None,),
+    ),
+}  # fmt: skip
+"""For each output the input that it has the type of, and what it is where that isn't there; None: an attribute decides,
+or more. Operators that aren't named write what their first input is."""
+
+
+def complete_types(graph: ir.Graph) -> bool:
+    """Give types to outputs of onnxruntime's own operators that have none. Returns: whether there were any."""
+    found = False
+    for node in graph:
+        if node.domain != "com.microsoft":
+            continue
+        for place, value in enumerate(node.outputs):
+            if value.name and value.dtype is None and (dtype := output_type(node, place)) is not None:
+                value.type, found = ir.TensorType(dtype), True
+    return found
+
+
+def output_type(node: ir.Node, place: int) -> ir.DataType | None:
+    """The type of an output of a node of ``com.microsoft``; None where its inputs don't tell."""
+    sources = _SOURCES.get(node.op_type, (0,))
+    source = sources[min(place, len(sources) - 1)]
+    instead = None
+    if isinstance(source, tuple):
+        source, instead = source
+    if source is None or isinstance(source, ir.DataType):
+        return source
+    value = input_at(node, source)
+    if value is None:
+        return instead
+    return value.const_value.dtype if value.dtype is None and value.const_value is not None else value.dtype
+
+
+def complete_shapes(model: ir.Model) -> None:
+    """Give shapes by rule to what onnxruntime's own operators write, and to what stands behind them."""
+    graph = model.graph
+    if not any(node.domain == "com.microsoft" for node in graph):
+        return
+    lacking = {value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None}
+    if not lacking:
+        return
+    sizes = Sizes(model, lenient=True)
+    try:
+        shapes = sizes.at({str(v.name): shape for v in graph.inputs if (shape := static_shape(v)) is not None})
+    except SizesError:
+        return  # whoever runs it says so
+    of = dict(zip(sizes.names, shapes, strict=True))
+    for value in lacking:
+        shape = of.get(str(value.name))
+        if shape is not None:
+            value.shape = ir.Shape(list(shape))
