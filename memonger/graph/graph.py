@@ -423,12 +423,6 @@ def _planned(
         node = value.producer()
         if node is None or not dense(value) or facts(node).shape_only or value in dynamic or value.name in host:
             continue
-        if size is None:
-            raise PlanError(
-                f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "
-                f"inference can't tell it. Plan for a device ({option('device', 'cpu')}), where one run measures it, "
-                "or write its shape into the model's value_info."
-            )
         if size:
             planned.add(value)
     return planned

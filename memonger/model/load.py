@@ -23,6 +23,7 @@ from onnx_ir.passes import common as passes
 from memonger.errors import LoadError
 from memonger.model import bind_dims, checks, onnx_process
 from memonger.model.checks import root_cause
+from memonger.model.maps import without_maps
 from memonger.model.marks import inline
 from memonger.model.model import Model
 from memonger.model.ranges import Range
@@ -158,9 +159,19 @@ def load_as_is(source: Source) -> Model:
     """
     model = _copy(source)
     checks.check_structure(model)
+    _open_negative(model.ir)
     checks.check_external_data(model)
     checks.check_tensors(model)
     return model
+
+
+def _open_negative(model: ir.Model) -> None:
+    """A dimension below zero has no size, as the runtime reads it: Paddle's and Keras' exporters write -1 so."""
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
+            if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+                dims = (ir.SymbolicDim(None) if isinstance(dim, int) and dim < 0 else dim for dim in value.shape)
+                value.shape = ir.Shape(list(dims))
 
 
 def _copy(source: Source) -> Model:
@@ -247,6 +258,7 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> Model
         raise LoadError(f"{name} has an empty graph: no nodes and no outputs, so there is nothing to plan.")
     if not proto.opset_import:
         raise LoadError(f"{name} is not a valid ONNX model: it imports no operator set (opset_import is empty).")
+    proto = without_maps(proto, name)
     try:
         model = ir.serde.deserialize_model(proto)
         external = list(external_tensors(model))

@@ -1,4 +1,4 @@
-"""Types and shapes of what onnxruntime's own operators write, which ONNX's inference doesn't know.
+"""Types and shapes of what onnxruntime's own operators and classifiers write, which ONNX's inference doesn't know.
 
 Quantized models are made of them (``QLinearAdd``, ``QGemm``, ``MatMulNBits``), and what stands behind one would have no
 type either. Types are from onnxruntime's schemas, shapes from `memonger.model.shape_rules`.
@@ -52,10 +52,10 @@ or more. Operators that aren't named write what their first input is."""
 
 
 def complete_types(graph: ir.Graph) -> bool:
-    """Give types to outputs of onnxruntime's own operators that have none. Returns: whether there were any."""
+    """Give types to outputs of onnxruntime's own operators and classifiers that have none. Returns: whether any did."""
     found = False
     for node in graph:
-        if node.domain != "com.microsoft":
+        if node.domain not in ("com.microsoft", "ai.onnx.ml"):
             continue
         for place, value in enumerate(node.outputs):
             if value.name and value.dtype is None and (dtype := output_type(node, place)) is not None:
@@ -64,7 +64,9 @@ def complete_types(graph: ir.Graph) -> bool:
 
 
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """The type of an output of a node of ``com.microsoft``; None where its inputs don't tell."""
+    """The type of an output of a node of ``com.microsoft`` or a classifier; None where nothing tells it."""
+    if node.domain == "ai.onnx.ml":
+        return _of_classifier(node, place)
     sources = _SOURCES.get(node.op_type, (0,))
     source = sources[min(place, len(sources) - 1)]
     instead = None
@@ -78,11 +80,19 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     return value.const_value.dtype if value.dtype is None and value.const_value is not None else value.dtype
 
 
+def _of_classifier(node: ir.Node, place: int) -> ir.DataType | None:
+    """A label for each row, and the scores."""
+    if node.op_type not in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"):
+        return None
+    if place:
+        return _FLOAT
+    labels = node.attributes.get("classlabels_strings")
+    return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
+
+
 def complete_shapes(model: ir.Model) -> None:
-    """Give shapes by rule to what onnxruntime's own operators write, and to what stands behind them."""
+    """Give shapes by rule to what ONNX's inference leaves without: onnxruntime's own operators, and what is behind."""
     graph = model.graph
-    if not any(node.domain == "com.microsoft" for node in graph):
-        return
     lacking = {value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None}
     if not lacking:
         return

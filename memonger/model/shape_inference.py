@@ -58,6 +58,7 @@ def infer(model: Model) -> None:
 
 
 def _infer_and_fold(model: Model) -> Exception | None:
+    complete_types(model.graph)
     complaint = infer_once(model)
     while complete_types(model.graph):
         complaint = infer_once(model)
@@ -69,10 +70,13 @@ def _infer_and_fold(model: Model) -> Exception | None:
 
 
 def _forget_declared(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """Shapes that the file declares. A 0 stands in some exporters' files for a size that wasn't known: it says nothing."""
     declared = {}
     for value in (v for node in graph for v in node.outputs):
         if value.shape is not None and dense(value):
-            declared[value], value.shape = value.shape, None
+            shape, value.shape = value.shape, None
+            if 0 not in shape.dims:
+                declared[value] = shape
     return declared
 
 

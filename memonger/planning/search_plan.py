@@ -381,8 +381,8 @@ def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: 
 
 
 def _held_at_run_time(lowered: Lowered, ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """A note on values whose size a range doesn't decide, so that no layout holds them."""
-    names = open_dims.unknown(lowered.model) if ranges else []
+    """A note on values whose size a range doesn't decide, or in a portable plan no rule, so that no layout holds them."""
+    names = open_dims.unknown(lowered.model) if ranges or lowered.calibration is None else []
     if not names:
         return ()
     return (f"'{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''} have a size that only a run can tell: "
