@@ -18,6 +18,7 @@ from memonger.graph.aliasing import floating_names, in_inference_form
 from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
 from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
 from memonger.lowering import cuda as cuda_form
+from memonger.lowering.branches import with_open_branches
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import open_dims
 from memonger.model.checks import root_cause
@@ -93,7 +94,7 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
         written = FORMS.get(device.provider, _unchanged)(cpu_narrow.write_out(model) if rewritten else model)
         if rewritten:
             written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
-        lowered, calibration = _lower(written, device, settings, folder.path)
+        lowered, calibration = _lower_or_open(written, device, settings, folder.path)
     except SessionError as error:
         hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
         raise PlanError(f"{model.name}: {error}{hint}") from error
@@ -106,6 +107,23 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
 
 def _unchanged(model: Model) -> Model:
     return model
+
+
+def _lower_or_open(
+    model: Model, device: Device, settings: Settings, folder: Path
+) -> tuple[ir.Model, Calibration]:
+    """`_lower`; a model that the runtime refuses, but for sizes that are fixed within branches, with these open."""
+    try:
+        return _lower(model, device, settings, folder)
+    except SessionError:
+        opened = with_open_branches(model)
+        if opened is None:
+            raise
+        try:
+            return _lower(opened, device, settings, folder)
+        except SessionError:
+            pass  # it isn't that: what was said first counts
+        raise
 
 
 def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tuple[ir.Model, Calibration]:

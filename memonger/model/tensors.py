@@ -1,6 +1,6 @@
 """The tensors of a model, wherever they stand."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -29,6 +29,46 @@ def sizes_of_parts(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
 def in_memory(tensor: ir.TensorProtocol) -> ir.Tensor[Any]:
     """A tensor with its content, which may lie in a file of its own, in the model."""
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
+class DataFile(ir.ExternalTensor):
+    """A tensor in a file that `memonger.model.checks.check_external_data` has looked at.
+
+    onnx-ir refuses files with several hard links, which is what uv, ``cp -l`` and deduplication make of them: a link is
+    made by who may read the file, and what an archive brings along is a file of its own.
+    """
+
+    __slots__ = ()
+
+    def _check_path_containment(self) -> None:
+        pass
+
+    @classmethod
+    def of(cls, tensor: ir.ExternalTensor, *, location: str | None = None, base_dir: Any = None) -> "DataFile":
+        """The same tensor, of another file where one is given."""
+        return cls(
+            tensor.location if location is None else location, tensor.offset, tensor.length, tensor.dtype,
+            shape=tensor.shape, name=tensor.name or "", doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+            base_dir=tensor.base_dir if base_dir is None else base_dir,
+        )  # fmt: skip
+
+
+def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:
+    """Put another tensor in the place of each that lies in a file of its own, wherever in the model it stands."""
+    for body in bodies(model):
+        for value in body.initializers.values() if isinstance(body, ir.Graph) else ():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = made(value.const_value)
+        for node in body:
+            for attribute in list(node.attributes.values()):
+                if attribute.is_ref():
+                    continue
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes.add(ir.AttrTensor(attribute.name, made(attribute.value)))
+                elif attribute.type == ir.AttributeType.TENSORS:
+                    tensors = [made(one) if isinstance(one, ir.ExternalTensor) else one for one in attribute.value]
+                    node.attributes.add(ir.AttrTensors(attribute.name, tensors))
 
 
 def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
