@@ -26,6 +26,7 @@ from memonger.model.model import Model
 from memonger.model.ranges import Range, described
 from memonger.model.save import as_proto, check_not_its_weights
 from memonger.model.sizes import SizesError
+from memonger.model.tensors import inner_bytes
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, required_inputs, static_shape
 from memonger.plan_file import Header, Record
@@ -199,7 +200,8 @@ class Plan(BasePlan, Header):
 
     @property
     def parameter_bytes(self) -> int:
-        """Initializers of the model; of a training model all that persists, optimizer state included."""
+        """Weights of the model, those of branches and trees too; of a training model all that persists, with the
+        optimizer's state."""
         return parameter_bytes(self.model, self.training)
 
     @property
@@ -551,12 +553,12 @@ def _device(text: str, path: str | Path) -> Device:
 
 
 def parameter_bytes(model: ir.Model, training: Training | None) -> int:
-    """Bytes of the initializers; of a training model all that persists, optimizer state included."""
-    return sum(parameter_sizes(model, training).values())
+    """Bytes of the weights, wherever they stand; of a training model all that persists, optimizer state included."""
+    return sum(parameter_sizes(model, training).values()) + inner_bytes(model)
 
 
 def parameter_sizes(model: ir.Model, training: Training | None) -> dict[str, int]:
-    """The same, of each by its name."""
+    """The same of the initializers, of each by its name."""
     persistent = set(training.persistent) if training else set()
     tensors = ((name, value.const_value) for name, value in model.graph.initializers.items())
     constants = {name: tensor.nbytes for name, tensor in tensors if tensor is not None}

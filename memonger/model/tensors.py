@@ -9,8 +9,8 @@ _LARGE = 1024  # bytes
 
 
 def is_large(tensor: ir.TensorProtocol) -> bool:
-    """Whether a weight is worth handling apart from the graph: smaller ones travel with it."""
-    return tensor.nbytes >= _LARGE
+    """Whether a weight is worth handling apart from the graph: smaller ones travel with it. Text never is."""
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _LARGE
 
 
 def sizes_of_parts(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
@@ -90,6 +90,29 @@ def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
                     yield attribute.value
                 elif attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref():
                     yield from attribute.value
+
+
+def inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Weights that are no initializers of the main graph: of branches, loops and functions, and large attributes."""
+    for body in bodies(model):
+        if isinstance(body, ir.Graph) and body is not model.graph:
+            yield from (v.const_value for v in body.initializers.values() if v.const_value is not None)
+        for attribute in (each for node in body for each in node.attributes.values()):
+            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref() and is_large(attribute.value):
+                yield attribute.value
+
+
+def inner_bytes(model: ir.Model) -> int:
+    """Bytes of these, and of long lists of numbers in attributes, as of trees; short ones are settings."""
+    lists = (attribute for body in bodies(model) for node in body for attribute in node.attributes.values())
+    long = sum(size for one in lists if (size := _list_bytes(one)) >= _LARGE)
+    return long + sum(one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING)
+
+
+def _list_bytes(attribute: ir.Attr) -> int:
+    """Bytes of an attribute that is a list of numbers, as onnxruntime holds it."""
+    each = {ir.AttributeType.FLOATS: 4, ir.AttributeType.INTS: 8}.get(attribute.type, 0)
+    return each * len(attribute.value) if each and not attribute.is_ref() else 0
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
