@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Job, Measured, MeasuredSession, latency, read_arrays, take_turns
+from memonger.cli.measure import Job, Measured, MeasuredSession, latency, read_arrays, take_turns, write_arrays
 from memonger.cli.settings import Result, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import Device
@@ -142,7 +142,7 @@ def compare(
     graphs, device = _graph_verdict(checked), checked.device
     del checked
     given, rows = filled(plan, given, settings)
-    np.savez(folder / "inputs.npz", **dict[str, Any](given))
+    write_arrays(folder / "inputs.npz", given)
     job = planned_job(Job, plan, planned, device, settings, folder)
     jobs = {"planned": job, **stock_jobs(plan, job, stock, given, folder)}
     measured = measure_in_turns(jobs, folder, settings, tell)
