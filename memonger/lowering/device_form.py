@@ -18,9 +18,9 @@ from memonger.graph.aliasing import floating_names, in_inference_form
 from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
 from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
 from memonger.lowering import cuda as cuda_form
-from memonger.lowering.branches import with_open_branches
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import open_dims
+from memonger.model.branches import with_open_branches
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.modules import carry_modules

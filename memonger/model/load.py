@@ -23,6 +23,7 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
 from memonger.model import bind_dims, checks, onnx_process
+from memonger.model.branches import has_branches, with_open_branches
 from memonger.model.checks import root_cause
 from memonger.model.maps import without_maps
 from memonger.model.marks import inline
@@ -102,7 +103,20 @@ def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Ma
     model = _inlined(source)
     model = bind_dims.bind(model, batch, dims, shapes)
     model = _prepared(model)
-    infer(model)
+    before = model.clone() if has_branches(model) else None
+    try:
+        infer(model)
+    except LoadError:
+        opened = None if before is None else with_open_branches(before)
+        if opened is None:
+            raise
+        try:
+            infer(opened)
+        except LoadError:
+            pass  # it isn't a branch for other sizes: what was said first counts
+        else:
+            return opened
+        raise
     return model
 
 

@@ -16,7 +16,26 @@ _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 Source = int | ir.DataType | tuple[int, ir.DataType]
 
-_SOURCES: Mapping[str, tuple[Source | None, ...]] = {
+_LIKE_FIRST = frozenset((
+    "Attention AttnLSTM BiasAdd BiasGelu BiasSoftmax BiasSplitGelu BifurcationDetector BranchwiseRMSNorm "
+    "CDist CausalConvWithState ComplexMul ComplexMulConj ConvStateReplay ConvTransposeWithDynamicPads "
+    "DecoderAttention DecoderMaskedSelfAttention DynamicQuantizeLSTM DynamicQuantizeMatMul EngramGate "
+    "ExpandDims FastGelu FusedConv FusedGemm FusedMatMul FusedMatMulActivation GatedAdd "
+    "GatedDeltaNetStateReplay GatedRMSNorm GatedRelativePositionBias GatherND Gelu GemmFastGelu GroupNorm "
+    "HyperConnectionLowRankMix HyperConnectionPostMix HyperConnectionPreMix Inverse Irfft "
+    "LinearAttentionGate LongformerAttention MRotaryEmbedding MatMulBlockQuantizedFp4Weight "
+    "MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4 MatMulNBits MatMulNBitsMlp MatMulNBitsQLoRA "
+    "MatMulNBitsQkv MatMulPacked MaxpoolWithMask MoE MoEPacked NGramHashMapping NhwcConv NhwcFusedConv "
+    "NhwcMaxPool PackedAttention PackedMultiHeadAttention PackedSparseAttentionIndexerMerge Pad "
+    "QLinearAdd QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean "
+    "QLinearSigmoid QLinearSoftmax QMoE QOrderedAttention QOrderedGelu QOrderedLayerNormalization "
+    "QOrderedLongformerAttention QOrderedMatMul QuickGelu Range RelativePositionBias RestorePadding Rfft "
+    "RotaryEmbedding RouterGateUpProj ScaledSiLU SkipGroupNorm SparseAttention SwiGLU Tokenizer "
+    "TorchEmbedding TransposeMatMul Trilu UnfoldTensor VarlenCausalConvWithState"
+).split())
+"""Operators all of whose outputs have the type of their first input."""
+
+OPERATORS: Mapping[str, tuple[Source, ...]] = {
     "BiasDropout": (0, _BOOL),
     "BitmaskBiasDropout": (0, ir.DataType.UINT32),
     "BitmaskDropout": (0, ir.DataType.UINT32),
@@ -42,13 +61,13 @@ _SOURCES: Mapping[str, tuple[Source | None, ...]] = {
     "SparseToDenseMatMul": (1,),
     "Unique": (0, _INT64, _INT64),
     "WordConvEmbedding": (1,),
-    **dict.fromkeys(
-        ("CropAndResize", "GemmFloat8", "GridSample", "MatMulInteger16", "MurmurHash3", "QuantizeBFP", "DequantizeBFP",
-         "QuantizeWithOrder", "DequantizeWithOrder", "ReduceSumInteger", "GatherPacked"), (None,),
-    ),
+    "BeamSearch": (1, 5, 5),
+    "LinearAttention": (0, 3),
+    "MultiHeadAttention": (0, 0, 0),
+    **dict.fromkeys(_LIKE_FIRST, (0,)),
 }  # fmt: skip
-"""For each output the input that it has the type of, and what it is where that isn't there; None: an attribute decides,
-or more. Operators that aren't named write what their first input is."""
+"""For each output the input that it has the type of, and what it is where that isn't there. The last stands for all that
+follow where an operator has one entry."""
 
 
 def complete_types(graph: ir.Graph) -> bool:
@@ -67,12 +86,13 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     """The type of an output of a node of ``com.microsoft`` or a classifier; None where nothing tells it."""
     if node.domain == "ai.onnx.ml":
         return _of_classifier(node, place)
-    sources = _SOURCES.get(node.op_type, (0,))
-    source = sources[min(place, len(sources) - 1)]
-    instead = None
+    sources = OPERATORS.get(node.op_type, ())
+    if not sources or place >= len(sources) > 1:
+        return None
+    source, instead = sources[place if len(sources) > 1 else 0], None
     if isinstance(source, tuple):
         source, instead = source
-    if source is None or isinstance(source, ir.DataType):
+    if isinstance(source, ir.DataType):
         return source
     value = input_at(node, source)
     if value is None:
