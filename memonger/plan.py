@@ -369,9 +369,13 @@ class Plan(BasePlan, Header):
             PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out.
         """
         self.verify()
+        record, path = self.record(), Path(path)
         if self.source is not None:
-            check_not_its_weights(self.source.ir, Path(path))
-        plan_file.save(self.open_model, self.record(), Path(path))
+            check_not_its_weights(self.source.ir, path)
+            if self.source.path is not None:
+                source_file = plan_file.SourceFile.of(self.source.path, path.absolute().parent)
+                record = dataclasses.replace(record, source_file=source_file)
+        plan_file.save(self.open_model, record, path)
 
     @property
     def open_model(self) -> ir.Model:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 
-DATATYPES = {
+DATATYPES: dict[str, Any] = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32,
     "FP64": np.float64, "BF16": ir.DataType.BFLOAT16.numpy(), "BYTES": np.object_,

@@ -109,9 +109,7 @@ def _unchanged(model: Model) -> Model:
     return model
 
 
-def _lower_or_open(
-    model: Model, device: Device, settings: Settings, folder: Path
-) -> tuple[ir.Model, Calibration]:
+def _lower_or_open(model: Model, device: Device, settings: Settings, folder: Path) -> tuple[ir.Model, Calibration]:
     """`_lower`; a model that the runtime refuses, but for sizes that are fixed within branches, with these open."""
     try:
         return _lower(model, device, settings, folder)

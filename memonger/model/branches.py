@@ -1,8 +1,9 @@
 """Branches of ``If`` that don't go with the sizes that are planned for.
 
 A model may have a branch for each of several sizes of its inputs, of which a run takes the right one. Once sizes are
-fixed what infers shapes computes them in the others too, ONNX's own inference or onnxruntime's optimizer, finds that they
-contradict each other, and refuses the model. So such branches read what they take from outside through a Slice of all of it, whose bounds only the run can tell.
+fixed ONNX's inference and onnxruntime's optimizer compute shapes in the others too, find that they contradict each
+other, and refuse the model. So such branches read what they take from outside through a Slice of all of it, whose
+bounds only the run can tell.
 """
 
 import itertools

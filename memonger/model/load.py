@@ -74,8 +74,8 @@ def load(
     """Read a model and make its shapes static.
 
     Args:
-        source: A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; of the second and third
-            also with the files beside it, by their names in it: ``(model, {"model.onnx_data": data})``. None is changed.
+        source: A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; the second and third also
+            with the files beside it, by their names in it: ``(model, {"model.onnx_data": data})``. None is changed.
         batch: The first dimension of every input where that is symbolic. None: 1 where it has no size yet, which
             ``notes`` of the result say.
         dims: Sizes of the other symbolic dimensions, by name, or by place: ``{"x[1]": 128}``.

@@ -55,8 +55,8 @@ def without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
         table, made = node.input[0], node.output[0]
         if any(made in other.input for other in graph.node):
             raise LoadError(
-                f"{name}: a node reads '{made}' (ZipMap), a list of dictionaries: export the model without it (skl2onnx: "
-                "options={'zipmap': False})."
+                f"{name}: a node reads '{made}' (ZipMap), a list of dictionaries: export the model without it "
+                "(skl2onnx: options={'zipmap': False})."
             )
         attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
         if strings := attributes.get("classlabels_strings"):
@@ -67,9 +67,11 @@ def without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for value in (*graph.output, *graph.value_info):
         if value.name in numbers or value.name in texts or _is_map(value.type):
             value.ClearField("type")
-    record = {"numbers": numbers, "texts": texts}
-    returned = {kind: {made: keys for made, keys in of.items() if made in outputs} for kind, of in record.items()}
-    copy.metadata_props.add(key=KEY, value=json.dumps(returned))
+    record = {
+        "numbers": {made: keys for made, keys in numbers.items() if made in outputs},
+        "texts": {made: keys for made, keys in texts.items() if made in outputs},
+    }
+    copy.metadata_props.add(key=KEY, value=json.dumps(record))
     return copy
 
 

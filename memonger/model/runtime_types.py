@@ -16,23 +16,23 @@ _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 Source = int | ir.DataType | tuple[int, ir.DataType]
 
-_LIKE_FIRST = frozenset((
-    "Attention AttnLSTM BiasAdd BiasGelu BiasSoftmax BiasSplitGelu BifurcationDetector BranchwiseRMSNorm "
-    "CDist CausalConvWithState ComplexMul ComplexMulConj ConvStateReplay ConvTransposeWithDynamicPads "
-    "DecoderAttention DecoderMaskedSelfAttention DynamicQuantizeLSTM DynamicQuantizeMatMul EngramGate "
-    "ExpandDims FastGelu FusedConv FusedGemm FusedMatMul FusedMatMulActivation GatedAdd "
-    "GatedDeltaNetStateReplay GatedRMSNorm GatedRelativePositionBias GatherND Gelu GemmFastGelu GroupNorm "
-    "HyperConnectionLowRankMix HyperConnectionPostMix HyperConnectionPreMix Inverse Irfft "
-    "LinearAttentionGate LongformerAttention MRotaryEmbedding MatMulBlockQuantizedFp4Weight "
-    "MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4 MatMulNBits MatMulNBitsMlp MatMulNBitsQLoRA "
-    "MatMulNBitsQkv MatMulPacked MaxpoolWithMask MoE MoEPacked NGramHashMapping NhwcConv NhwcFusedConv "
-    "NhwcMaxPool PackedAttention PackedMultiHeadAttention PackedSparseAttentionIndexerMerge Pad "
-    "QLinearAdd QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean "
-    "QLinearSigmoid QLinearSoftmax QMoE QOrderedAttention QOrderedGelu QOrderedLayerNormalization "
-    "QOrderedLongformerAttention QOrderedMatMul QuickGelu Range RelativePositionBias RestorePadding Rfft "
-    "RotaryEmbedding RouterGateUpProj ScaledSiLU SkipGroupNorm SparseAttention SwiGLU Tokenizer "
-    "TorchEmbedding TransposeMatMul Trilu UnfoldTensor VarlenCausalConvWithState"
-).split())
+_LIKE_FIRST = """
+    Attention AttnLSTM BiasAdd BiasGelu BiasSoftmax BiasSplitGelu BifurcationDetector BranchwiseRMSNorm
+    CDist CausalConvWithState ComplexMul ComplexMulConj ConvStateReplay ConvTransposeWithDynamicPads
+    DecoderAttention DecoderMaskedSelfAttention DynamicQuantizeLSTM DynamicQuantizeMatMul EngramGate
+    ExpandDims FastGelu FusedConv FusedGemm FusedMatMul FusedMatMulActivation GatedAdd
+    GatedDeltaNetStateReplay GatedRMSNorm GatedRelativePositionBias GatherND Gelu GemmFastGelu GroupNorm
+    HyperConnectionLowRankMix HyperConnectionPostMix HyperConnectionPreMix Inverse Irfft
+    LinearAttentionGate LongformerAttention MRotaryEmbedding MatMulBlockQuantizedFp4Weight
+    MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4 MatMulNBits MatMulNBitsMlp MatMulNBitsQLoRA
+    MatMulNBitsQkv MatMulPacked MaxpoolWithMask MoE MoEPacked NGramHashMapping NhwcConv NhwcFusedConv
+    NhwcMaxPool PackedAttention PackedMultiHeadAttention PackedSparseAttentionIndexerMerge Pad
+    QLinearAdd QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean
+    QLinearSigmoid QLinearSoftmax QMoE QOrderedAttention QOrderedGelu QOrderedLayerNormalization
+    QOrderedLongformerAttention QOrderedMatMul QuickGelu Range RelativePositionBias RestorePadding Rfft
+    RotaryEmbedding RouterGateUpProj ScaledSiLU SkipGroupNorm SparseAttention SwiGLU Tokenizer
+    TorchEmbedding TransposeMatMul Trilu UnfoldTensor VarlenCausalConvWithState
+"""
 """Operators all of whose outputs have the type of their first input."""
 
 OPERATORS: Mapping[str, tuple[Source, ...]] = {
@@ -64,10 +64,10 @@ OPERATORS: Mapping[str, tuple[Source, ...]] = {
     "BeamSearch": (1, 5, 5),
     "LinearAttention": (0, 3),
     "MultiHeadAttention": (0, 0, 0),
-    **dict.fromkeys(_LIKE_FIRST, (0,)),
+    **dict.fromkeys(_LIKE_FIRST.split(), (0,)),
 }  # fmt: skip
-"""For each output the input that it has the type of, and what it is where that isn't there. The last stands for all that
-follow where an operator has one entry."""
+"""For each output the input that it has the type of, and what it is where that isn't there. One entry alone is for all
+outputs."""
 
 
 def complete_types(graph: ir.Graph) -> bool:

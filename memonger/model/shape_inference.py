@@ -70,7 +70,7 @@ def _infer_and_fold(model: Model) -> Exception | None:
 
 
 def _forget_declared(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
-    """Shapes that the file declares. A 0 stands in some exporters' files for a size that wasn't known: it says nothing."""
+    """Shapes that the file declares. A 0 says nothing: some exporters write it where they didn't know the size."""
     declared = {}
     for value in (v for node in graph for v in node.outputs):
         if value.shape is not None and dense(value):

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import onnx_ir as ir
@@ -340,7 +341,9 @@ def _own(source: Source | Model, options: Options) -> Model:
     """The user's own model, loaded."""
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
-    return load(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+    own = load(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+    path = Path(source).absolute() if isinstance(source, str | Path) else None
+    return dataclasses.replace(own, path=path)
 
 
 def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, Range], name: str) -> None:
@@ -381,7 +384,7 @@ def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: 
 
 
 def _held_at_run_time(lowered: Lowered, ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """A note on values whose size a range doesn't decide, or in a portable plan no rule, so that no layout holds them."""
+    """A note on values whose size no range decides, or in a portable plan no rule, so that no layout holds them."""
     names = open_dims.unknown(lowered.model) if ranges or lowered.calibration is None else []
     if not names:
         return ()

@@ -1,10 +1,10 @@
 """Whether onnxruntime runs a plan's nodes and none beside them, found out before a kernel reads the arena.
 
-Even with every optimization off onnxruntime puts nodes into a model: Casts around kernels that it lacks for 16 bits, and
-what a function is made of. They run out of order and read what other values lie over by then: a kernel that takes such
-bytes for indices reads memory that is nobody's. A plan for a device was run as it stands before it was laid out; a
-portable plan wasn't. So its model is loaded once without its weights (in their place stand zeros of a sparse file, which
-take no memory and no room on the disk), and onnxruntime writes down what it would run. Nothing runs.
+Even with every optimization off onnxruntime puts nodes into a model: Casts around kernels that it lacks for 16 bits,
+and what a function is made of. They run out of order and read what other values lie over by then: a kernel that takes
+such bytes for indices reads memory that is nobody's. A plan for a device was run as it stands before it was laid out; a
+portable plan wasn't. So its model is loaded once without its weights (in their place stand zeros of a sparse file,
+which take no memory and no room on the disk), and onnxruntime writes down what it would run. Nothing runs.
 """
 
 from collections import Counter
@@ -39,8 +39,8 @@ def check_as_written(plan: Plan, device: Device) -> None:
     if added:
         what = f"'{added[0]}'" + (f" and {len(added) - 1} more" if added[1:] else "")
         raise SessionError(
-            f"onnxruntime doesn't run the planned order: it puts nodes of its own into the model ({what}), as it has no "
-            f"kernels for some of the plan's. {remedy(device)}"
+            f"onnxruntime doesn't run the planned order: it puts nodes of its own into the model ({what}), as it has "
+            f"no kernels for some of the plan's. {remedy(device)}"
         )
 
 

@@ -73,10 +73,17 @@ def test_text_goes_through_any_operator(device: str) -> None:
     nodes = [
         NODE("Gather", ["words", "rows"], ["a"]), NODE("Concat", ["s", "a"], ["b"], axis=0),
         NODE("Split", ["b"], ["c", "d"], num_outputs=2, axis=0), NODE("Concat", ["d", "c"], ["e"], axis=0),
-        NODE("Reshape", ["e", "flat"], ["f"]), NODE("Slice", ["f", "zero", "five"], ["g"]), NODE("Transpose", ["e"], ["h"]),
+        NODE("Reshape", ["e", "flat"], ["f"]), NODE("Slice", ["f", "zero", "five"], ["g"]),
+        NODE("Transpose", ["e"], ["h"]),
         NODE("LabelEncoder", ["e"], ["y"], domain="ai.onnx.ml", keys_strings=["a", "word5"], values_floats=[1.0, 2.0]),
     ]  # fmt: skip
-    constants = [words, _numbers("rows", [5, 599], [7, 5]), _numbers("flat", 8), _numbers("zero", 0), _numbers("five", 5)]
+    constants = [
+        words,
+        _numbers("rows", [5, 599], [7, 5]),
+        _numbers("flat", 8),
+        _numbers("zero", 0),
+        _numbers("five", 5),
+    ]
     outputs = [INFO("g", TEXT, None), INFO("h", TEXT, None), INFO("y", TensorProto.FLOAT, None)]
     model = _model(nodes, [INFO("s", TEXT, [2, 2])], outputs, constants)
     _agree(model, {"s": np.array([["a", "x"], ["b", "a"]], object)}, device)
@@ -121,7 +128,7 @@ def test_a_dictionary_as_input_says_what_to_do() -> None:
     given.type.CopyFrom(helper.make_map_type_proto(TEXT, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
     node = NODE("DictVectorizer", ["d"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a"])
     model = _model([node], [given], [INFO("y", TensorProto.FLOAT, None)], [])
-    with pytest.raises(LoadError, match="input 'd' is a dictionary.* cut the nodes before it out"):
+    with pytest.raises(LoadError, match=r"input 'd' is a dictionary.* cut the nodes before it out"):
         memonger.load(model)
 
 
@@ -151,6 +158,7 @@ def test_weights_of_branches_are_counted(size: int, device: str) -> None:
 @DEVICES
 def test_a_branch_for_other_sizes_stays_open(device: str) -> None:
     """The other branch would squeeze an axis that has one element in its own size alone."""
+
     def branch(rows: int) -> onnx.GraphProto:
         nodes = [
             NODE("Constant", [], ["shape"], value_ints=[-1, rows]), NODE("Reshape", ["x", "shape"], ["a"]),
@@ -176,7 +184,9 @@ def test_a_branch_for_other_sizes_stays_open(device: str) -> None:
 def weighted(tmp_path: Path) -> Path:
     """A folder with a model and its weights in a file of their own."""
     w = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
-    model = model_of([NODE("MatMul", ["x", "w"], ["a"]), NODE("Tanh", ["a"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, w=w)
+    model = model_of(
+        [NODE("MatMul", ["x", "w"], ["a"]), NODE("Tanh", ["a"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, w=w
+    )
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
     return tmp_path
 
@@ -222,7 +232,10 @@ def test_weights_with_a_second_hard_link(weighted: Path, device: str) -> None:
 def test_external_data_given_as_bytes(weighted: Path, device: str) -> None:
     theirs = run_stock(stock(str(weighted / "model.onnx")), {"x": X})
     data = {"model.onnx_data": (weighted / "model.onnx_data").read_bytes()}
-    content, proto = (weighted / "model.onnx").read_bytes(), onnx.load(weighted / "model.onnx", load_external_data=False)
+    content, proto = (
+        (weighted / "model.onnx").read_bytes(),
+        onnx.load(weighted / "model.onnx", load_external_data=False),
+    )
     for path in weighted.iterdir():
         path.unlink()
     for model in (content, proto):
@@ -242,7 +255,7 @@ FIXED = {"tensor(float)": ir.DataType.FLOAT, "tensor(int64)": ir.DataType.INT64,
 
 
 def test_types_of_onnxruntimes_operators_are_those_of_its_schemas() -> None:
-    """Where a schema gives an output and an input one type, both are told to have one; each has a type of its own here."""
+    """Where a schema gives an output and an input one type, they have one; here each other input has another."""
     schemas = {each.name: each for each in native.get_all_operator_schema() if each.domain == "com.microsoft"}
     checked = 0
     for name in runtime_types.OPERATORS & schemas.keys():

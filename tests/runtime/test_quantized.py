@@ -156,7 +156,8 @@ def test_nodes_that_the_runtime_adds_are_found_without_weights_and_without_a_run
     plan = memonger.search_plan(model, mode="inference", device="none")
     assert plan.model.graph.initializers["table"].const_value.nbytes == 16000
     added = as_written.inserted(plan)
-    assert added and all("Cast" in name for name in added)
+    assert added
+    assert all("Cast" in name for name in added)
     with pytest.raises(memonger.SessionError, match=r"puts nodes of its own into the model \('Inserted"):
         memonger.Session(plan)
     assert as_written.inserted(memonger.search_plan(model, mode="inference", device="cpu")) == []
