@@ -120,6 +120,18 @@ def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Ma
     return model
 
 
+def load_unbound(source: Source | Model) -> Model | None:
+    """The model with the sizes of its inputs as the file has them, which is how stock onnxruntime's optimizer sees it.
+
+    Returns: None where all of them are fixed there, or it would have to be raised to a newer operator set first.
+    """
+    if isinstance(source, Model):
+        return None  # its sizes are bound
+    model = _inlined(source)
+    is_fixed = all(static_shape(value) is not None for value in model.graph.inputs if dense(value))
+    return None if is_fixed or model.ir.opset_imports.get("", MIN_OPSET) < MIN_OPSET else _prepared(model)
+
+
 def load_open(
     source: Source | Model,
     ranges: Mapping[str, Range],

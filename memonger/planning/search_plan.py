@@ -24,7 +24,7 @@ from memonger.model import open_dims, training_roles
 from memonger.model.emitter import collecting_later
 from memonger.model.image_rows import ROWS
 from memonger.model.kept_state import check_state, state_of, with_state
-from memonger.model.load import Source, load, load_open
+from memonger.model.load import Source, load, load_open, load_unbound
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.model.ranges import Range
@@ -321,7 +321,8 @@ def prepare(source: Source | Model, options: Options) -> Job:
     if options.ranges:
         lowered, ranges = _lower_open(source, device, options, mode)
     else:
-        lowered = _lower(model, device, options)
+        open_in_file = None if mode == "training" or device.facts.is_portable else load_unbound(source)
+        lowered = _lower(model, device, options, open_in_file)
     tell("graph")
     notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
     _keep_state(lowered.model, options.state or {}, ranges, own.name)
@@ -664,7 +665,7 @@ def _lower_open(
     return device_form(model, device, settings), ranges
 
 
-def _lower(model: Model, device: Device, options: Options) -> Lowered:
+def _lower(model: Model, device: Device, options: Options, unbound: Model | None) -> Lowered:
     if device.facts.is_portable:
         return portable(model)
     from memonger.lowering.device_form import Settings, device_form
@@ -672,4 +673,4 @@ def _lower(model: Model, device: Device, options: Options) -> Lowered:
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
     settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
-    return device_form(model, device, settings)
+    return device_form(model, device, settings, unbound)
