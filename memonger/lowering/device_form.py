@@ -153,7 +153,7 @@ def _computed_otherwise(
     With sizes fixed it computes more of the model beforehand, and fuses otherwise. Both are run where their operators
     differ, on the same inputs.
     """
-    if any(facts(node).random for node in model.graph):
+    if any(facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph):
         return None
     path = folder / "sizes_open.onnx"
     try:

@@ -14,6 +14,7 @@ from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.runtime_types import complete_shapes, complete_types
 from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
+from memonger.model.tensors import in_memory
 from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, tensor_shape
 
 PLAIN = frozenset({
@@ -201,7 +202,10 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
     inputs = len(graph.inputs)
     tensors = [value.const_value for value in big]
     order = list(graph.initializers.values())
+    outside = {value: value.const_value for value in order if isinstance(value.const_value, ir.ExternalTensor)}
     try:
+        for value in outside.keys() - set(big):
+            value.const_value = in_memory(outside[value])  # inference reads no files
         for value, tensor in zip(big, tensors, strict=True):
             if tensor is not None:
                 value.shape, value.dtype = tensor_shape(tensor), tensor.dtype
@@ -217,5 +221,7 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
         while len(graph.inputs) > inputs:
             graph.inputs.pop()  # deleting a slice would leave the values marked as inputs
         graph.initializers.clear()
+        for value, tensor in outside.items():
+            value.const_value = tensor
         for value in order:
             graph.initializers[str(value.name)] = value
