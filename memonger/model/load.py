@@ -192,19 +192,19 @@ def load_as_is(source: Source) -> Model:
     """
     model = _copy(source)
     checks.check_structure(model)
-    _open_negative(model.ir)
+    _open_minus_one(model.ir)
     checks.check_external_data(model)
     replace_external(model.ir, DataFile.of)
     checks.check_tensors(model)
     return model
 
 
-def _open_negative(model: ir.Model) -> None:
-    """A dimension below zero has no size, as the runtime reads it: Paddle's and Keras' exporters write -1 so."""
+def _open_minus_one(model: ir.Model) -> None:
+    """A dimension of -1 has no size, as the runtime reads it: Paddle's and Keras' exporters write it so."""
     for graph in model.graphs():
         for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
-            if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
-                dims = (ir.SymbolicDim(None) if isinstance(dim, int) and dim < 0 else dim for dim in value.shape)
+            if value.shape is not None and any(isinstance(dim, int) and dim == -1 for dim in value.shape):
+                dims = (ir.SymbolicDim(None) if isinstance(dim, int) and dim == -1 else dim for dim in value.shape)
                 value.shape = ir.Shape(list(dims))
 
 
