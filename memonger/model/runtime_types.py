@@ -1,4 +1,4 @@
-"""Types and shapes of what onnxruntime's own operators and classifiers write, which ONNX's inference doesn't know.
+"""Types and shapes that ONNX's inference doesn't know: of onnxruntime's own operators, and of ai.onnx.ml.
 
 Quantized models are made of them (``QLinearAdd``, ``QGemm``, ``MatMulNBits``), and what stands behind one would have no
 type either. Types are from onnxruntime's schemas, shapes from `memonger.model.shape_rules`.
@@ -71,7 +71,7 @@ outputs."""
 
 
 def complete_types(graph: ir.Graph) -> bool:
-    """Give types to outputs of onnxruntime's own operators and classifiers that have none. Returns: whether any did."""
+    """Give types to outputs of onnxruntime's own operators and of ai.onnx.ml without one. Returns: whether any were."""
     found = False
     for node in graph:
         if node.domain not in ("com.microsoft", "ai.onnx.ml"):
@@ -83,9 +83,9 @@ def complete_types(graph: ir.Graph) -> bool:
 
 
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """The type of an output of a node of ``com.microsoft`` or a classifier; None where nothing tells it."""
+    """The type of an output of a node of ``com.microsoft`` or ``ai.onnx.ml``; None where nothing tells it."""
     if node.domain == "ai.onnx.ml":
-        return _of_classifier(node, place)
+        return _of_predictor(node, place)
     sources = OPERATORS.get(node.op_type, ())
     if not sources or place >= len(sources) > 1:
         return None
@@ -100,12 +100,25 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     return value.const_value.dtype if value.dtype is None and value.const_value is not None else value.dtype
 
 
-def _of_classifier(node: ir.Node, place: int) -> ir.DataType | None:
-    """A label for each row, and the scores."""
-    if node.op_type not in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"):
-        return None
-    if place:
+_FLOAT_OF_ANY = (
+    "FeatureVectorizer",
+    "LinearRegressor",
+    "Normalizer",
+    "Scaler",
+    "SVMRegressor",
+    "TreeEnsembleRegressor",
+)
+
+
+def _of_predictor(node: ir.Node, place: int) -> ir.DataType | None:
+    """The type of an output of ai.onnx.ml where ONNX infers none: of a classifier a label for each row, and scores."""
+    if node.op_type == "Imputer":
+        return None if node.inputs[0] is None else node.inputs[0].dtype
+    is_classifier = node.op_type in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
+    if node.op_type in _FLOAT_OF_ANY or (is_classifier and place):
         return _FLOAT
+    if not is_classifier:
+        return None
     labels = node.attributes.get("classlabels_strings")
     return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
 

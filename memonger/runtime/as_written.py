@@ -25,23 +25,25 @@ from memonger.runtime.program import expose, program_of
 
 
 def check_as_written(plan: Plan, device: Device) -> None:
-    """Check that onnxruntime adds no node to a plan's model. On a CUDA device the first run alone shows it.
+    """Check that onnxruntime adds no node to a plan's model, and leaves none out. On CUDA the first run alone shows it.
 
     Raises:
-        SessionError: it does; the message names one, and what to do.
+        SessionError: it does either; the message names one, and what to do.
     """
     if not device.is_host or not _may_differ(plan):
         return
     try:
-        added = inserted(plan)
+        found = changes(plan)
     except (SessionError, OSError):
         return  # whoever loads the model with its weights is told why it can't be
-    if added:
-        what = f"'{added[0]}'" + (f" and {len(added) - 1} more" if added[1:] else "")
-        raise SessionError(
-            f"onnxruntime doesn't run the planned order: it puts nodes of its own into the model ({what}), as it has "
-            f"no kernels for some of the plan's. {remedy(device)}"
-        )
+    added, left_out = found
+    if added or left_out:
+        names = added or left_out
+        which = f"'{names[0]}'" + (f" and {len(names) - 1} more" if names[1:] else "")
+        what = f"it leaves out {which}"
+        if added:
+            what = f"it puts nodes of its own into the model ({which}), as it has no kernels for some of the plan's"
+        raise SessionError(f"onnxruntime doesn't run the planned order: {what}. {remedy(device)}")
 
 
 def _may_differ(plan: Plan) -> bool:
@@ -49,8 +51,8 @@ def _may_differ(plan: Plan) -> bool:
     return plan.stamp is None or any(tensor.dtype in NARROW for tensor in program_of(plan).planned)
 
 
-def inserted(plan: Plan) -> list[str]:
-    """Names of the nodes that onnxruntime runs on the CPU beside the plan's own, with every planned value bound.
+def changes(plan: Plan) -> tuple[list[str], list[str]]:
+    """Names of nodes that onnxruntime runs on the CPU beside the plan's own, and of the plan's that it doesn't run.
 
     Raises:
         SessionError: onnxruntime doesn't load the model without its weights.
@@ -68,7 +70,9 @@ def inserted(plan: Plan) -> list[str]:
         runs = onnx.load(path, load_external_data=False).graph.node
     finally:
         folder.remove()
-    return sorted(name or op for name, op in Counter((node.name, node.op_type) for node in runs) - written)
+    running = Counter((node.name, node.op_type) for node in runs)
+    added, left_out = sorted(running - written), sorted(written - running)
+    return [name or op for name, op in added], [name for name, _ in left_out]
 
 
 def _empty_weights(model: ir.Model, folder: Path) -> None:

@@ -274,3 +274,22 @@ def test_types_of_onnxruntimes_operators_are_those_of_its_schemas() -> None:
                 assert found == types[output.typeStr], (name, place)
                 checked += 1
     assert checked > 80
+
+
+@DEVICES
+def test_a_pipeline_of_operators_that_nothing_infers(device: str) -> None:
+    """As skl2onnx writes it: no type is inferred behind a Scaler, and Casts follow Casts of unknown size."""
+    ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        NODE("Scaler", ["x"], ["a"], offset=[0.5, 0.5], scale=[2.0, 2.0], **ml), NODE("Sub", ["a", "x"], ["b"]),
+        NODE("Normalizer", ["b"], ["c"], norm="L1", **ml), NODE("Mul", ["c", "a"], ["y"]),
+        NODE("ArgMax", ["b"], ["best"], axis=1, keepdims=0),
+        NODE("ArrayFeatureExtractor", ["classes", "best"], ["d"], **ml),
+        NODE("Cast", ["d"], ["e"], to=TensorProto.FLOAT), NODE("Cast", ["e"], ["f"], to=TensorProto.INT64),
+        NODE("Reshape", ["f", "flat"], ["g"]), NODE("Cast", ["g"], ["label"], to=TensorProto.INT64),
+    ]  # fmt: skip
+    outputs = [INFO("y", TensorProto.FLOAT, None), INFO("label", TensorProto.INT64, None)]
+    constants = [_numbers("classes", 3, 7), _numbers("flat", -1)]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 2])], outputs, constants)
+    model.opset_import[1].version = 1
+    _agree(model, {"x": X[:, :2].copy()}, device)
