@@ -85,10 +85,27 @@ def load(
         LoadError: not an ONNX model; external data missing, cut short or outside the model's folder; an
             operator nobody knows; a dimension without a size; shapes that contradict each other.
     """
+    return load_twice(source, batch=batch, dims=dims, input_shapes=input_shapes)[0]
+
+
+def load_twice(
+    source: Source | Model,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Model, Model | None]:
+    """Read a model with its shapes static as `load` does, and with the sizes that its file leaves open.
+
+    The second is how stock onnxruntime's optimizer sees it. Both share their tensors.
+
+    Returns: None for the second where the file leaves no size open, where its operator set is too old for onnxruntime,
+        and for a `Model`, whose sizes are bound.
+    """
     if isinstance(source, Model):
         is_bound = all(static_shape(v) is not None for v in source.ir.graph.inputs if dense(v))
         if batch is None and not dims and not input_shapes and is_bound:
-            return source
+            return source, None
         foreign, source = source.foreign, source.ir
         source.graph.meta[FOREIGN] = foreign
     try:
@@ -99,10 +116,22 @@ def load(
         ) from error
 
 
-def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Model:
+def _load(
+    source: Source, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
+) -> tuple[Model, Model | None]:
     model = _inlined(source)
-    model = bind_dims.bind(model, batch, dims, shapes)
-    model = _prepared(model)
+    sizes = {value.name: value.shape for value in model.graph.inputs if dense(value) and static_shape(value) is None}
+    if model.ir.opset_imports.get("", MIN_OPSET) < MIN_OPSET:
+        sizes = {}
+    model = _prepared(bind_dims.bind(model, batch, dims, shapes))
+    unbound = model.clone() if sizes else None
+    for value in unbound.graph.inputs if unbound is not None else ():
+        value.shape = sizes.get(value.name, value.shape)
+    return _inferred(model), unbound
+
+
+def _inferred(model: Model) -> Model:
+    """The model with all that inference can tell, in place; a copy where branches had to be opened for that."""
     before = model.clone() if has_branches(model) else None
     try:
         infer(model)
@@ -118,18 +147,6 @@ def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Ma
             return opened
         raise
     return model
-
-
-def load_unbound(source: Source | Model) -> Model | None:
-    """The model with the sizes of its inputs as the file has them, which is how stock onnxruntime's optimizer sees it.
-
-    Returns: None where all of them are fixed there, or it would have to be raised to a newer operator set first.
-    """
-    if isinstance(source, Model):
-        return None  # its sizes are bound
-    model = _inlined(source)
-    is_fixed = all(static_shape(value) is not None for value in model.graph.inputs if dense(value))
-    return None if is_fixed or model.ir.opset_imports.get("", MIN_OPSET) < MIN_OPSET else _prepared(model)
 
 
 def load_open(

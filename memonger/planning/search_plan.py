@@ -24,7 +24,7 @@ from memonger.model import open_dims, training_roles
 from memonger.model.emitter import collecting_later
 from memonger.model.image_rows import ROWS
 from memonger.model.kept_state import check_state, state_of, with_state
-from memonger.model.load import Source, load, load_open, load_unbound
+from memonger.model.load import Source, load_open, load_twice
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.model.ranges import Range
@@ -98,7 +98,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     kept = None if isinstance(source, BasePlan) else cache.entry(source, chosen, device_of(chosen.device))
     found = kept.read() if kept is not None else None
     if found is not None:
-        own = _own(source, chosen)
+        own, _ = _own(source, chosen)
         return dataclasses.replace(found, source=own, planning_seconds=time.perf_counter() - begin)
     refused = kept.read_refusal() if kept is not None else None
     if refused is not None:
@@ -301,7 +301,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     """Load, differentiate, lower, and make the graph."""
     tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
-    own = _own(source, options)
+    own, open_in_file = _own(source, options)
     if options.trains and own.is_differentiated:
         raise PlanError(
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
@@ -321,7 +321,6 @@ def prepare(source: Source | Model, options: Options) -> Job:
     if options.ranges:
         lowered, ranges = _lower_open(source, device, options, mode)
     else:
-        open_in_file = None if mode == "training" or device.facts.is_portable else load_unbound(source)
         lowered = _lower(model, device, options, open_in_file)
     tell("graph")
     notes = (*own.notes, *said, *_held_at_run_time(lowered, ranges))
@@ -338,13 +337,13 @@ def prepare(source: Source | Model, options: Options) -> Job:
     )  # fmt: skip
 
 
-def _own(source: Source | Model, options: Options) -> Model:
-    """The user's own model, loaded."""
+def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]:
+    """The user's own model, loaded, and with the sizes that its file leaves open: see `load_twice`."""
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
-    own = load(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+    own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
     path = Path(source).absolute() if isinstance(source, str | Path) else None
-    return dataclasses.replace(own, path=path)
+    return dataclasses.replace(own, path=path), unbound
 
 
 def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, Range], name: str) -> None:
@@ -673,4 +672,4 @@ def _lower(model: Model, device: Device, options: Options, unbound: Model | None
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
     settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
-    return device_form(model, device, settings, unbound)
+    return device_form(model, device, settings, None if training else unbound)
