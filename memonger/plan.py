@@ -373,8 +373,7 @@ class Plan(BasePlan, Header):
         if self.source is not None:
             check_not_its_weights(self.source.ir, path)
             if self.source.path is not None:
-                source_file = plan_file.SourceFile.of(self.source.path, path.absolute().parent)
-                record = dataclasses.replace(record, source_file=source_file)
+                record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
         plan_file.save(self.open_model, record, path)
 
     @property

@@ -76,7 +76,7 @@ class SourceFile:
     """The file that a model was planned from.
 
     Attributes:
-        path: Relative to the planned file's folder, with ``/``; absolute where they have no folder in common.
+        path: As it was given.
         digest: Of its bytes and of those of its external data, see `file_digest`.
     """
 
@@ -84,19 +84,15 @@ class SourceFile:
     digest: str
 
     @staticmethod
-    def of(source: Path, folder: Path) -> "SourceFile | None":
-        """The file as a plan in a folder refers to it; None where it can't be read any more."""
-        try:
-            path = os.path.relpath(source, folder)
-        except ValueError:  # on another drive
-            path = str(source)
+    def of(source: Path) -> "SourceFile | None":
+        """The file as a plan refers to it; None where it can't be read any more."""
         digest = file_digest(source)
-        return None if digest is None else SourceFile(Path(path).as_posix(), digest)
+        return None if digest is None else SourceFile(str(source), digest)
 
     def found(self, folder: Path) -> Path | None:
-        """The file, where it is there and has not changed since."""
-        path = folder / self.path
-        return path if path.is_file() and file_digest(path) == self.digest else None
+        """The file where it was, or in the planned file's folder, if it has not changed since."""
+        places = (Path(self.path), folder / Path(self.path).name)
+        return next((path for path in places if path.is_file() and file_digest(path) == self.digest), None)
 
 
 def file_digest(path: Path) -> str | None:

@@ -96,7 +96,7 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz that one of the processes wrote for another, by name."""
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    types = json.loads(str(arrays.pop(_TYPES)))
+    types = json.loads(str(arrays.pop(_TYPES, "{}")))
     return {name: a.view(ir.DataType[types[name]].numpy()) if name in types else a for name, a in arrays.items()}
 
 

@@ -342,7 +342,7 @@ def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
     own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
-    path = Path(source).absolute() if isinstance(source, str | Path) else None
+    path = Path(source) if isinstance(source, str | Path) else None
     return dataclasses.replace(own, path=path), unbound
 
 
