@@ -26,6 +26,7 @@ from memonger.model.model import Model
 from memonger.model.ranges import Range, described
 from memonger.model.save import as_proto, check_not_its_weights
 from memonger.model.sizes import SizesError
+from memonger.model.tensors import inner_bytes
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, required_inputs, static_shape, subgraphs
 from memonger.plan_file import Header, Record
@@ -199,7 +200,8 @@ class Plan(BasePlan, Header):
 
     @property
     def parameter_bytes(self) -> int:
-        """Initializers of the model; of a training model all that persists, optimizer state included."""
+        """Weights of the model, those of branches and trees too; of a training model all that persists, with the
+        optimizer's state."""
         return parameter_bytes(self.model, self.training)
 
     @property
@@ -377,9 +379,12 @@ class Plan(BasePlan, Header):
             PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out.
         """
         self.verify()
+        record, path = self.record(), Path(path)
         if self.source is not None:
-            check_not_its_weights(self.source.ir, Path(path))
-        plan_file.save(self.open_model, self.record(), Path(path))
+            check_not_its_weights(self.source.ir, path)
+            if self.source.path is not None:
+                record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
+        plan_file.save(self.open_model, record, path)
 
     @property
     def open_model(self) -> ir.Model:
@@ -578,12 +583,12 @@ def limit_of(plans: Sequence[Plan]) -> int | None:
 
 
 def parameter_bytes(model: ir.Model, training: Training | None) -> int:
-    """Bytes of the initializers; of a training model all that persists, optimizer state included."""
-    return sum(parameter_sizes(model, training).values())
+    """Bytes of the weights, wherever they stand; of a training model all that persists, optimizer state included."""
+    return sum(parameter_sizes(model, training).values()) + inner_bytes(model)
 
 
 def parameter_sizes(model: ir.Model, training: Training | None) -> dict[str, int]:
-    """The same, of each by its name."""
+    """The same of the initializers, of each by its name."""
     persistent = set(training.persistent) if training else set()
     tensors = ((name, value.const_value) for name, value in model.graph.initializers.items())
     constants = {name: tensor.nbytes for name, tensor in tensors if tensor is not None}

@@ -23,6 +23,7 @@ from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, deco
 from memonger.model.load import load_as_is
 from memonger.model.ranges import Range
 from memonger.model.save import SMALLER, save_model
+from memonger.model.tensors import external_tensors
 from memonger.model.values import static_shape
 from memonger.units import MOST_BATCH, MOST_THREADS
 from memonger.words import either
@@ -70,6 +71,43 @@ class ChunkedBand:
     value: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """The file that a model was planned from.
+
+    Attributes:
+        path: As it was given.
+        digest: Of its bytes and of those of its external data, see `file_digest`.
+    """
+
+    path: str
+    digest: str
+
+    @staticmethod
+    def of(source: Path) -> "SourceFile | None":
+        """The file as a plan refers to it; None where it can't be read any more."""
+        digest = file_digest(source)
+        return None if digest is None else SourceFile(str(source), digest)
+
+    def found(self, folder: Path) -> Path | None:
+        """The file where it was, or in the planned file's folder, if it has not changed since."""
+        places = (Path(self.path), folder / Path(self.path).name)
+        return next((path for path in places if path.is_file() and file_digest(path) == self.digest), None)
+
+
+def file_digest(path: Path) -> str | None:
+    """A digest of a model's file and of the files that its external data lies in; None where they can't be read."""
+    digest = hashlib.sha256()
+    try:
+        files = dict.fromkeys(str(tensor.path) for tensor in external_tensors(load_as_is(path).ir))
+        for file in (path, *map(Path, files)):
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    except (OSError, LoadError):
+        return None
+    return digest.hexdigest()[:DIGEST]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Header:
     """What a plan was made for, and what was measured there.
@@ -91,6 +129,7 @@ class Header:
             holds; None for no limit.
         ranges: Dimensions of the inputs with a range of sizes, all of which the layout holds for, by name. The model
             then has the shapes of the largest sizes, in its file symbolic ones.
+        source_file: What was planned, where that was a file; None where it wasn't, and in files of earlier versions.
     """
 
     mode: Annotated[str, OneOf(("training", "inference"))]
@@ -105,6 +144,7 @@ class Header:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     run_time: Mapping[str, Size] = field(default_factory=dict)
     limit: Size | None = None
+    source_file: SourceFile | None = None
 
     def header(self) -> dict[str, Any]:
         """These fields by name, to make another record that has them, too."""
@@ -128,7 +168,7 @@ class Record(Header):
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "weight_digests",
+    "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -225,7 +265,8 @@ def _to_json(record: Record) -> str:
         del content["host"]
     content["chunks"] = [dataclasses.asdict(band) for band in record.chunks]
     content["ranges"] = {name: dataclasses.asdict(one) for name, one in record.ranges.items()}
-    for optional in ("stock_bytes", "chunks", "ranges", "run_time", "limit", "weight_digests"):
+    content["source_file"] = None if record.source_file is None else dataclasses.asdict(record.source_file)
+    for optional in ("stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests"):
         if content[optional] in (None, {}, []):
             del content[optional]
     return json.dumps(content, separators=(",", ":"))

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Job, Measured, MeasuredSession, latency, read_arrays, take_turns
+from memonger.cli.measure import Job, Measured, MeasuredSession, latency, read_arrays, take_turns, write_arrays
 from memonger.cli.settings import Result, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import Device
@@ -142,19 +142,33 @@ def compare(
     graphs, device = _graph_verdict(checked), checked.device
     del checked
     given, rows = filled(plan, given, settings)
-    np.savez(folder / "inputs.npz", **dict[str, Any](given))
+    write_arrays(folder / "inputs.npz", given)
     job = planned_job(Job, plan, planned, device, settings, folder)
     jobs = {"planned": job, **stock_jobs(plan, job, stock, given, folder)}
     measured = measure_in_turns(jobs, folder, settings, tell)
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), rows)) for name in jobs}
-    verdict = judge(Case(plan, stock, given, device, settings, jobs["stock"].level, before), sessions, tell)
-    outputs = sessions["planned"].arrays
-    notes = (*_chunks_note(plan, planned, stock), *verdict.notes)
+    is_source = KEY not in load_as_is(stock).ir.metadata_props
+    level = jobs["stock"].level
+    case = Case(plan, stock, given, device, settings, level, before, is_source=is_source and device.is_host)
+    verdict, outputs = judge(case, sessions, tell), sessions["planned"].arrays
+    notes = (*_source_note(plan, is_source), *_chunks_note(plan, planned, stock), *verdict.notes)
     lines = (*gradients_of(plan, outputs), _prediction(plan, measured["planned"]), graphs, *verdict.lines)
     return Result(
         shown_of(plan, outputs), {**verdict.record, **_figures(plan), "runs": ROUNDS * _a_turn(settings)}, verdict.rows,
         tuple(filter(None, lines)), verdict.passed, saved=outputs, notes=notes,
     )  # fmt: skip
+
+
+def _source_note(plan: Plan, is_source: bool) -> tuple[str, ...]:
+    """That stock onnxruntime ran the plan's own nodes, as the model that was planned wasn't there."""
+    if is_source:
+        return ()
+    planned = "that was planned" if plan.source_file is None else plan.source_file.path
+    why = "isn't known" if plan.source_file is None else "isn't there, or has changed since"
+    return (
+        f"the model {planned} {why}: stock onnxruntime ran the planned file's own nodes, which its optimizer made. "
+        "--against MODEL compares with the model.",
+    )
 
 
 def _chunks_note(plan: Plan, planned: Path, stock: Path) -> tuple[str, ...]:
@@ -247,27 +261,30 @@ def symbolic_sizes(
     """
     left_open = {place for one in ranges.values() for place in one.places}
     loaded = load_as_is(model).ir
-    sizes = {}
+    sizes: dict[str, set[int]] = {}
     for value in loaded.graph.inputs:
         feed = feeds.get(str(value.name))
         if value.shape is None or not isinstance(feed, np.ndarray) or len(value.shape) != feed.ndim:
             continue
         for axis, (dim, size) in enumerate(zip(value.shape, feed.shape, strict=True)):
             if isinstance(dim, ir.SymbolicDim) and dim.value and f"{value.name}[{axis}]" not in left_open:
-                sizes[dim.value] = size
-    return sizes
+                sizes.setdefault(dim.value, set()).add(size)
+    return {name: one for name, (one, *others) in sizes.items() if not others}  # '?' isn't one dimension
 
 
 def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
-    """What stock onnxruntime runs beside a plan where nothing is said: the model itself if it has no plan.
+    """What stock onnxruntime runs beside a plan where nothing is said: the user's model, as it is.
 
-    Of a planned file, and of a model that was differentiated to be planned, it is the planned model with every node
-    once and in no order: what is recomputed is the plan's own doing.
+    Of a planned file it is what was planned, where that is there and hasn't changed. Else, and of a model that was
+    differentiated to be planned, it is the planned model with every node once and in no order: what is recomputed is
+    the plan's own doing.
     """
-    given = load_as_is(model).ir
-    names = {value.name for value in given.graph.inputs}
-    if KEY not in given.metadata_props and all(value.name in names for value in plan.model.graph.inputs):
-        return model
+    source = None if plan.source_file is None else plan.source_file.found(planned.parent)
+    given = model if KEY not in load_as_is(model).ir.metadata_props else source
+    if given is not None:
+        names = {value.name for value in load_as_is(given).ir.graph.inputs}
+        if all(value.name in names for value in plan.model.graph.inputs):
+            return given
     if not plan.recomputed:
         return planned
     path = folder / "every_node_once.onnx"

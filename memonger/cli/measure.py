@@ -20,6 +20,7 @@ import onnx_ir as ir
 from memonger.cli.worker import Worker, WorkerError, say, serve_times
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import MemongerError
+from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.session import Session
@@ -79,10 +80,24 @@ class Measured:
     turns: tuple[float, ...]
 
 
+_TYPES = "memonger.types"
+"""A member of archives: types of the arrays that numpy has no name for, as bfloat16. They are kept as integers."""
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays that another process reads by `read_arrays`."""
+    odd = {name: array for name, array in arrays.items() if array.dtype.kind == "V"}
+    types = {name: ir.DataType.from_numpy(array.dtype).name for name, array in odd.items()}
+    kept = {name: np.require(array, requirements="C").view(f"u{array.dtype.itemsize}") for name, array in odd.items()}
+    np.savez(path, **dict[str, Any]({**arrays, **kept, _TYPES: np.array(json.dumps(types))}))
+
+
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz that one of the processes wrote for another, by name."""
     with np.load(path) as archive:
-        return {name: archive[name] for name in archive.files}
+        arrays = {name: archive[name] for name in archive.files}
+    types = json.loads(str(arrays.pop(_TYPES, "{}")))
+    return {name: a.view(ir.DataType[types[name]].numpy()) if name in types else a for name, a in arrays.items()}
 
 
 def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
@@ -105,7 +120,33 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
     )
     stock = ort.make_session(Path(job.model), device, options)
     names = list(dict.fromkeys(output.name for output in stock.get_outputs()))
-    return lambda: dict(zip(names, stock.run(names, dict(feeds)), strict=True))
+    kinds = {value.type for value in (*stock.get_inputs(), *stock.get_outputs())}
+    if not kinds.isdisjoint(_WITHOUT_NUMPY):
+        return lambda: _run_bound(stock, names, feeds)
+    return lambda: {
+        name: _table(result) if isinstance(result, list) else result
+        for name, result in zip(names, stock.run(names, dict(feeds)), strict=True)
+    }
+
+
+_WITHOUT_NUMPY = ("tensor(bfloat16)", "tensor(float8e4m3fn)", "tensor(float8e5m2)")
+
+
+def _run_bound(session: Any, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A run whose inputs or outputs onnxruntime's Python knows no arrays for."""
+    binding = session.io_binding()
+    for name, feed in feeds.items():
+        kind = None if feed.dtype.kind != "V" else ir.TensorType(ir.DataType.from_numpy(feed.dtype))
+        binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, kind))
+    for name in names:
+        binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    return {n: feeding.to_python(value, None) for n, value in zip(names, binding.get_outputs(), strict=True)}
+
+
+def _table(rows: Sequence[Mapping[Any, float]]) -> np.ndarray:
+    """What a list of dictionaries was made of (``ZipMap``), as a planned session gives it where nothing is copied."""
+    return np.array([list(row.values()) for row in rows], np.float32)
 
 
 def _next_state(session: Session) -> dict[str, np.ndarray]:
@@ -123,7 +164,7 @@ def serve(job: Job) -> None:
     load_seconds = time.perf_counter() - begin
     loaded = None if resident is None else process_memory.settle() - resident
     peak = _peak(run) if before is None else device_peak(run, device, before + job.weight_bytes)
-    np.savez(job.outputs, **dict[str, Any](run()))
+    write_arrays(job.outputs, run())
     say({"peak_bytes": peak, "load_seconds": load_seconds, "loaded_bytes": loaded})
     serve_times(run)
 

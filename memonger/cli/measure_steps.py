@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import measure
-from memonger.cli.measure import MeasuredSession, device_peak, in_use, read_arrays
+from memonger.cli.measure import MeasuredSession, device_peak, in_use, read_arrays, write_arrays
 from memonger.cli.worker import say, serve
 from memonger.devices import Cuda, parse_device
 from memonger.errors import MemongerError, SessionError
@@ -173,7 +173,7 @@ def run(job: Job) -> None:
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if "save" in request:
             state = {f"{STATE}{name}": array for name, array in stepper.state_dict().items()}
-            np.savez(job.outputs, **dict[str, Any](stepper.outputs() | state))
+            write_arrays(job.outputs, stepper.outputs() | state)
             return {}
         times, found = list[float](), list[float]()
         for _ in range(request["runs"]):

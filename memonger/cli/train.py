@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from memonger.cli import compare as comparing
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Measured, read_arrays, take_turns
+from memonger.cli.measure import Measured, read_arrays, take_turns, write_arrays
 from memonger.cli.measure_steps import STATE, Job, MeasuredTrainer
 from memonger.cli.settings import Result, Settings
 from memonger.cli.verdicts import Case, Ran, judge
@@ -87,7 +86,7 @@ def train(
     assert plan.training is not None
     feeding.check_feeds(inputs_of(plan), given, "the model")
     check_labels(plan.training, given)
-    np.savez(folder / "inputs.npz", **dict[str, Any](given))
+    write_arrays(folder / "inputs.npz", given)
     device, untimed = device_of(plan, settings.device), max(2, min(settings.warm_up, steps - 1))
     job = comparing.planned_job(Job, plan, planned, device, settings, folder, untimed=untimed)
     others = {} if stock is None else comparing.stock_jobs(plan, job, stock, given, folder)

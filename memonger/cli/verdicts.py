@@ -12,6 +12,7 @@ from memonger.cli.differences import Difference, Tolerance, difference
 from memonger.cli.measure import Measured
 from memonger.cli.settings import Settings
 from memonger.devices import Device
+from memonger.lowering.device_form import LEVELS
 from memonger.plan import Plan
 from memonger.runtime.feeds import Feeds
 
@@ -36,6 +37,8 @@ class Case:
         level: The level of the stock session that has to agree.
         before: The load of the machine before anything was timed.
         what: What is compared, in words.
+        is_source: Whether stock onnxruntime ran the user's own model. Where the plan's level is its default, its
+            defaults have to agree as well.
     """
 
     plan: Plan
@@ -46,6 +49,7 @@ class Case:
     level: str
     before: noise.Load
     what: str = "outputs"
+    is_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Verdict:
 
 
 def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) -> Verdict:
-    """Compare the session ``planned`` with ``stock``, which has to agree, and ``default``, for information.
+    """Compare the session ``planned`` with ``stock``, which has to agree, and ``default``; see `Case.is_source`.
 
     Where they don't agree the first node that differs is looked for.
     """
@@ -68,7 +72,14 @@ def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) 
     gaps = {name: difference(ours.arrays, sessions[name].arrays, tolerance) for name in ("stock", "default")}
     sections = {name: _section(ours.measured, sessions[name].measured, gap) for name, gap in gaps.items()}
     gap, where, told = gaps["stock"], None, ""
-    if not gap.passed:
+    stock = f"stock onnxruntime's at the plan's own level ({case.level})"
+    if gap.passed and case.is_source and case.level == LEVELS["all"] and not gaps["default"].passed:
+        gap, stock = gaps["default"], "stock onnxruntime's as it comes, which isn't told the sizes"
+        told = (
+            "Told the sizes that are planned for, its outputs are the plan's: its optimizer computes otherwise where "
+            "they are fixed."
+        )
+    elif not gap.passed:
         tell("finding the first node that differs")
         plan, threads = case.plan, case.settings.threads
         where = first_difference.find(plan, case.stock, case.feeds, case.device, threads, tolerance)
@@ -82,7 +93,6 @@ def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) 
         "first_difference": None if where is None else asdict(where),
         "noise": {**asdict(case.before), "warning": noisy or None}, "warm_up": case.settings.warm_up,
     }  # fmt: skip
-    stock = f"stock onnxruntime's at the plan's own level ({case.level})"
     lines = (_turns_line(sections), sentence(gap, tolerance, stock, told, case.what))
     rows = (_own_row(ours.measured), *_stock_rows(sections))
     return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)

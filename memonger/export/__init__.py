@@ -11,7 +11,7 @@ from typing import Any
 
 from memonger.errors import PlanError
 from memonger.export import bentoml, form, kserve, onnxruntime, openvino, ray, triton, triton_python
-from memonger.export.package import FLEETS, WAIT, Estimate, Package, Sharing, name_of, pack
+from memonger.export.package import FLEETS, WAIT, Estimate, Package, Sharing, check_runs, name_of, pack
 from memonger.export.sources import Plans, files_of, several_of
 from memonger.files import check_outside, files_in, new_folder
 from memonger.model.load import Source
@@ -109,6 +109,8 @@ def export(
     if name is not None and len(models) == 1 and whole is None:
         models = {name: next(iter(models.values()))}
     package = pack(models, name or whole or next(iter(models)), instances, sharing, ranges=target in FLEETS)
+    if target in FLEETS:
+        check_runs(package)
     with new_folder(Path(output), force) as folder:
         estimate, written = write(package, folder)
     said = tuple(map(shown, dict.fromkeys((*notes, *package.notes, *written))))

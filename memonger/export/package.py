@@ -13,8 +13,9 @@ from memonger.export.order import stock_bytes
 from memonger.lowering import calibrate
 from memonger.model.ranges import described
 from memonger.model.values import required_inputs
-from memonger.plan import Plan, graph_of
-from memonger.runtime import program
+from memonger.plan import Plan
+from memonger.runtime import onnxruntime, program
+from memonger.runtime.as_written import check_as_written
 from memonger.runtime.fleet_memory import memory_of, need_of
 from memonger.runtime.session import device_of
 from memonger.units import MOST_INSTANCES, MiB, in_full, whole
@@ -290,6 +291,20 @@ def _check_sharing(models: Sequence[ServedModel], sharing: Sharing) -> None:
             )
 
 
+def check_runs(package: Package) -> None:
+    """Check that a session follows each plan, where onnxruntime is here to say so: a server would refuse every request.
+
+    Raises:
+        PlanError: it doesn't; the message says what would work.
+    """
+    for model in package.models if onnxruntime.is_available() else ():
+        for plan in model.plans:
+            try:
+                check_as_written(plan, device_of(plan, None))
+            except SessionError as error:
+                raise PlanError(f"'{model.name}' can't be served: {error}") from error
+
+
 def stock_notes(plan: Plan) -> list[str]:
     """What to say of the figure where stock onnxruntime runs the plan."""
     chunks = CHUNKS_NOTE.format(chunks=option("chunks", "off"))
@@ -328,9 +343,8 @@ def _with_workspace(plan: Plan) -> Plan:
     workspace = calibrate.measured(plan.model, plan.threads)
     if workspace is None:
         return plan
-    return dataclasses.replace(
-        plan, workspace=workspace, graph=graph_of(plan.model, None, None, workspace, ranges=plan.ranges)
-    )
+    measured = tuple(workspace.get(name, 0) for name in plan.graph.nodes)  # offsets go by this graph's numbers
+    return dataclasses.replace(plan, workspace=workspace, graph=dataclasses.replace(plan.graph, workspace=measured))
 
 
 def name_of(plan: object) -> str:
@@ -369,9 +383,14 @@ def check_standard(plan: Plan, target: str, *, own: bool) -> None:
         if node.domain in STANDARD or (own and node.domain == "com.microsoft"):
             continue
         extended = option("level", "extended")
+        instead = (
+            f"plan the model with {option('device', 'none')}{f' or {extended}' if own else ''}"
+            if plan.stamp is not None
+            else "it is the model's own operator, so export it for another target: "
+            f"{', '.join(('onnxruntime', 'triton', *FLEETS))}"
+        )
         raise PlanError(
-            f"node '{node.name}' is {node.domain}::{node.op_type}, which {target} can't be relied on to run: plan the "
-            f"model with {option('device', 'none')}{f' or {extended}' if own else ''}."
+            f"node '{node.name}' is {node.domain}::{node.op_type}, which {target} can't be relied on to run: {instead}."
         )
 
 

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 
-DATATYPES = {
+DATATYPES: dict[str, Any] = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32,
-    "FP64": np.float64, "BYTES": np.object_,
+    "FP64": np.float64, "BF16": ir.DataType.BFLOAT16.numpy(), "BYTES": np.object_,
 }  # fmt: skip
 LONGEST_MESSAGE = 500
 _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
@@ -77,12 +77,12 @@ def _array(data: object, datatype: str) -> np.ndarray:
         if not all(isinstance(text, str) for text in texts.flat):
             raise TypeError("BYTES takes text")
         return texts
-    sent = np.asarray(data)
-    if sent.size and sent.dtype.kind not in ("biuf" if kind.kind == "f" else "biu"):
+    sent, is_real = np.asarray(data), kind.kind in "fV"
+    if sent.size and sent.dtype.kind not in ("biuf" if is_real else "biu"):
         raise TypeError(f"{datatype} doesn't take {sent.dtype.type.__name__}")
     with np.errstate(over="ignore"):
         array = sent.astype(kind)
-    if not (np.isfinite(array).all() if kind.kind == "f" else np.array_equal(array, sent)):
+    if not (np.isfinite(array.astype(np.float64)).all() if is_real else np.array_equal(array, sent)):
         raise ValueError(f"a value doesn't fit {datatype}")
     return array
 
@@ -117,7 +117,7 @@ def write_body(arrays: Mapping[str, np.ndarray]) -> bytes:
     """
     outputs = write_outputs(arrays)
     for output in outputs:
-        if output["datatype"].startswith("FP"):
+        if output["datatype"].startswith(("FP", "BF")):
             output["data"] = [number if math.isfinite(number) else None for number in output["data"]]
     return json.dumps({"outputs": outputs}).encode()
 

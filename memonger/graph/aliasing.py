@@ -36,7 +36,7 @@ import onnx_ir as ir
 
 from memonger.model.operators import RANKS, facts
 from memonger.model.parts import parts_of
-from memonger.model.values import input_at, static_shape
+from memonger.model.values import dense, input_at, static_shape
 
 CPU = "CPUExecutionProvider"
 
@@ -306,7 +306,9 @@ def windows(node: ir.Node, provider: str = CPU) -> tuple[tuple[ir.Value, ir.Valu
     for one in parts:
         shape, dtype = static_shape(one.whole), one.whole.dtype
         outermost = shape is not None and dtype is not None and all(dim == 1 for dim in shape[: one.axis])
-        if shape is None or dtype is None or not outermost or dtype.bitwidth % 8 or read.count(one.part) > 1:
+        if shape is None or dtype is None or not outermost or not dense(one.whole) or dtype.bitwidth % 8:
+            continue
+        if read.count(one.part) > 1:
             continue
         stretches.append((one.part, one.whole, one.begin * math.prod(shape[one.axis + 1 :]) * dtype.bitwidth // 8))
     return tuple(stretches)
@@ -331,7 +333,7 @@ def why_not_appended(old: ir.Value, new: ir.Value, provider: str = CPU) -> str:
             return f"{made} writes behind what is there only where '{old.name}' has its full length from the start"
         return f"'{new.name}' is made by {made}, which is no Concat of '{old.name}' and new rows"
     axis, dtype = node.attributes.get_int("axis", 0), new.dtype
-    if provider != CPU or shape is None or dtype is None or dtype.bitwidth % 8 or old.dtype != dtype:
+    if provider != CPU or shape is None or dtype is None or not dense(new) or dtype.bitwidth % 8 or old.dtype != dtype:
         return f"node '{node.name}' (Concat) writes no whole bytes on the CPU"
     if old.is_graph_output() or node.inputs.count(old) > 1:
         return f"'{old.name}' is needed as it was after node '{node.name}' (Concat)"

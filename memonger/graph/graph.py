@@ -13,7 +13,6 @@ from memonger.model.operators import RANKS, WAIT, facts, operator_name
 from memonger.model.parts import is_marked
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.values import LARGEST, all_values, dense, nbytes, subgraphs
-from memonger.words import option
 
 Pair = tuple[int, int]
 
@@ -185,7 +184,7 @@ def from_model(
     """The graph of a lowered model.
 
     Args:
-        model: Every node and value named, every size known but those only the run can tell.
+        model: Every node and value named. What has no size is the runtime's.
         seconds: Measured time of each node, by name.
         workspace: Measured workspace of each node in bytes, by name.
         updates: Persistent input → the output that is its new content, by name. Outputs that can't be written over
@@ -198,7 +197,7 @@ def from_model(
         provider: Whose kernels run the model: onnxruntime's name for it.
 
     Raises:
-        PlanError: a size is unknown that should be known; it names the value.
+        PlanError: as `Graph`.
     """
     values, nodes = list(dict.fromkeys(v for v in all_values(model.graph) if v.name)), list(model.graph)
     number = {value: index for index, value in enumerate(values)}
@@ -423,12 +422,6 @@ def _planned(
         node = value.producer()
         if node is None or not dense(value) or facts(node).shape_only or value in dynamic or value.name in host:
             continue
-        if size is None:
-            raise PlanError(
-                f"the size of value '{value.name}' (node '{node.name}', {node.op_type}) is unknown: ONNX's shape "
-                f"inference can't tell it. Plan for a device ({option('device', 'cpu')}), where one run measures it, "
-                "or write its shape into the model's value_info."
-            )
         if size:
             planned.add(value)
     return planned

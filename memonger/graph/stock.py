@@ -134,4 +134,4 @@ class _Allocations:
 def _kind(value: ir.Value) -> Hashable:
     """What two values must have in common for one to take the other's memory; None for one of unknown shape."""
     dims = static_shape(value)
-    return None if dims is None or value.dtype is None else (dims, value.dtype.bitwidth)
+    return None if dims is None or value.dtype is None or not dense(value) else (dims, value.dtype.bitwidth)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
@@ -235,7 +236,8 @@ def _with_copied_indices(
     return {**workspace, **copied}
 
 
-def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool) -> None:
+def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool) -> Any:
+    """Run, and return the binding, which has the outputs."""
     types = {str(value.name): value.type for value in model.graph.inputs}
     binding = made.io_binding()
     try:
@@ -244,11 +246,34 @@ def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool)
         for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
             binding.bind_output(name)
         made.run_with_iobinding(binding)
+        return binding
     except MemongerError:
         raise
     except Exception as error:  # pybind exceptions share no base class
         hint = f" It was fed random numbers: give real inputs ({option('inputs', FILE)})." if generated else ""
         raise SessionError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
+
+
+def outputs(model: ir.Model, threads: int, given: feeding.Feeds) -> list[tuple[object, ...]]:
+    """What a model gives on the CPU as it stands: of each output what tells apart other bits.
+
+    Raises:
+        SessionError: it doesn't run.
+    """
+    options = ort.Options(threads=threads, lending=LEND_ALL, entries=ort.RUN_ONCE)
+    with session(model, CPU, options) as (made, _):
+        binding = _run_once(made, model, given, generated=False)
+        names = list(dict.fromkeys(str(value.name) for value in model.graph.outputs))
+        kinds = {str(value.name): value.type for value in model.graph.outputs}
+        results = zip(names, binding.get_outputs(), strict=True)
+        return [_told_apart(feeding.to_python(value, kinds[name])) for name, value in results]
+
+
+def _told_apart(result: Any) -> tuple[object, ...]:
+    if not isinstance(result, np.ndarray):
+        return (repr(result),)
+    content = result.tolist() if result.dtype.kind == "O" else result.tobytes()
+    return (result.shape, str(result.dtype), content)
 
 
 def _outputs_of(node: ir.Node, run: profile.NodeRun) -> dict[str, tuple[str, tuple[int, ...]]]:

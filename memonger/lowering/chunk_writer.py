@@ -123,7 +123,7 @@ def sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.Ten
         dims[axis] = end - begin
         offset, length = (tensor.offset or 0) + begin * inner // 8, (end - begin) * inner // 8
         shape = ir.Shape(dims)
-        return ir.ExternalTensor(
+        return type(tensor)(
             tensor.location, offset, length, tensor.dtype, shape=shape, name="", base_dir=tensor.base_dir
         )
     return ir.Tensor(tensor.numpy()[elements(axis, begin, end)].copy(), dtype=tensor.dtype)

@@ -5,13 +5,14 @@ file order: only then may its values be given addresses.
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx_ir as ir
 
-from memonger.devices import Cuda, Device, Stamp
+from memonger.devices import CPU, Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names, in_inference_form
@@ -20,11 +21,12 @@ from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, rang
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import open_dims
+from memonger.model.branches import with_open_branches
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
 from memonger.model.modules import carry_modules
 from memonger.model.names import name_nodes
-from memonger.model.operators import operator_name
+from memonger.model.operators import facts, operator_name
 from memonger.model.ranges import Range
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
@@ -76,8 +78,17 @@ class Settings:
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
-def device_form(model: Model, device: Device, settings: Settings | None = None) -> Lowered:
+def device_form(
+    model: Model, device: Device, settings: Settings | None = None, unbound: Model | None = None
+) -> Lowered:
     """Lower a model for a device and calibrate it.
+
+    Args:
+        model: The model, its sizes fixed.
+        device: Where it will run.
+        settings: How.
+        unbound: The same with the sizes that its file leaves open. What onnxruntime makes of that is taken where it
+            computes other bits: they are those of a stock session, which isn't told the sizes. None where none is open.
 
     Raises:
         PlanError: the runtime refuses the model or its inputs.
@@ -93,7 +104,11 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
         written = FORMS.get(device.provider, _unchanged)(cpu_narrow.write_out(model) if rewritten else model)
         if rewritten:
             written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
-        lowered, calibration = _lower(written, device, settings, folder.path)
+        lowered, calibration = _lower_or_open(written, device, settings, folder.path)
+        if unbound is not None and device.is_host and LEVELS[settings.level] != LEVELS["disable"]:
+            as_stock = _computed_otherwise(unbound, model, lowered, settings, folder.path)
+            if as_stock is not None:
+                lowered, calibration = _lower(written, device, settings, folder.path, as_stock)
     except SessionError as error:
         hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
         raise PlanError(f"{model.name}: {error}{hint}") from error
@@ -108,12 +123,72 @@ def _unchanged(model: Model) -> Model:
     return model
 
 
-def _lower(model: Model, device: Device, settings: Settings, folder: Path) -> tuple[ir.Model, Calibration]:
+def _lower_or_open(model: Model, device: Device, settings: Settings, folder: Path) -> tuple[ir.Model, Calibration]:
+    """`_lower`; a model that the runtime refuses, but for sizes that are fixed within branches, with these open."""
+    try:
+        return _lower(model, device, settings, folder)
+    except SessionError:
+        opened = with_open_branches(model)
+        if opened is None:
+            raise
+        try:
+            return _lower(opened, device, settings, folder)
+        except SessionError:
+            pass  # it isn't that: what was said first counts
+        raise
+
+
+_EXACT = frozenset({
+    "Cast", "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad",
+    "Range", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators that move elements, as shape arithmetic is made of: however many there are, no bit is another."""
+
+
+def _computed_otherwise(
+    unbound: Model, model: Model, lowered: ir.Model, settings: Settings, folder: Path
+) -> ir.Model | None:
+    """What the optimizer makes of a model whose sizes are open, at these sizes; None where its bits are the same.
+
+    With sizes fixed it computes more of the model beforehand, and fuses otherwise. Both are run where their operators
+    differ, on the same inputs.
+    """
+    if any(facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph):
+        return None
+    path = folder / "sizes_open.onnx"
+    try:
+        _write_optimized(unbound.ir, CPU, LEVELS[settings.level], path, settings.cuda)
+        found = _reload(path, unbound)
+        if _computing(found) == _computing(lowered):
+            return None
+        shapes = {value.name: value.shape for value in model.graph.inputs}
+        for value in found.graph.inputs:
+            value.shape = shapes.get(value.name, value.shape)
+        forget_symbolic(found)
+        given = settings.inputs or feeding.random_feeds(feeding.inputs_of(found.graph))
+        ours, stock = (calibrate.outputs(each, settings.threads, given) for each in (lowered, found))
+    except SessionError:
+        return None  # one of them doesn't run on these inputs: nothing is known of its bits
+    return None if ours == stock else found
+
+
+def _computing(model: ir.Model) -> Counter[str]:
+    """How often each operator occurs that computes numbers."""
+    return Counter(name for node in model.graph if (name := operator_name(node)) not in _EXACT)
+
+
+def _lower(
+    model: Model, device: Device, settings: Settings, folder: Path, first: ir.Model | None = None
+) -> tuple[ir.Model, Calibration]:
+    """Lower and calibrate; ``first``: what the optimizer has made of it already."""
     source, level = model.ir, LEVELS[settings.level]
     for number in range(ROUNDS):
-        path = folder / f"optimized{number}.onnx"
-        _write_optimized(source, device, level, path, settings.cuda)
-        lowered = _reload(path, model)
+        path = folder / f"optimized{number if first is None else ROUNDS + number}.onnx"
+        if first is not None and number == 0:
+            lowered = first
+        else:
+            _write_optimized(source, device, level, path, settings.cuda)
+            lowered = _reload(path, model)
         if settings.source_order:
             in_source_order(lowered, model.ir)
             updates_last(lowered, model.training)

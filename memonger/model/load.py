@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.parser
 import onnx.serialization
@@ -22,14 +23,16 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
 from memonger.model import bind_dims, checks, onnx_process
+from memonger.model.branches import has_branches, with_open_branches
 from memonger.model.checks import root_cause
+from memonger.model.maps import without_maps
 from memonger.model.marks import inline
 from memonger.model.model import Model
 from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer
-from memonger.model.tensors import external_tensors
+from memonger.model.tensors import DataFile, external_tensors, replace_external
 from memonger.model.values import dense, static_shape, tensor_shape
-from memonger.words import did_you_mean
+from memonger.words import did_you_mean, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +51,17 @@ NOT_A_GRAPH = (
 )  # fmt: skip
 """What onnx_ir raises for a message that is no graph."""
 
-NOWHERE = "{} refers to external data files, but not where they lie: give the model's path instead."
+NOWHERE = (
+    "{} refers to external data files, but not where they lie: give the model's path instead, or their bytes beside it "
+    "(model, {{'FILE': bytes}})."
+)
 
 FOREIGN = "memonger.foreign"
 """In the ``meta`` of the graph of an ``onnx_ir.Model``: it was read from bytes that came from outside."""
 
-Source = str | Path | bytes | onnx.ModelProto | ir.Model
+InMemory = bytes | onnx.ModelProto
+
+Source = str | Path | InMemory | ir.Model | tuple[InMemory, Mapping[str, bytes]]
 
 
 def load(
@@ -66,7 +74,8 @@ def load(
     """Read a model and make its shapes static.
 
     Args:
-        source: A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. None is changed.
+        source: A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; the second and third also
+            with the files beside it, by their names in it: ``(model, {"model.onnx_data": data})``. None is changed.
         batch: The first dimension of every input where that is symbolic. None: 1 where it has no size yet, which
             ``notes`` of the result say.
         dims: Sizes of the other symbolic dimensions, by name, or by place: ``{"x[1]": 128}``.
@@ -76,10 +85,27 @@ def load(
         LoadError: not an ONNX model; external data missing, cut short or outside the model's folder; an
             operator nobody knows; a dimension without a size; shapes that contradict each other.
     """
+    return load_twice(source, batch=batch, dims=dims, input_shapes=input_shapes)[0]
+
+
+def load_twice(
+    source: Source | Model,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Model, Model | None]:
+    """Read a model with its shapes static as `load` does, and with the sizes that its file leaves open.
+
+    The second is how stock onnxruntime's optimizer sees it. Both share their tensors.
+
+    Returns: None for the second where the file leaves no size open, where its operator set is too old for onnxruntime,
+        and for a `Model`, whose sizes are bound.
+    """
     if isinstance(source, Model):
         is_bound = all(static_shape(v) is not None for v in source.ir.graph.inputs if dense(v))
         if batch is None and not dims and not input_shapes and is_bound:
-            return source
+            return source, None
         foreign, source = source.foreign, source.ir
         source.graph.meta[FOREIGN] = foreign
     try:
@@ -90,11 +116,36 @@ def load(
         ) from error
 
 
-def _load(source: Source, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Model:
+def _load(
+    source: Source, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
+) -> tuple[Model, Model | None]:
     model = _inlined(source)
-    model = bind_dims.bind(model, batch, dims, shapes)
-    model = _prepared(model)
-    infer(model)
+    sizes = {value.name: value.shape for value in model.graph.inputs if dense(value) and static_shape(value) is None}
+    if model.ir.opset_imports.get("", MIN_OPSET) < MIN_OPSET:
+        sizes = {}
+    model = _prepared(bind_dims.bind(model, batch, dims, shapes))
+    unbound = model.clone() if sizes else None
+    for value in unbound.graph.inputs if unbound is not None else ():
+        value.shape = sizes.get(value.name, value.shape)
+    return _inferred(model), unbound
+
+
+def _inferred(model: Model) -> Model:
+    """The model with all that inference can tell, in place; a copy where branches had to be opened for that."""
+    before = model.clone() if has_branches(model) else None
+    try:
+        infer(model)
+    except LoadError:
+        opened = None if before is None else with_open_branches(before)
+        if opened is None:
+            raise
+        try:
+            infer(opened)
+        except LoadError:
+            pass  # it isn't a branch for other sizes: what was said first counts
+        else:
+            return opened
+        raise
     return model
 
 
@@ -158,9 +209,20 @@ def load_as_is(source: Source) -> Model:
     """
     model = _copy(source)
     checks.check_structure(model)
+    _open_minus_one(model.ir)
     checks.check_external_data(model)
+    replace_external(model.ir, DataFile.of)
     checks.check_tensors(model)
     return model
+
+
+def _open_minus_one(model: ir.Model) -> None:
+    """A dimension of -1 has no size, as the runtime reads it: Paddle's and Keras' exporters write it so."""
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
+            if value.shape is not None and any(isinstance(dim, int) and dim == -1 for dim in value.shape):
+                dims = (ir.SymbolicDim(None) if isinstance(dim, int) and dim == -1 else dim for dim in value.shape)
+                value.shape = ir.Shape(list(dims))
 
 
 def _copy(source: Source) -> Model:
@@ -181,6 +243,10 @@ def _copy(source: Source) -> Model:
             return _from_proto(source, "<onnx.ModelProto>", None)
         case bytes():
             return dataclasses.replace(_from_proto(_parse(source, "<bytes>"), "<bytes>", None), foreign=True)
+        case (bytes() as data, Mapping() as files):
+            return dataclasses.replace(_from_proto(_parse(data, "<bytes>"), "<bytes>", None, files), foreign=True)
+        case (onnx.ModelProto() as proto, Mapping() as files):
+            return _from_proto(proto, "<onnx.ModelProto>", None, files)
     if not isinstance(source, str | os.PathLike):
         raise LoadError(_no_source(source))
     return _from_file(Path(source))
@@ -213,7 +279,27 @@ def _from_file(path: Path) -> Model:
     except NOT_A_MODEL as error:
         hint = _HINTS.get(path.suffix.lower(), "")
         raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
-    return dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
+    model = dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
+    _follow_links(model.ir, path.parent.resolve(), path.resolve().parent)
+    return model
+
+
+def _follow_links(model: ir.Model, folder: Path, home: Path) -> None:
+    """Where a model's path is a link into another folder, as in a hub's cache, links beside it go there too.
+
+    Only those that end beside the file that the model itself is: no other folder is read.
+    """
+
+    def followed(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+        try:
+            end = (folder / tensor.location).resolve()
+        except (OSError, ValueError):
+            return tensor  # `checks.check_external_data` says what it is
+        is_link = not Path(tensor.location).is_absolute() and ".." not in Path(tensor.location).parts
+        return DataFile.of(tensor, location=end.name, base_dir=home) if is_link and end.parent == home else tensor
+
+    if home != folder:
+        replace_external(model, followed)
 
 
 _FROM_TORCH = " memonger.from_torch(module, example) makes a model of a PyTorch module."
@@ -240,13 +326,16 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
         raise LoadError(f"{name} are not an ONNX model, or are cut short: {root_cause(error)}.") from error
 
 
-def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> Model:
+def _from_proto(
+    proto: onnx.ModelProto, name: str, folder: Path | None, files: Mapping[str, bytes] | None = None
+) -> Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
         raise LoadError(f"{name} is not an ONNX model: it has no graph or no IR version.")
     if not proto.graph.node and not proto.graph.output:
         raise LoadError(f"{name} has an empty graph: no nodes and no outputs, so there is nothing to plan.")
     if not proto.opset_import:
         raise LoadError(f"{name} is not a valid ONNX model: it imports no operator set (opset_import is empty).")
+    proto = without_maps(proto, name)
     try:
         model = ir.serde.deserialize_model(proto)
         external = list(external_tensors(model))
@@ -254,11 +343,38 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> Model
         raise LoadError(f"{name} is not a valid ONNX model: {root_cause(error)}.") from error
     if "ai.onnx" in model.opset_imports:  # another way to write the default domain
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
+    if external and files is not None:
+        replace_external(model, lambda tensor: _out_of(files, tensor, name))
+        external = []
     if external and folder is None:
         raise LoadError(NOWHERE.format(name))
     for tensor in external:
         tensor.base_dir = folder or ""
     return Model(model, name)
+
+
+def _out_of(files: Mapping[str, bytes], tensor: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
+    """A tensor whose bytes lie in one of the files that were given in memory; they are not copied."""
+    data, start = files.get(str(tensor.location)), tensor.offset or 0
+    dims = [int(dim) for dim in tensor.shape.numpy()]
+    if data is None:
+        raise LoadError(
+            f"{name}: the external data of tensor '{tensor.name}' is missing: {tensor.location} isn't among the files "
+            f"given ({quoted(files, 3)})."
+        )
+    if tensor.dtype == ir.DataType.STRING or min(dims, default=0) < 0:
+        raise LoadError(f"{name} is not a valid ONNX model: tensor '{tensor.name}' ({tensor.dtype.name}{dims}).")
+    if start < 0 or len(data) < start + tensor.nbytes:
+        raise LoadError(
+            f"{name}: the external data of tensor '{tensor.name}' is cut short: {tensor.location} has {len(data)} "
+            f"bytes, the tensor needs {tensor.nbytes} from byte {start}."
+        )
+    content = memoryview(data)[start : start + tensor.nbytes]
+    if tensor.dtype.bitwidth < 8:
+        packed = onnx.TensorProto(name=tensor.name, data_type=int(tensor.dtype), dims=dims, raw_data=bytes(content))
+        return ir.serde.deserialize_tensor(packed)
+    array = np.frombuffer(content, tensor.dtype.numpy()).reshape(dims)
+    return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
 
 
 def _inline(model: Model) -> None:

@@ -23,6 +23,7 @@ class Model:
         name: Where it came from, for messages: a path, or ``<bytes>`` and the like.
         batch: The batch size asked for, or 1 where nobody gave the open batch a size; None where it isn't open.
         notes: What the user should know about how it was loaded, one sentence each.
+        path: The file that is planned, where it was named as such; None for a model in memory.
         foreign: Whether it came as a file or as bytes: what could end this process is done in another.
     """
 
@@ -31,6 +32,7 @@ class Model:
     batch: int | None = None
     foreign: bool = False
     notes: tuple[str, ...] = ()
+    path: Path | None = None
 
     @property
     def graph(self) -> onnx_ir.Graph:

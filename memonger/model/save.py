@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanFileError, memory_checked
 from memonger.files import folder_beside, locked, write_whole
-from memonger.model.tensors import external_tensors, in_memory, sizes_of_parts, tensor_attributes
+from memonger.model.tensors import external_tensors, in_memory, replace_external, sizes_of_parts
 from memonger.units import in_full
 
 SMALL = 256  # bytes of a weight that stays in the model when others go into a file of their own
@@ -137,13 +137,7 @@ def _serialized(model: ir.Model, folder: Path) -> bytes:
 
 def read_in(model: ir.Model) -> None:
     """Put external data into a model, in place."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = in_memory(value.const_value)
-        for node, attribute in list(tensor_attributes(graph)):
-            if isinstance(attribute.value, ir.ExternalTensor):
-                node.attributes.add(ir.AttrTensor(attribute.name, in_memory(attribute.value)))
+    replace_external(model, in_memory)
 
 
 def _keeps_data_in_place(model: ir.Model, folder: Path) -> bool:

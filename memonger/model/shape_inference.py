@@ -12,7 +12,9 @@ from memonger.errors import LoadError
 from memonger.model import checks, onnx_process
 from memonger.model.checks import root_cause
 from memonger.model.model import Model
+from memonger.model.runtime_types import complete_shapes, complete_types
 from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
+from memonger.model.tensors import in_memory
 from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, tensor_shape
 
 PLAIN = frozenset({
@@ -57,18 +59,25 @@ def infer(model: Model) -> None:
 
 
 def _infer_and_fold(model: Model) -> Exception | None:
+    complete_types(model.graph)
     complaint = infer_once(model)
+    while complete_types(model.graph):
+        complaint = infer_once(model)
     while fold_shape_arithmetic(model.ir):
         if _has_unknown(model.graph):
             complaint = infer_once(model)
+    complete_shapes(model.ir)
     return complaint
 
 
 def _forget_declared(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """Shapes that the file declares. A 0 says nothing: some exporters write it where they didn't know the size."""
     declared = {}
     for value in (v for node in graph for v in node.outputs):
         if value.shape is not None and dense(value):
-            declared[value], value.shape = value.shape, None
+            shape, value.shape = value.shape, None
+            if 0 not in shape.dims:
+                declared[value] = shape
     return declared
 
 
@@ -193,7 +202,10 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
     inputs = len(graph.inputs)
     tensors = [value.const_value for value in big]
     order = list(graph.initializers.values())
+    outside = {value: value.const_value for value in order if isinstance(value.const_value, ir.ExternalTensor)}
     try:
+        for value in outside.keys() - set(big):
+            value.const_value = in_memory(outside[value])  # inference reads no files
         for value, tensor in zip(big, tensors, strict=True):
             if tensor is not None:
                 value.shape, value.dtype = tensor_shape(tensor), tensor.dtype
@@ -209,5 +221,7 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
         while len(graph.inputs) > inputs:
             graph.inputs.pop()  # deleting a slice would leave the values marked as inputs
         graph.initializers.clear()
+        for value, tensor in outside.items():
+            value.const_value = tensor
         for value in order:
             graph.initializers[str(value.name)] = value

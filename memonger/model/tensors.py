@@ -1,6 +1,6 @@
 """The tensors of a model, wherever they stand."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -9,8 +9,8 @@ _LARGE = 1024  # bytes
 
 
 def is_large(tensor: ir.TensorProtocol) -> bool:
-    """Whether a weight is worth handling apart from the graph: smaller ones travel with it."""
-    return tensor.nbytes >= _LARGE
+    """Whether a weight is worth handling apart from the graph: smaller ones travel with it. Text never is."""
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _LARGE
 
 
 def sizes_of_parts(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
@@ -29,6 +29,46 @@ def sizes_of_parts(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
 def in_memory(tensor: ir.TensorProtocol) -> ir.Tensor[Any]:
     """A tensor with its content, which may lie in a file of its own, in the model."""
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
+class DataFile(ir.ExternalTensor):
+    """A tensor in a file that `memonger.model.checks.check_external_data` has looked at.
+
+    onnx-ir refuses files with several hard links, which is what uv, ``cp -l`` and deduplication make of them: a link is
+    made by who may read the file, and what an archive brings along is a file of its own.
+    """
+
+    __slots__ = ()
+
+    def _check_path_containment(self) -> None:
+        pass
+
+    @classmethod
+    def of(cls, tensor: ir.ExternalTensor, *, location: str | None = None, base_dir: Any = None) -> "DataFile":
+        """The same tensor, of another file where one is given."""
+        return cls(
+            tensor.location if location is None else location, tensor.offset, tensor.length, tensor.dtype,
+            shape=tensor.shape, name=tensor.name or "", doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+            base_dir=tensor.base_dir if base_dir is None else base_dir,
+        )  # fmt: skip
+
+
+def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:
+    """Put another tensor in the place of each that lies in a file of its own, wherever in the model it stands."""
+    for body in bodies(model):
+        for value in body.initializers.values() if isinstance(body, ir.Graph) else ():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = made(value.const_value)
+        for node in body:
+            for attribute in list(node.attributes.values()):
+                if attribute.is_ref():
+                    continue
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes.add(ir.AttrTensor(attribute.name, made(attribute.value)))
+                elif attribute.type == ir.AttributeType.TENSORS:
+                    tensors = [made(one) if isinstance(one, ir.ExternalTensor) else one for one in attribute.value]
+                    node.attributes.add(ir.AttrTensors(attribute.name, tensors))
 
 
 def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
@@ -50,6 +90,29 @@ def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
                     yield attribute.value
                 elif attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref():
                     yield from attribute.value
+
+
+def inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Weights that are no initializers of the main graph: of branches, loops and functions, and large attributes."""
+    for body in bodies(model):
+        if isinstance(body, ir.Graph) and body is not model.graph:
+            yield from (v.const_value for v in body.initializers.values() if v.const_value is not None)
+        for attribute in (each for node in body for each in node.attributes.values()):
+            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref() and is_large(attribute.value):
+                yield attribute.value
+
+
+def inner_bytes(model: ir.Model) -> int:
+    """Bytes of these, and of long lists of numbers in attributes, as of trees; short ones are settings."""
+    lists = (attribute for body in bodies(model) for node in body for attribute in node.attributes.values())
+    long = sum(size for one in lists if (size := _list_bytes(one)) >= _LARGE)
+    return long + sum(one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING)
+
+
+def _list_bytes(attribute: ir.Attr) -> int:
+    """Bytes of an attribute that is a list of numbers, as onnxruntime holds it."""
+    each = {ir.AttributeType.FLOATS: 4, ir.AttributeType.INTS: 8}.get(attribute.type, 0)
+    return each * len(attribute.value) if each and not attribute.is_ref() else 0
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

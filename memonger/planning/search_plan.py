@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import onnx_ir as ir
@@ -24,7 +25,7 @@ from memonger.model import open_dims, training_roles
 from memonger.model.emitter import collecting_later
 from memonger.model.image_rows import ROWS
 from memonger.model.kept_state import check_state, state_of, with_state
-from memonger.model.load import Source, load, load_open
+from memonger.model.load import Source, load_open, load_twice
 from memonger.model.marks import lost, select
 from memonger.model.model import Model
 from memonger.model.operators import operator_name
@@ -109,7 +110,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     kept = None if isinstance(source, BasePlan) else cache.entry(source, chosen, device_of(chosen.device))
     found = kept.read() if kept is not None else None
     if found is not None:
-        own = _own(source, chosen)
+        own, _ = _own(source, chosen)
         return dataclasses.replace(found, source=own, planning_seconds=time.perf_counter() - begin)
     refused = kept.read_refusal() if kept is not None else None
     if refused is not None:
@@ -312,7 +313,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     """Load, differentiate, lower, and make the graph."""
     tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
-    own = _own(source, options)
+    own, open_in_file = _own(source, options)
     if options.trains and own.is_differentiated:
         raise PlanError(
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
@@ -332,7 +333,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     if options.ranges:
         lowered, ranges = _lower_open(source, device, options, mode)
     else:
-        lowered = _lower(model, device, options)
+        lowered = _lower(model, device, options, open_in_file)
     tell("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     _keep_state(lowered.model, options.state or {}, ranges, own.name)
@@ -348,11 +349,13 @@ def prepare(source: Source | Model, options: Options) -> Job:
     )  # fmt: skip
 
 
-def _own(source: Source | Model, options: Options) -> Model:
-    """The user's own model, loaded."""
+def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]:
+    """The user's own model, loaded, and with the sizes that its file leaves open: see `load_twice`."""
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
-    return load(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+    own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+    path = Path(source) if isinstance(source, str | Path) else None
+    return dataclasses.replace(own, path=path), unbound
 
 
 def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, Range], name: str) -> None:
@@ -713,7 +716,7 @@ def _lower_open(
     return device_form(model, device, settings), ranges
 
 
-def _lower(model: Model, device: Device, options: Options) -> Lowered:
+def _lower(model: Model, device: Device, options: Options, unbound: Model | None) -> Lowered:
     if device.facts.is_portable:
         return portable(model)
     from memonger.lowering.device_form import Settings, device_form
@@ -721,4 +724,4 @@ def _lower(model: Model, device: Device, options: Options) -> Lowered:
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
     settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
-    return device_form(model, device, settings)
+    return device_form(model, device, settings, None if training else unbound)

@@ -10,12 +10,15 @@ import onnx_ir as ir
 from rich.table import Column, Table
 
 from memonger.model.operators import operator_name
+from memonger.model.tensors import inner_bytes, inner_tensors
 from memonger.units import format_size
 
 
 def model_record(model: ir.Model, name: str) -> dict[str, Any]:
-    """Versions, producer, parameters (elements and bytes of the initializers), operators, inputs and outputs."""
-    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    """Versions, producer, parameters (elements and bytes of the weights), operators, inputs and outputs."""
+    initializers = (value.const_value for value in model.graph.initializers.values())
+    tensors = [tensor for tensor in initializers if tensor is not None]
+    inner = list(inner_tensors(model))
     return {
         "model": name,
         "ir_version": model.ir_version,
@@ -23,8 +26,8 @@ def model_record(model: ir.Model, name: str) -> dict[str, Any]:
         "producer": " ".join(filter(None, (model.producer_name, model.producer_version))) or None,
         "nodes": model.graph.num_nodes(),
         "functions": len(model.functions),
-        "parameters": sum(math.prod(tensor.shape.numpy()) for tensor in tensors),
-        "parameter_bytes": sum(tensor.nbytes for tensor in tensors),
+        "parameters": sum(math.prod(tensor.shape.numpy()) for tensor in (*tensors, *inner)),
+        "parameter_bytes": sum(tensor.nbytes for tensor in tensors) + inner_bytes(model),
         "operators": operators(model),
         "inputs": [_described(value) for value in given_inputs(model)],
         "outputs": [_described(value) for value in model.graph.outputs],

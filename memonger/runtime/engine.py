@@ -9,7 +9,6 @@ from typing import Any
 from memonger.devices import Cuda, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
-from memonger.model.values import NARROW
 from memonger.runtime import ort, profile, thread_records
 from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
@@ -233,7 +232,7 @@ class Engine:
             refused = self.pool.refused if self.pool is not None else None
             self.failed_at = self._step_of(str(error))
             refused = refused or self._beyond_limit(str(error))
-            raise SessionError(refused or f"onnxruntime failed: {str(error).strip()}{self._may_be_cast()}") from error
+            raise SessionError(refused or f"onnxruntime failed: {str(error).strip()}") from error
         if self.is_new:
             self.is_new = False
             self._cap()
@@ -250,21 +249,6 @@ class Engine:
             "this run needs more memory than its limit: for what these inputs decide the size of, and for workspace, "
             f"onnxruntime may take {in_full(limit.nbytes)}, and node '{node[1] if node else '?'}' asked for more. Plan "
             f"with a larger budget and such inputs ({option('budget', '4GiB')}, {option('inputs', FILE)})."
-        )
-
-    def _may_be_cast(self) -> str:
-        """What to try after a first run that failed, where the runtime may have put Casts into a plan for any device.
-
-        They run out of order, and a node that reads what was overwritten may fail before the order is compared.
-        """
-        planned = (tensor.dtype for program in self.programs for tensor in program.planned)
-        if not (self.unchecked and self.device.is_host) or self.programs[0].is_accounted:
-            return ""
-        if not any(dtype in NARROW for dtype in planned):
-            return ""
-        return (
-            " The plan holds values of 16 bits and isn't made for the CPU, where onnxruntime puts Cast nodes around "
-            f"them and doesn't run the planned order. {_remedy(self.device)}"
         )
 
     def _step_of(self, message: str) -> int | None:
@@ -324,10 +308,11 @@ def order_message(planned: Sequence[str], executed: Sequence[str], unknown: Coll
         what = f"it ran '{min(unknown)}' on the CPU, which isn't in the plan"
     return (
         f"onnxruntime didn't run the planned order: {what} ({len(planned)} nodes planned, {len(executed)} run). "
-        f"Nothing was returned. {_remedy(device)}"
+        f"Nothing was returned. {remedy(device)}"
     )
 
 
-def _remedy(device: Device) -> str:
+def remedy(device: Device) -> str:
+    """What to do about a plan that the runtime doesn't follow."""
     here = option("device", str(device))
     return f"Plan the model for this device ({here}), which takes over what the runtime inserts or inlines."

@@ -1,6 +1,7 @@
 """Inputs for a session: random ones where the user gives none, and checks of those the user gives."""
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -237,8 +238,8 @@ def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
     if value.is_tensor():
         try:
             return value.numpy()
-        except RuntimeError as error:  # a type numpy doesn't know
-            raise SessionError(f"an output can't be read as an array: {str(error).strip()}") from error
+        except RuntimeError as error:  # a type that onnxruntime's Python has no array for
+            return _copied(value, str(error).strip())
     if kind is None:
         raise SessionError("a value without a type can't be read.")
     graph = ir.Graph([ir.Value(name="given", type=kind)], [], nodes=[], name="read", opset_imports={"": 21})
@@ -251,6 +252,16 @@ def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
     binding.bind_output(str(result.name))
     session.run_with_iobinding(binding)
     return binding.copy_outputs_to_cpu()[0]
+
+
+def _copied(value: Any, reason: str) -> np.ndarray:
+    """A tensor on the host of a type such as bfloat16, as an array of its own."""
+    dtype, shape = ir.DataType(value.element_type()), tuple(value.shape())
+    if value.device_name() != "cpu" or dtype == ir.DataType.STRING or dtype.bitwidth < 8:
+        raise SessionError(f"an output can't be read as an array: {reason}")
+    size = math.prod(shape) * dtype.bitwidth // 8
+    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(bytearray(data), dtype.numpy()).reshape(shape)
 
 
 def _constant(value: Feed, kind: ir.TypeProtocol) -> Any:

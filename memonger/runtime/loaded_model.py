@@ -15,6 +15,7 @@ from memonger.model.operators import facts
 from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
+from memonger.runtime.as_written import check_as_written
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.chunked import ChunkedBinding, Chunks, cut_up, is_chunked
 from memonger.runtime.engine import Engine
@@ -55,7 +56,8 @@ class LoadedModel:
         plans: Verified, and for this device.
         device: Where to run.
         threads: Threads within a node; 0 leaves it to onnxruntime.
-        check_order: Compare the order of each session's first run with the plan.
+        check_order: Check that onnxruntime adds no node (`as_written`), and compare the order of each session's first
+            run with the plan.
         cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
         pad: Fill up smaller batches.
         lending: Which weights sessions read where they lie; None: each has copies of all.
@@ -70,7 +72,7 @@ class LoadedModel:
         workspace_bytes: Most workspace that a node takes beside it.
 
     Raises:
-        SessionError: onnxruntime refuses the model; ``pad`` can't be.
+        SessionError: onnxruntime refuses the model, or adds nodes to it; ``pad`` can't be.
         RuntimeUnavailableError: the device isn't there.
     """
 
@@ -101,6 +103,8 @@ class LoadedModel:
 
         if any(plan.ranges for plan in plans):
             _check_alone(plans, pad)
+        for plan in plans if check_order else ():
+            check_as_written(plan, device)
         with making_sessions():
             self._runners = _runners(plans, device, make_engine)
         self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)

@@ -180,6 +180,11 @@ _SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for
 """Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""
 
 
+_AS_IT_STANDS = {"session.disable_quant_qdq": "1"}
+"""For a model that isn't optimized: else each reader of a DequantizeLinear gets one of its own, at any level. These run
+before all else, and in memory that nobody planned. What fuses them belongs to the levels that optimize."""
+
+
 class _HostAllocators:
     """The allocator of host memory that sessions get which ask onnxruntime for the process's.
 
@@ -274,6 +279,8 @@ def session_options(options: Options) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
     entries = {**(_OF_SEGMENTS if options.is_segment else {}), **options.entries}
+    if options.level == "ORT_DISABLE_ALL":
+        entries = {**_AS_IT_STANDS, **entries}
     if options.shares_workspace or options.limit is not None:
         entries = {**_SHARING, **entries}
     settings = module.SessionOptions()

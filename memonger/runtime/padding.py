@@ -159,7 +159,7 @@ def is_smaller(inputs: Sequence[feeding.Input], feeds: feeding.Feeds) -> bool:
 
 def cut(outputs: Mapping[str, np.ndarray], rows: int | None) -> dict[str, np.ndarray]:
     """The first rows of outputs; all of them if None."""
-    return {name: array[:rows] for name, array in outputs.items()}
+    return dict(outputs) if rows is None else {name: array[:rows] for name, array in outputs.items()}
 
 
 def last_row_again(rows: np.ndarray, batch: int) -> np.ndarray:

@@ -234,11 +234,16 @@ def _varying(plans: Sequence[Plan]) -> tuple[str, ...]:
 def expose(
     model: ir.Model, planned: Sequence[ArenaTensor], varying: Sequence[str] = (), any_shape: bool = False
 ) -> None:
-    """Put every planned value among the outputs of a model, for all shapes if several plans share it."""
+    """Put every planned value among the outputs of a model, for all shapes if several plans share it.
+
+    What a Cast writes is one as well, whoever holds it: onnxruntime takes out Casts after Casts that aren't returned.
+    """
     graph = model.graph
     outputs = {value.name for value in graph.outputs}
     by_name = {value.name: value for node in graph for value in node.outputs}
-    graph.outputs.extend(by_name[tensor.name] for tensor in planned if tensor.name not in outputs)
+    casts = (node.outputs[0].name for node in graph if node.op_type == "Cast" and not node.domain)
+    names = dict.fromkeys([*(tensor.name for tensor in planned), *casts])
+    graph.outputs.extend(by_name[name] for name in names if name not in outputs)
     model.metadata_props.clear()
     for name in varying:
         value = graph.initializers.pop(name)

@@ -13,6 +13,7 @@ from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
 from memonger.model.kept_state import check_state, every_name
+from memonger.model.maps import as_maps, maps_of
 from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
@@ -90,6 +91,7 @@ class Session:
         plans = plans_of(plan, check_weights)
         self.device = device_of(plans[0], device)
         self._name, self._batches = plans[0].name, _batches(plans)
+        self._maps = maps_of(plans[0].model, self._name)
         for one in plans:
             check_stamp(one, self.device)
         if threads == "arena" and not self.device.is_host:
@@ -156,14 +158,19 @@ class Session:
             copy: False returns what lies in the arena itself, valid until the next run begins: arrays, and on a CUDA
                 device OrtValues, which ``torch.from_dlpack`` takes without a copy.
 
-        Returns: the outputs by name, in the model's order.
+        Returns: the outputs by name, in the model's order. What stock onnxruntime gives as a list of dictionaries
+            (``ZipMap``) is that here, and in ``outputs`` and with ``copy=False`` the table that it is made of.
 
         Raises:
             SessionError: a wrong name or type; a shape no plan was made for; the runtime failed; or it didn't follow
                 the planned order.
         """
         with self._idle:
-            return self._place().run(self._model, self._without_state(inputs), outputs, copy)
+            results = self._place().run(self._model, self._without_state(inputs), outputs, copy)
+        if self._maps and copy:
+            made = {name: keys for name, keys in self._maps.items() if name not in (outputs or {})}
+            results |= {name: as_maps(results[name], keys) for name, keys in made.items()}
+        return results
 
     def _without_state(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """The other inputs, once those of the state are taken over."""

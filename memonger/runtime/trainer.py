@@ -23,6 +23,7 @@ from memonger.runtime import compact, process_memory
 from memonger.runtime import feeds as feeding
 from memonger.runtime import state as states
 from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.as_written import check_as_written
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
@@ -73,7 +74,7 @@ class Trainer:
         self._has_outputs, self._was_finite = False, True
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the segments of a step
-        packed = _read(plan, accumulation, device, self._share)
+        packed = _read(plan, accumulation, device, self._share, check_order)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: _Read = compact.unpacked(packed)
@@ -521,6 +522,7 @@ def _read(
     accumulation: Plan | str | Path | None,
     device: str | Device | None,
     share: tuple[int, int] | None,
+    check_order: bool,
 ) -> compact.Packed:
     """A packed `_Read`.
 
@@ -533,6 +535,8 @@ def _read(
     first, where = plans[0], device_of(plans[0], device)
     for one in plans:
         check_stamp(one, where)
+        if check_order:
+            check_as_written(one, where)
     check_room(plans, where)
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
     forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name))

@@ -82,11 +82,17 @@ class SharedWeights(Lending):
 
 
 def _large(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
-    """Its large weights, those in files of their own among them."""
-    tensors = {value: value.const_value for value in model.graph.initializers.values()}
+    """Its large weights, those in files of their own among them. What nobody reads the runtime drops by itself."""
+    values = model.graph.initializers.values()
+    tensors = {v: v.const_value for v in values if v.uses() or v.is_graph_output()}
     large = {v: tensor for v, tensor in tensors.items() if tensor is not None and is_large(tensor)}
     inside = sizes_of_parts(model.graph)
     return {v: tensor for v, tensor in large.items() if _is_plain(tensor) and v not in inside}
+
+
+def _is_needed(value: ir.Value) -> bool:
+    """Whether a node reads an initializer, or a caller may override it or gets it back."""
+    return bool(value.uses()) or value.is_graph_input() or value.is_graph_output()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
     Raises:
         SessionError: it can't be written.
     """
-    large, constants = _large(model), model.graph.initializers.values()
+    large, constants = _large(model), [v for v in model.graph.initializers.values() if _is_needed(v)]
     inside = {value: tensor for value, tensor in large.items() if not isinstance(tensor, ir.ExternalTensor)}
     if sum(tensor.nbytes for tensor in inside.values()) > MOST_IN_MESSAGE:
         lending = LEND_ALL

@@ -329,7 +329,7 @@ def test_a_server_does_not_start_where_the_planned_order_is_not_run() -> None:
     text = """<ir_version: 10, opset_import: ["": 20]>
     half (float16[16] x) => (float16[16] y) { a = LeakyRelu(x) y = LeakyRelu(a) }"""
     plan = memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="none")
-    with pytest.raises(SessionError, match="didn't run the planned order"):
+    with pytest.raises(SessionError, match="doesn't run the planned order"):
         PlannedFleet({"m": [plan]})
 
 

@@ -82,11 +82,11 @@ def test_a_state_without_a_scale_begins_with_the_first_one_and_one_with_a_wrong_
 
 
 def test_a_portable_plan_in_16_bits_says_on_the_cpu_what_to_do() -> None:
-    """onnxruntime's Casts run out of order, and a node fails on what they overwrote before the order is compared."""
+    """onnxruntime's Casts run out of order, and a node could fail on what they overwrote: nothing is run."""
     training = memonger.to_training_mode(model(net()))
     plan = memonger.search_plan(
         training, loss="softmax_cross_entropy", optimizer=memonger.SGD(lr=0.1), precision="float16", device="none"
     )
-    with pytest.raises(memonger.SessionError, match=r"doesn't run the planned order|didn't run the planned order") as e:
-        memonger.TrainingSession(plan).step(batch(0))
+    with pytest.raises(memonger.SessionError, match="doesn't run the planned order") as e:
+        memonger.TrainingSession(plan)
     assert "Plan the model for this device (device='cpu')" in str(e.value)

@@ -264,10 +264,8 @@ def test_an_order_the_runtime_does_not_follow_is_refused() -> None:
     )
     model = helper.make_model(half, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     x = np.arange(-8, 8).astype(np.float16)
-    session = memonger.Session(memonger.search_plan(model, device="none", mode="inference"))
-    for _ in range(2):
-        with pytest.raises(memonger.SessionError, match="didn't run the planned order"):
-            session.run({"x": x})
+    with pytest.raises(memonger.SessionError, match="doesn't run the planned order: it puts nodes of its own"):
+        memonger.Session(memonger.search_plan(model, device="none", mode="inference"))
     lowered = memonger.Session(memonger.search_plan(model, device="cpu", mode="inference"))
     assert np.array_equal(lowered.run({"x": x})["y"], networks.stock(model).run(None, {"x": x})[0])
 

@@ -1,0 +1,295 @@
+"""Models as other toolchains, hubs and package managers leave them, beside stock onnxruntime on the same files."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+import memonger
+from memonger.errors import LoadError
+from memonger.model import runtime_types
+from tests.support.networks import model_of, run_stock, same_bits, stock
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", "none"])
+NODE, INFO, TEXT = helper.make_node, helper.make_tensor_value_info, TensorProto.STRING
+X = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+
+
+def _agree(model: onnx.ModelProto, feeds: dict[str, Any], device: str, **options: Any) -> memonger.Plan:
+    """Plan a model, run it twice, and compare with stock onnxruntime."""
+    plan = memonger.search_plan(model, mode="inference", device=device, **options)
+    session, theirs = memonger.Session(plan), run_stock(stock(model), feeds)
+    for _ in range(2):
+        ours = session.run(feeds)
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            if isinstance(array, np.ndarray) and array.dtype != object:
+                assert same_bits({name: ours[name]}, {name: array})
+            else:
+                assert np.array_equal(ours[name], array)
+    return plan
+
+
+def _model(nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any], ml: int = 3) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", ml)], ir_version=8
+    )
+
+
+def _numbers(name: str, *content: Any) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(content, np.int64), name)
+
+
+@DEVICES
+def test_a_large_initializer_that_nobody_reads(device: str) -> None:
+    model = model_of([NODE("Relu", ["x"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, unused=np.zeros(2000, np.float32))
+    assert _agree(model, {"x": X}, device).parameter_bytes in (0, 8000)
+
+
+@DEVICES
+@pytest.mark.parametrize("given", [{"batch": 8}, {"dims": {"x[0]": 8}}])
+def test_a_size_of_minus_one_is_open(given: dict[str, Any], device: str) -> None:
+    model = model_of([NODE("Relu", ["x"], ["y"])], {"x": [-1, 64]}, {"y": [-1, 64]})
+    assert _agree(model, {"x": X}, device, **given).batch in (8, None)
+    assert memonger.search_plan(model, mode="inference", device=device).batch == 1
+
+
+@DEVICES
+def test_a_size_of_0_that_an_output_declares_says_nothing(device: str) -> None:
+    model = model_of([NODE("Relu", ["x"], ["y"])], {"x": [8, 64]}, {"y": [0, 64]})
+    assert _agree(model, {"x": X}, device).arena_bytes == X.nbytes
+
+
+@DEVICES
+def test_text_goes_through_any_operator(device: str) -> None:
+    words = numpy_helper.from_array(np.array([f"word{k}" for k in range(600)], object), "words")
+    nodes = [
+        NODE("Gather", ["words", "rows"], ["a"]), NODE("Concat", ["s", "a"], ["b"], axis=0),
+        NODE("Split", ["b"], ["c", "d"], num_outputs=2, axis=0), NODE("Concat", ["d", "c"], ["e"], axis=0),
+        NODE("Reshape", ["e", "flat"], ["f"]), NODE("Slice", ["f", "zero", "five"], ["g"]),
+        NODE("Transpose", ["e"], ["h"]),
+        NODE("LabelEncoder", ["e"], ["y"], domain="ai.onnx.ml", keys_strings=["a", "word5"], values_floats=[1.0, 2.0]),
+    ]  # fmt: skip
+    constants = [
+        words,
+        _numbers("rows", [5, 599], [7, 5]),
+        _numbers("flat", 8),
+        _numbers("zero", 0),
+        _numbers("five", 5),
+    ]
+    outputs = [INFO("g", TEXT, None), INFO("h", TEXT, None), INFO("y", TensorProto.FLOAT, None)]
+    model = _model(nodes, [INFO("s", TEXT, [2, 2])], outputs, constants)
+    _agree(model, {"s": np.array([["a", "x"], ["b", "a"]], object)}, device)
+
+
+TREE = {
+    "nodes_falsenodeids": [2, 0, 0], "nodes_featureids": [0, 0, 0], "nodes_hitrates": [1.0, 1.0, 1.0],
+    "nodes_missing_value_tracks_true": [0, 0, 0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_nodeids": [0, 1, 2], "nodes_treeids": [0, 0, 0], "nodes_truenodeids": [1, 0, 0],
+    "nodes_values": [0.5, 0.0, 0.0], "post_transform": "NONE",
+}  # fmt: skip
+CLASSES = {"class_ids": [0, 1], "class_nodeids": [1, 2], "class_treeids": [0, 0], "class_weights": [1.0, 0.75], **TREE}
+
+
+@DEVICES
+@pytest.mark.parametrize("labels", [{"classlabels_int64s": [3, 7]}, {"classlabels_strings": ["no", "yes"]}])
+@pytest.mark.parametrize("returns_table", [False, True])
+def test_trees_of_the_first_set_and_their_dictionaries(
+    labels: dict[str, Any], returns_table: bool, device: str, tmp_path: Path
+) -> None:
+    """As skl2onnx writes a classifier: scores as a list of dictionaries, and perhaps as a table as well."""
+    key = TEXT if "classlabels_strings" in labels else TensorProto.INT64
+    scores = onnx.ValueInfoProto(name="scores")
+    one = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    scores.type.CopyFrom(helper.make_sequence_type_proto(one))
+    nodes = [
+        NODE("TreeEnsembleClassifier", ["x"], ["label", "table"], domain="ai.onnx.ml", **CLASSES, **labels),
+        NODE("ZipMap", ["table"], ["scores"], domain="ai.onnx.ml", **labels),
+    ]
+    outputs = [INFO("label", key, [None]), scores, *([INFO("table", TensorProto.FLOAT, None)] if returns_table else [])]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, ["N", 1])], outputs, [], ml=1)
+    before, x = model.SerializeToString(), np.array([[0], [1], [0.5], [3]], np.float32)
+    plan = _agree(model, {"x": x}, device, batch=4)
+    assert model.SerializeToString() == before
+    plan.save(tmp_path / "planned.onnx")
+    reread = memonger.Session(tmp_path / "planned.onnx").run({"x": x})
+    assert reread["scores"] == run_stock(stock(model), {"x": x})["scores"]
+
+
+def test_a_dictionary_as_input_says_what_to_do() -> None:
+    given = onnx.ValueInfoProto(name="d")
+    given.type.CopyFrom(helper.make_map_type_proto(TEXT, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
+    node = NODE("DictVectorizer", ["d"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a"])
+    model = _model([node], [given], [INFO("y", TensorProto.FLOAT, None)], [])
+    with pytest.raises(LoadError, match=r"input 'd' is a dictionary.* cut the nodes before it out"):
+        memonger.load(model)
+
+
+def _branches(size: int) -> onnx.ModelProto:
+    def branch(seed: int) -> onnx.GraphProto:
+        weight = np.random.default_rng(seed).standard_normal((size, size)).astype(np.float32)
+        return helper.make_graph(
+            [NODE("MatMul", ["x", "w"], ["o"])], f"branch{seed}", [], [INFO("o", TensorProto.FLOAT, [1, size])],
+            [numpy_helper.from_array(weight, "w")],
+        )  # fmt: skip
+
+    node = NODE("If", ["c"], ["y"], "if", then_branch=branch(0), else_branch=branch(1))
+    inputs = [INFO("c", TensorProto.BOOL, []), INFO("x", TensorProto.FLOAT, [1, size])]
+    return _model([node], inputs, [INFO("y", TensorProto.FLOAT, [1, size])], [])
+
+
+@DEVICES
+@pytest.mark.parametrize("size", [4, 64])
+def test_weights_of_branches_are_counted(size: int, device: str) -> None:
+    model, weights = _branches(size), 2 * 4 * size * size
+    feeds = {"c": np.array(True), "x": np.ones((1, size), np.float32)}
+    plan = _agree(model, feeds, device)
+    assert plan.parameter_bytes == weights
+    assert plan.total_bytes >= weights + plan.arena_bytes + 4 * size
+
+
+@DEVICES
+def test_a_branch_for_other_sizes_stays_open(device: str) -> None:
+    """The other branch would squeeze an axis that has one element in its own size alone."""
+
+    def branch(rows: int) -> onnx.GraphProto:
+        nodes = [
+            NODE("Constant", [], ["shape"], value_ints=[-1, rows]), NODE("Reshape", ["x", "shape"], ["a"]),
+            NODE("Shape", ["a"], ["s"]), NODE("Gather", ["s", "zero"], ["n"]),
+            NODE("Constant", [], ["zero"], value_ints=[0]), NODE("Constant", [], ["one"], value_ints=[1]),
+            NODE("Equal", ["n", "one"], ["e"]),
+        ]  # fmt: skip
+        nodes = [*nodes[4:6], *nodes[:4], nodes[6]]
+        squeezed = helper.make_graph([NODE("Squeeze", ["a", "zero"], ["q"])], "t", [], [INFO("q", 1, None)])
+        kept = helper.make_graph([NODE("Identity", ["a"], ["k"])], "e", [], [INFO("k", 1, None)])
+        nodes += [NODE("If", ["e"], ["b"], then_branch=squeezed, else_branch=kept),
+                  NODE("Softmax", ["b"], ["o"], axis=0)]  # fmt: skip
+        return helper.make_graph(nodes, f"rows{rows}", [], [INFO("o", TensorProto.FLOAT, None)])
+
+    node = NODE("If", ["c"], ["y"], "if", then_branch=branch(64), else_branch=branch(7))
+    inputs = [INFO("c", TensorProto.BOOL, []), INFO("x", TensorProto.FLOAT, ["N"])]
+    model = _model([node], inputs, [INFO("y", TensorProto.FLOAT, None)], [])
+    feeds = {"c": np.array(True), "x": X[0]}
+    _agree(model, feeds, device, dims={"N": 64}, inputs=feeds)
+
+
+@pytest.fixture
+def weighted(tmp_path: Path) -> Path:
+    """A folder with a model and its weights in a file of their own."""
+    w = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    model = model_of(
+        [NODE("MatMul", ["x", "w"], ["a"]), NODE("Tanh", ["a"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, w=w
+    )
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    return tmp_path
+
+
+def _serves(path: Path, device: str) -> None:
+    plan = memonger.search_plan(path, mode="inference", device=device)
+    theirs = run_stock(stock(str(path)), {"x": X})
+    plan.save(path.parent / "planned.onnx")
+    assert same_bits(memonger.Session(plan).run({"x": X}), theirs)
+    assert same_bits(memonger.Session(path.parent / "planned.onnx").run({"x": X}), theirs)
+
+
+@DEVICES
+def test_a_hub_caches_links_are_followed(weighted: Path, device: str) -> None:
+    blobs, snapshot = weighted / "blobs", weighted / "snapshots" / "0123" / "onnx"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for name, blob in (("model.onnx", "5a1e"), ("model.onnx_data", "77fc")):
+        (weighted / name).rename(blobs / blob)
+        (snapshot / name).symlink_to(f"../../../blobs/{blob}")
+    _serves(snapshot / "model.onnx", device)
+
+
+def test_a_link_is_followed_only_to_where_the_model_itself_lies(weighted: Path) -> None:
+    for folder in ("blobs", "elsewhere", "snapshot"):
+        (weighted / folder).mkdir()
+    (weighted / "model.onnx").rename(weighted / "blobs" / "a")
+    (weighted / "model.onnx_data").rename(weighted / "elsewhere" / "b")
+    (weighted / "snapshot" / "model.onnx").symlink_to("../blobs/a")
+    (weighted / "snapshot" / "model.onnx_data").symlink_to("../elsewhere/b")
+    with pytest.raises(LoadError, match="outside the model's folder"):
+        memonger.load(weighted / "snapshot" / "model.onnx")
+
+
+@DEVICES
+def test_weights_with_a_second_hard_link(weighted: Path, device: str) -> None:
+    os.link(weighted / "model.onnx_data", weighted / "other")
+    _serves(weighted / "model.onnx", device)
+    memonger.differentiate(weighted / "model.onnx", loss="mean_squared_error").save(weighted / "training.onnx")
+
+
+@DEVICES
+def test_external_data_given_as_bytes(weighted: Path, device: str) -> None:
+    theirs = run_stock(stock(str(weighted / "model.onnx")), {"x": X})
+    data = {"model.onnx_data": (weighted / "model.onnx_data").read_bytes()}
+    content, proto = (
+        (weighted / "model.onnx").read_bytes(),
+        onnx.load(weighted / "model.onnx", load_external_data=False),
+    )
+    for path in weighted.iterdir():
+        path.unlink()
+    for model in (content, proto):
+        plan = memonger.search_plan((model, data), mode="inference", device=device)
+        assert same_bits(memonger.Session(plan).run({"x": X}), theirs)
+        with pytest.raises(LoadError, match=r"missing: model.onnx_data isn't among the files given \('other'\)"):
+            memonger.load((model, {"other": b""}))
+        with pytest.raises(LoadError, match=r"cut short: model.onnx_data has 100 bytes, the tensor needs 16384"):
+            memonger.load((model, {"model.onnx_data": data["model.onnx_data"][:100]}))
+        with pytest.raises(LoadError, match="or their bytes beside it"):
+            memonger.load(model)
+
+
+KINDS = [ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT16, ir.DataType.BOOL,
+         ir.DataType.UINT16, ir.DataType.INT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE]  # fmt: skip
+FIXED = {"tensor(float)": ir.DataType.FLOAT, "tensor(int64)": ir.DataType.INT64, "tensor(int32)": ir.DataType.INT32}
+
+
+def test_types_of_onnxruntimes_operators_are_those_of_its_schemas() -> None:
+    """Where a schema gives an output and an input one type, they have one; here each other input has another."""
+    schemas = {each.name: each for each in native.get_all_operator_schema() if each.domain == "com.microsoft"}
+    checked = 0
+    for name in runtime_types.OPERATORS & schemas.keys():
+        inputs, outputs = schemas[name].inputs, schemas[name].outputs
+        open_kinds = list(dict.fromkeys(each.typeStr for each in inputs if each.typeStr not in FIXED))
+        types = {**FIXED, **dict(zip(open_kinds, KINDS, strict=False))}
+        for each in schemas[name].type_constraints:
+            if len(each.allowed_type_strs) == 1:  # a variable for one type alone
+                kind = each.allowed_type_strs[0].removeprefix("tensor(").removesuffix(")").upper()
+                types[each.type_param_str] = ir.DataType[kind]
+        values = [ir.Value(name=f"x{k}", type=ir.TensorType(types[each.typeStr])) for k, each in enumerate(inputs)]
+        node = ir.Node("com.microsoft", name, values, num_outputs=len(outputs))
+        for place, output in enumerate(outputs):
+            found = runtime_types.output_type(node, place)
+            if output.typeStr in types and found is not None:
+                assert found == types[output.typeStr], (name, place)
+                checked += 1
+    assert checked > 80
+
+
+@DEVICES
+def test_a_pipeline_of_operators_that_nothing_infers(device: str) -> None:
+    """As skl2onnx writes it: no type is inferred behind a Scaler, and Casts follow Casts of unknown size."""
+    ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        NODE("Scaler", ["x"], ["a"], offset=[0.5, 0.5], scale=[2.0, 2.0], **ml), NODE("Sub", ["a", "x"], ["b"]),
+        NODE("Normalizer", ["b"], ["c"], norm="L1", **ml), NODE("Mul", ["c", "a"], ["y"]),
+        NODE("ArgMax", ["b"], ["best"], axis=1, keepdims=0),
+        NODE("ArrayFeatureExtractor", ["classes", "best"], ["d"], **ml),
+        NODE("Cast", ["d"], ["e"], to=TensorProto.FLOAT), NODE("Cast", ["e"], ["f"], to=TensorProto.INT64),
+        NODE("Reshape", ["f", "flat"], ["g"]), NODE("Cast", ["g"], ["label"], to=TensorProto.INT64),
+    ]  # fmt: skip
+    outputs = [INFO("y", TensorProto.FLOAT, None), INFO("label", TensorProto.INT64, None)]
+    constants = [_numbers("classes", 3, 7), _numbers("flat", -1)]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 2])], outputs, constants)
+    model.opset_import[1].version = 1
+    _agree(model, {"x": X[:, :2].copy()}, device)

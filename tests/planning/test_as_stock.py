@@ -1,0 +1,124 @@
+"""Plans of models with open sizes have the bits of the user's file on stock onnxruntime, and are compared so."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+
+import memonger
+from memonger.cli.compare import _source_note, stock_model, symbolic_sizes
+from memonger.cli.measure import Job, Measured, _runner, read_arrays, write_arrays
+from memonger.cli.noise import Load
+from memonger.cli.settings import Settings
+from memonger.cli.verdicts import Case, Ran, judge
+from memonger.devices import CPU
+from tests.support.networks import model_of, run_stock, same_bits, stock
+
+X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
+
+
+def _late_scale(batch: int | str) -> onnx.ModelProto:
+    """A convolution times a constant whose shape is computed: of fixed sizes the optimizer multiplies the weights."""
+    rng, node = np.random.default_rng(1), helper.make_node
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Slice", ["s", "zero", "one"], ["n"]), node("Div", ["n", "n"], ["ones"]),
+        node("Concat", ["ones", "channels", "ones", "ones"], ["target"], axis=0),
+        node("Reshape", ["scale", "target"], ["b"]), node("Conv", ["x", "w"], ["c"]), node("Mul", ["c", "b"], ["y"]),
+    ]  # fmt: skip
+    return model_of(
+        nodes, {"x": [batch, 3, 8, 8]}, {"y": [batch, 16, 4, 4]},
+        w=rng.standard_normal((16, 3, 5, 5)).astype(np.float32), scale=rng.standard_normal(16).astype(np.float32),
+        zero=np.array([0]), one=np.array([1]), channels=np.array([16]),
+    )  # fmt: skip
+
+
+def test_fixing_sizes_changes_no_bits(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_late_scale("N"), path)
+    theirs, fixed = run_stock(stock(str(path)), {"x": X}), run_stock(stock(_late_scale(2)), {"x": X})
+    assert not same_bits(theirs, fixed)  # or there is nothing to see here
+    plan = memonger.search_plan(path, mode="inference", device="cpu", batch=2)
+    assert same_bits(memonger.Session(plan).run({"x": X}), theirs)
+    alone = memonger.search_plan(_late_scale(2), mode="inference", device="cpu")
+    assert same_bits(memonger.Session(alone).run({"x": X}), fixed)
+
+
+def test_where_bits_stay_the_same_sizes_are_fixed_for_the_optimizer(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Reshape", ["x", "s"], ["a"]),
+             helper.make_node("Tanh", ["a"], ["y"])]  # fmt: skip
+    onnx.save(model_of(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}), tmp_path / "model.onnx")
+    plan = memonger.search_plan(tmp_path / "model.onnx", mode="inference", device="cpu", batch=2)
+    assert "Shape" not in {node.op_type for node in plan.model.graph}
+
+
+def test_a_planned_file_is_compared_with_what_was_planned(tmp_path: Path) -> None:
+    source, planned = tmp_path / "model.onnx", tmp_path / "plans" / "planned.onnx"
+    planned.parent.mkdir()
+    onnx.save(_late_scale("N"), source, save_as_external_data=True, location="w.bin", size_threshold=0)
+    memonger.search_plan(source, mode="inference", device="cpu", batch=2).save(planned)
+    plan = memonger.Plan.load(planned)
+    assert plan.source_file is not None
+    assert plan.source_file.path == str(source)
+    assert stock_model(planned, planned, plan, tmp_path).samefile(source)
+    assert _source_note(plan, is_source=True) == ()
+    for name in ("model.onnx", "w.bin"):  # to the planned file
+        shutil.move(tmp_path / name, planned.parent / name)
+    assert stock_model(planned, planned, plan, tmp_path).samefile(planned.parent / "model.onnx")
+    with (planned.parent / "w.bin").open("r+b") as file:
+        file.write(b"other")
+    assert stock_model(planned, planned, plan, tmp_path) == planned
+    (note,) = _source_note(plan, is_source=False)
+    assert f"the model {source} isn't there, or has changed since" in note
+    assert "--against MODEL" in note
+
+
+def test_a_plan_of_a_model_in_memory_says_that_its_source_is_not_known(tmp_path: Path) -> None:
+    plan = memonger.search_plan(_late_scale(2), mode="inference", device="none")
+    plan.save(tmp_path / "planned.onnx")
+    read = memonger.Plan.load(tmp_path / "planned.onnx")
+    assert read.source_file is None
+    assert "that was planned isn't known" in _source_note(read, is_source=False)[0]
+
+
+@pytest.mark.parametrize("is_source", [False, True])
+def test_bits_that_stock_onnxruntimes_defaults_do_not_have_fail(is_source: bool, tmp_path: Path) -> None:
+    plan = memonger.search_plan(_late_scale(2), mode="inference", device="cpu")
+    ran = Ran(Measured(1.0, None, 1.0, 1.0, (1.0,)), {"y": X})
+    other = Ran(ran.measured, {"y": np.nextafter(X, np.float32(np.inf))})
+    case = Case(
+        plan, tmp_path, {}, CPU, Settings(), "ORT_ENABLE_ALL", Load(0.0, 1), is_source=is_source,
+    )  # fmt: skip
+    verdict = judge(case, {"planned": ran, "stock": ran, "default": other}, lambda _: None)
+    assert verdict.passed is not is_source
+    told = "Told the sizes that are planned for, its outputs are the plan's" in verdict.lines[-1]
+    assert told is is_source
+
+
+def test_one_name_of_two_sizes_is_none(tmp_path: Path) -> None:
+    """Paddle's exporter calls every size that it doesn't know '?'."""
+    nodes = [helper.make_node("Add", ["x", "z"], ["y"])]
+    model = model_of(nodes, {"x": ["?", "K"], "z": ["?", "K"]}, {"y": ["?", "K"]})
+    given = {"x": np.zeros((2, 3), np.float32), "z": np.zeros((1, 3), np.float32)}
+    onnx.save(model, tmp_path / "model.onnx")
+    assert symbolic_sizes(tmp_path / "model.onnx", given) == {"K": 3}
+
+
+def test_types_that_numpy_lacks_and_scalars_are_compared(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+    g (float[2, 4] x, bfloat16[4] k) => (bfloat16[2, 4] y, float z, bfloat16[2, 2] v) {
+        y = Cast<to=16>(x) z = ReduceMean<keepdims=0>(x) s = Constant<value_ints=[2, 2]>() v = Reshape(k, s) }""")
+    onnx.save(model, tmp_path / "model.onnx")
+    narrow = ir.DataType.BFLOAT16.numpy()
+    feeds = {"x": X[0, 0, :2, :4].copy(), "k": np.arange(4).astype(narrow)}
+    write_arrays(tmp_path / "inputs.npz", feeds)
+    read = read_arrays(tmp_path / "inputs.npz")
+    assert same_bits(read, feeds)
+    job = Job(str(tmp_path / "model.onnx"), str(tmp_path / "inputs.npz"), str(tmp_path / "out.npz"), planned=False)
+    theirs = _runner(job, read)()
+    ours = memonger.Session(memonger.search_plan(model, mode="inference", device="cpu")).run(feeds)
+    assert (theirs["y"].dtype, theirs["z"].shape) == (narrow, ())
+    assert same_bits(ours, dict(theirs))
