@@ -66,6 +66,7 @@ class LoadedModel:
         kept: The state; None where there is none.
         arena_bytes: What an arena needs, for any of the plans.
         workspace_bytes: Most workspace that a node takes beside it.
+        is_closed: Set before it is closed: no run begins any more, and those under way may end.
 
     Raises:
         SessionError: onnxruntime refuses the model; ``pad`` can't be.
@@ -85,7 +86,7 @@ class LoadedModel:
         at_once: int = 1,
         state: Mapping[str, str] | None = None,
     ) -> None:
-        self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
+        self.device, self._at_once, self._first_run, self.is_closed = device, at_once, threading.Lock(), False
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
         def make_engine(group: Group, is_segment: bool) -> Engine:
@@ -127,6 +128,7 @@ class LoadedModel:
         Raises:
             SessionError: as `memonger.Session.run`, but for what the runtime says.
         """
+        self.check_open()
         inputs, given = feeding.in_place(inputs, self.device), outputs or {}
         targets = feeding.in_place(given, self.device)
         smaller = self._padding.find(inputs) if self._padding is not None else None
@@ -194,10 +196,19 @@ class LoadedModel:
         kept = self.kept.sizes if self.kept is not None else {}
         return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs, kept))
 
+    def check_open(self) -> None:
+        """Check that it isn't closed.
+
+        Raises:
+            SessionError: it is.
+        """
+        if self.is_closed:
+            raise SessionError("the session is closed: make a new one.")
+
     def close(self) -> None:
-        """End the sessions: weights and all else that they hold go."""
+        """End the sessions, which nobody runs any more: weights and all else that they hold go."""
+        self.is_closed = True
         for engine in self.engines:
-            engine.refused = engine.refused or "the session is closed: make a new one."
             engine.close()
 
 

@@ -96,10 +96,10 @@ def test_threads_run_at_once_in_arenas_of_their_own(
 
 def test_a_run_waits_for_an_arena_no_longer_than_it_was_told(plans: dict[str, memonger.Plan]) -> None:
     with memonger.Fleet(plans, wait=0.01) as fleet:
-        held = fleet._free.get()
+        held = fleet._free.pop()
         with pytest.raises(memonger.SessionError, match=r"no arena was free within 0\.01 s"):
             fleet["small"].run({"ids": _ids(0)})
-        fleet._free.put(held)
+        fleet._free.append(held)
         fleet["small"].run({"ids": _ids(0)})
 
 
