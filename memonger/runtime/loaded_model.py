@@ -35,7 +35,7 @@ class Call:
     Attributes:
         plan: Index of the plan that takes it.
         smaller: How its batch is filled up; None where it isn't.
-        inputs: What the plan reads, by name.
+        inputs: What the plan reads, by name; what replaces a state among them.
         outputs: Tensors of the caller that outputs are written to.
         given: The same as the caller gave them.
     """
@@ -129,15 +129,19 @@ class LoadedModel:
             SessionError: as `memonger.Session.run`, but for what the runtime says.
         """
         self.check_open()
+        state: dict[str, Any] = {}
+        if self.kept is not None:
+            state = {name: inputs[name] for name in self.kept.state if name in inputs}
+            inputs = {name: feed for name, feed in inputs.items() if name not in state}
         inputs, given = feeding.in_place(inputs, self.device), outputs or {}
         targets = feeding.in_place(given, self.device)
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
         if targets:
-            _check_targets(self._program(index, inputs), targets, smaller.rows if smaller is not None else None)
+            _check_targets(self._program(index, inputs, state), targets, smaller.rows if smaller is not None else None)
         for engine in self._runners[index].engines:
             engine.check_usable()
-        return Call(index, smaller, inputs, targets, given)
+        return Call(index, smaller, {**inputs, **state}, targets, given)
 
     def alone(self, call: Call) -> AbstractContextManager[object]:
         """What no other run may enter meanwhile, where the order of this one is compared with the plan."""
@@ -190,10 +194,10 @@ class LoadedModel:
         planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self.programs]
         raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
 
-    def _program(self, index: int, inputs: feeding.Feeds) -> Program:
+    def _program(self, index: int, inputs: feeding.Feeds, state: Mapping[str, Any]) -> Program:
         """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
         ranged = self._runners[index].ranged
-        kept = self.kept.sizes if self.kept is not None else {}
+        kept = self.kept.sizes_with(state) if self.kept is not None else {}
         return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs, kept))
 
     def check_open(self) -> None:

@@ -164,15 +164,7 @@ class Session:
                 the planned order.
         """
         with self._idle:
-            return self._place().run(self._model, self._without_state(inputs), outputs, copy)
-
-    def _without_state(self, inputs: feeding.Feeds) -> feeding.Feeds:
-        """The other inputs, once those of the state are taken over."""
-        kept = self._model.kept
-        if kept is None or kept.state.keys().isdisjoint(inputs):
-            return inputs
-        kept.take({name: feed for name, feed in inputs.items() if name in kept.state})
-        return {name: feed for name, feed in inputs.items() if name not in kept.state}
+            return self._place().run(self._model, inputs, outputs, copy)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of what is kept between runs, by the inputs' names; empty without a state.
