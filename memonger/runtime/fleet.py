@@ -400,14 +400,18 @@ class Fleet:
         try:
             with self.waiting.counted() if is_run else nullcontext(), self._changed:
                 self._queue.append(turn)
-                self._serve()
-                turn.settled.wait_for(lambda: not turn.waits, self._wait)
-                if turn.waits:
-                    self._try(turn)  # nobody is turned away while what it needs is free, whoever waits before it
-                if turn.refusal is not None:
-                    raise turn.refusal
-                if turn.waits:
-                    raise BusyError(self._why_busy(turn))
+                try:
+                    self._serve()
+                    turn.settled.wait_for(lambda: not turn.waits, self._wait)
+                    if turn.waits:
+                        self._try(turn)  # nobody is turned away while what it needs is free, whoever waits before it
+                    if turn.refusal is not None:
+                        raise turn.refusal
+                    if turn.waits:
+                        raise BusyError(self._why_busy(turn))
+                finally:
+                    if turn in self._queue:
+                        self._queue.remove(turn)  # before the lock is free: nobody serves it any more
             yield turn
         finally:
             with self._changed:
@@ -453,8 +457,6 @@ class Fleet:
 
     def _end(self, turn: _Turn) -> None:
         """Give back what a turn has, to those who wait."""
-        if turn in self._queue:
-            self._queue.remove(turn)
         if turn.members:
             self._served -= 1
             self._runs += 1
