@@ -110,8 +110,8 @@ class Entry:
         """Keep a plan. Where that can't be done a warning is logged: the plan is good without it."""
         live = [] if plan.live_before is None else plan.live_before.tolist()
         beside = _Beside(
-            self.path.stem, plan.graph.costs, plan.graph.forward, plan.budget, plan.strategy, plan.outcome, plan.origins, plan.notes,
-            plan.peak_before_bytes, tuple(live),
+            self.path.stem, plan.graph.costs, plan.graph.forward, plan.budget, plan.strategy, plan.outcome,
+            plan.origins, plan.notes, plan.peak_before_bytes, tuple(live),
         )  # fmt: skip
         model = with_record(plan.open_model, plan.record())
         model.metadata_props[KEY] = json.dumps(dataclasses.asdict(beside), separators=(",", ":"), default=_plain)

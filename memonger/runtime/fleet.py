@@ -1,15 +1,15 @@
 """Several planned models that share arenas, workspace and equal weights, within a limit of memory.
 
-**Turns.** A run needs its models in memory and an arena; it gets all of it at once, or waits and holds nothing (`_Turn`).
-So nobody holds what another waits for. Whoever gives something back serves those who wait: the first one first, and one
-that can't be served now is overtaken a few times at most.
+**Turns.** A run needs its models in memory and an arena; it gets all of it at once, or waits and holds nothing
+(`_Turn`). So nobody holds what another waits for. Whoever gives something back serves those who wait: the first one
+first, and one that can't be served now is overtaken a few times at most.
 
 **Locks**, in the order in which they are taken; no thread takes one that stands before another that it holds:
 
 1. ``_adding``: for the whole of an `Fleet.add`, so that one follows the other.
 2. ``_loading``: while a model is loaded, after those that were let go have ended.
-3. ``_changed`` (``_lock``): all that is counted here, for a few lines at a time. Threads wait on it, or on the condition of their
-   turn, which has the same lock; they hold no other meanwhile, but for ``_adding``.
+3. ``_changed`` (``_lock``): all that is counted here, for a few lines at a time. Threads wait on it, or on the
+   condition of their turn, which has the same lock; they hold no other meanwhile, but for ``_adding``.
 4. The lock of an arena that nobody runs in, to give its pages back.
 
 A run itself holds the locks of its model and arena (`memonger.runtime.places.Place.run`), and takes none of these.
@@ -583,7 +583,7 @@ class Fleet:
                 model.close()
             if leaving:
                 ort.shrink_host_memory()
-                process_memory.give_back()  # pieces that were freed among others add up to megabytes in hundreds of loads
+                process_memory.give_back()  # pieces freed among others add up to megabytes in hundreds of loads
 
     def _why_busy(self, turn: _Turn) -> str:
         if turn.is_run and not self._free:

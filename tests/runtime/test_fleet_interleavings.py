@@ -11,7 +11,7 @@ import memonger
 from memonger.runtime import fleet as fleets
 from memonger.runtime import places
 from memonger.runtime.fleet_memory import Need
-from tests.support.interleavings import Deadlock, Stepped, explore
+from tests.support.interleavings import DeadlockError, Stepped, explore
 
 WEIGHTS, ARENAS = {"a": 100, "b": 100, "c": 60, "d": 60}, {"a": 8, "b": 4, "c": 4, "d": 4}
 """Bytes of each model."""
@@ -228,5 +228,5 @@ def test_an_order_that_deadlocks_is_found() -> None:
         works = [lambda: work(one, other), lambda: work(other, one)]
         return SimpleNamespace(works=works, check=lambda: None, done=lambda _: None)
 
-    with pytest.raises(Deadlock, match=r"thread 0 for lock 1, thread 1 for lock 0"):
+    with pytest.raises(DeadlockError, match=r"thread 0 for lock 1, thread 1 for lock 0"):
         explore(begin, lambda _: (), ("test_fleet_interleavings.py",))

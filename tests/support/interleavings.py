@@ -1,8 +1,8 @@
 """All orders in which threads can take turns: locks that a scheduler hands out by hand, and every choice it has.
 
-The threads are real, but one runs at a time: until it wants a lock, or waits on a condition. Then the scheduler says who
-goes on. `explore` runs a program again and again, each time with other choices, until every state that was seen has been
-left by every way there is. A state is what locks, conditions and threads are at, and what ``describe`` says of the
+The threads are real, but one runs at a time: until it wants a lock, or waits on a condition. Then the scheduler says
+who goes on. `explore` runs a program again and again, each time with other choices, until every state that was seen has
+been left by every way there is. A state is what locks, conditions and threads are at, and what ``describe`` says of the
 program's own data; the same state isn't explored twice.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 MOST_STEPS = 400
 
 
-class Deadlock(AssertionError):
+class DeadlockError(AssertionError):
     """No thread can go on, and not all have ended."""
 
 
@@ -197,7 +197,7 @@ def explore(
     Returns: how many states there are, and in how many runs they were seen.
 
     Raises:
-        Deadlock: no thread can go on; it says what each waits for.
+        DeadlockError: no thread can go on; it says what each waits for.
     """
     names, seen, runs = tuple(files), set[Hashable](), 0
     todo: list[tuple[int, ...]] = [()]
@@ -205,7 +205,7 @@ def explore(
         prefix = todo.pop()
         runs += 1
         steps = Stepped()
-        open('/tmp/trace.txt','w').close()
+        open("/tmp/trace.txt", "w").close()
         program = make(steps)
         threads = steps.start(program.works)
         choices = list(prefix)
@@ -218,7 +218,7 @@ def explore(
                 able = [one.number for one in alive if one.can_go()]
                 if not able:
                     waits = ", ".join(f"thread {one.number} for {one.waits_for}" for one in alive)
-                    raise Deadlock(f"after {choices} nobody can go on: {waits}")
+                    raise DeadlockError(f"after {choices} nobody can go on: {waits}")
                 if number >= len(prefix):
                     where = tuple(None if one.has_ended else _position(one, names) for one in threads)
                     state = (steps.state(), where, describe(program))
