@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
+from memonger.model.checks import check_operators, check_versions
 from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.model.load import load_as_is
 from memonger.model.ranges import Range
@@ -234,6 +235,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     try:
         with memory_checked(PlanFileError, f"{path} can't be read", "The model needs a machine with more of it."):
             read = load_as_is(path)
+            check_versions(read)
+            check_operators(read, is_planned=True)
         model, name = read.ir, read.name
     except LoadError as error:
         raise PlanFileError(str(error)) from error
@@ -258,6 +261,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
 def device_in(path: Path) -> str | None:
     """The device that the plan in a file was made for, read without the model; None where there is no such plan."""
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as file:
             for entry in _metadata(file):
                 if entry.key == KEY:

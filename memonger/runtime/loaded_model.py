@@ -310,7 +310,7 @@ def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | Non
         if rows is not None and not isinstance(target, np.ndarray):
             raise SessionError(f"output '{name}' of a batch that is filled up is written to arrays of the host alone.")
         if (dtype, shape) != (tensor.dtype, wanted):
-            given = dtype.numpy() if dtype is not None else type(target).__name__
+            given = dtype.numpy() if dtype is not None else getattr(target, "dtype", type(target).__name__)
             raise SessionError(
                 f"output '{name}' is {tensor.dtype.numpy()}{list(wanted)}, what was given for it is "
                 f"{given}{list(shape or ())}."
