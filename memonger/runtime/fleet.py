@@ -92,7 +92,7 @@ class _Turn:
 
     Attributes:
         names: Of the models.
-        settled: Notified when the turn is served or refused.
+        settled: Notified when the turn is served or refused; None as long as nobody waits.
         added: What the only name will stand for; None for models that are there.
         pipeline: One whose memory is taken with this turn, for good.
         is_run: Whether an arena is needed.
@@ -103,10 +103,10 @@ class _Turn:
     """
 
     names: tuple[str, ...]
-    settled: threading.Condition
     added: _Member | None = None
     pipeline: Pipeline | None = None
     is_run: bool = False
+    settled: threading.Condition | None = None
     members: dict[str, _Member] = field(default_factory=dict)
     place: Place | None = None
     refusal: SessionError | None = None
@@ -207,6 +207,7 @@ class Fleet:
         self._queue: list[_Turn] = []
         self._served = 0  # turns that have what they need
         self._present: dict[_Member, None] = {}  # loaded, or about to be
+        self._largest = 0  # bytes of the arena that one of these needs
         self._leaving: list[LoadedModel] = []  # let go, and not ended yet
         self._places = [Place(CPU, 0) for _ in range(self._count)]
         self._free = list(self._places)
@@ -396,13 +397,15 @@ class Fleet:
         is_run: bool = False,
     ) -> Iterator[_Turn]:
         """A turn that is served, for the time of the block; see `_Turn`."""
-        turn = _Turn(names, threading.Condition(self._lock), added, pipeline, is_run)
+        turn = _Turn(names, added, pipeline, is_run)
         try:
             with self.waiting.counted() if is_run else nullcontext(), self._changed:
                 self._queue.append(turn)
                 try:
                     self._serve()
-                    turn.settled.wait_for(lambda: not turn.waits, self._wait)
+                    if turn.waits:
+                        turn.settled = threading.Condition(self._lock)
+                        turn.settled.wait_for(lambda: not turn.waits, self._wait)
                     if turn.waits:
                         self._try(turn)  # nobody is turned away while what it needs is free, whoever waits before it
                     if turn.refusal is not None:
@@ -446,6 +449,7 @@ class Fleet:
             for member in set(wanted.values()):
                 member.users += 1
                 self._present[member] = None
+                self._largest = max(self._largest, member.need.arena)
             if turn.is_run:
                 turn.place = self._free.pop()
             if turn.pipeline is not None:
@@ -453,7 +457,8 @@ class Fleet:
             self._served += 1
             turn.members = wanted
         self._queue.remove(turn)
-        turn.settled.notify_all()
+        if turn.settled is not None:
+            turn.settled.notify_all()
 
     def _end(self, turn: _Turn) -> None:
         """Give back what a turn has, to those who wait."""
@@ -468,7 +473,8 @@ class Fleet:
                     self._let_go(member)
         if turn.place is not None:
             self._free.append(turn.place)
-            self._trim()
+            if turn.place.touched > self._largest:
+                turn.place.release()
         self._serve()
         self._changed.notify_all()
 
@@ -516,19 +522,18 @@ class Fleet:
         return sum(max(0, place.touched - largest) for place in self._places if place not in self._free)
 
     def _let_go(self, member: _Member) -> None:
-        """Let a member's memory go; `_end_leaving` ends what was loaded of it, before anything else is loaded."""
+        """Let a member's memory go, and what free arenas touched for it alone.
+
+        `_end_leaving` ends what was loaded of it, before anything else is loaded.
+        """
         self._present.pop(member, None)
         if member.model is not None:
             member.checked = member.checked or _is_checked(member)
             self._leaving.append(member.model)
             member.model = None
-        self._trim()
-
-    def _trim(self) -> None:
-        """Give back what free arenas touched for models that are gone."""
-        largest = max((member.need.arena for member in self._present), default=0)
+        self._largest = max((one.need.arena for one in self._present), default=0)
         for place in self._free:
-            if place.touched > largest:
+            if place.touched > self._largest:
                 place.release()
 
     def _load(self, turn: _Turn, plans: Sequence[Plan] | None = None) -> None:
@@ -538,14 +543,13 @@ class Fleet:
             turn: It is served: there is room.
             plans: Of its only model; None: they are read again.
         """
-        while True:
+        while any(member.model is None for member in turn.members.values()):  # one that is loaded stays for the turn
             with self._changed:
                 missing = {n: one for n, one in turn.members.items() if one.model is None}
-                if not missing:
-                    return
                 name, member = next((pair for pair in missing.items() if not pair[1].is_loading), ("", None))
                 if member is None:
-                    self._changed.wait()
+                    if missing:
+                        self._changed.wait()
                     continue
                 member.is_loading = True
             model = None

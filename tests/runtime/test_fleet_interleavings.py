@@ -93,7 +93,7 @@ def _describe(program: SimpleNamespace) -> Hashable:
     return (
         tuple(fleet._members), fleet._is_closed, fleet._served,
         tuple((one.key, one.model is None, one.is_loading, one.users, order.index(one.used)) for one in fleet._present),
-        tuple((turn.names, turn.overtaken, turn.settled.number) for turn in fleet._queue),
+        tuple((turn.names, turn.overtaken, turn.settled and turn.settled.number) for turn in fleet._queue),
         tuple(model.key for model in fleet._leaving), tuple(model.key for model in _Loaded.alive),
         tuple(fleet._places.index(one) for one in fleet._free),
         tuple((one.touched, one._is_released, tuple(m.key for m in one._bound)) for one in fleet._places),
