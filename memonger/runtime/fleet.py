@@ -267,7 +267,7 @@ class Fleet:
             plans = _checked(plan, self._check_weights)
             new = _member_of(plans, plan, pad)
             with self._changed:
-                member = next((one for one in self._present if one.key == new.key), new)
+                member = next((one for one in self._members.values() if one.key == new.key), new)
             with self._turn((name,), added=member) as turn:
                 self._load(turn, plans)
                 with self._changed:
