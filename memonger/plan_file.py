@@ -235,8 +235,6 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     try:
         with memory_checked(PlanFileError, f"{path} can't be read", "The model needs a machine with more of it."):
             read = load_as_is(path)
-            check_versions(read)
-            check_operators(read, is_planned=True)
         model, name = read.ir, read.name
     except LoadError as error:
         raise PlanFileError(str(error)) from error
@@ -255,6 +253,11 @@ def load(path: Path) -> tuple[ir.Model, Record]:
             f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
             "Plan it again."
         )
+    try:
+        check_versions(read)
+        check_operators(read, is_planned=True)
+    except LoadError as error:
+        raise PlanFileError(str(error)) from error
     return model, record
 
 
