@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
+from memonger.model.checks import check_operators, check_versions
 from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.model.load import load_as_is
 from memonger.model.ranges import Range
@@ -299,12 +300,19 @@ def load(path: Path) -> tuple[ir.Model, Record]:
             f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
             "Plan it again."
         )
+    try:
+        check_versions(read)
+        check_operators(read, is_planned=True)
+    except LoadError as error:
+        raise PlanFileError(str(error)) from error
     return model, record
 
 
 def device_in(path: Path) -> str | None:
     """The device that the plan in a file was made for, read without the model; None where there is no such plan."""
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as file:
             for entry in _metadata(file):
                 if entry.key == KEY:

@@ -14,15 +14,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of proce
 sys.dont_write_bytecode = False
 
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
-from xdist.scheduler import LoadScopeScheduling  # noqa: E402
+
+try:  # some tests run where nobody has installed more than the extra [cpu] and pytest
+    from hypothesis import settings
+    from xdist.scheduler import LoadScopeScheduling
+except ModuleNotFoundError:
+    settings, LoadScopeScheduling = None, object
 
 from tests.support import networks  # noqa: E402
 from tests.support.bad_input import Place  # noqa: E402
 
 # No deadline: how long an example takes says nothing on a busy machine.
-settings.register_profile("memonger", deadline=None, max_examples=50)
-settings.load_profile("memonger")
+if settings is not None:
+    settings.register_profile("memonger", deadline=None, max_examples=50)
+    settings.load_profile("memonger")
 networks.sleep_while_waiting()
 
 

@@ -145,7 +145,7 @@ def pareto_command(**arguments: Any) -> None:
     examples=(
         "memonger fit model.onnx --memory 8GiB",
         "memonger fit model.onnx --memory 8GiB --train-mode --loss softmax_cross_entropy --optimizer sgd",
-        "memonger fit gpt.onnx --memory 2GiB --batch 1 --vary seq -o planned.onnx --certificate fits.json",
+        "memonger fit gpt.onnx --memory 2GiB --batch 1 --vary seq -o planned.onnx",
     ),
 )
 @options(
@@ -158,8 +158,6 @@ def pareto_command(**arguments: Any) -> None:
     click.option("--frontier", type=Whole(0, MOST_POINTS), default=0, metavar="N", show_default=True,
                  help="Also plan N sizes up to the largest, with their extra cost and samples a second."),
     click.option("-o", "--output", type=OUTPUT, help="Write the planned model of the largest size here."),
-    click.option("--certificate", type=OUTPUT, metavar="FILE.json",
-                 help="Write what `memonger verify` checks the answer with."),
     click.option("--strategy", type=Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: what the memory needs."),
     click.option("--chunks", default="off", metavar="auto", show_default=True, shell_complete=completes("auto", "off"),
@@ -292,7 +290,7 @@ def diff(**arguments: Any) -> None:
 def verify(**arguments: Any) -> None:
     """Check the plan in MODEL with an independent checker.
 
-    MODEL may be a certificate of `memonger fit`, too. The exit status is 0 if the plan is correct.
+    The exit status is 0 if the plan is correct.
     """
     from memonger.cli import files
 

@@ -22,12 +22,10 @@ from memonger.model.save import save_model
 from memonger.model.shape_inference import infer_once
 from memonger.plan import Plan
 from memonger.plan_file import KEY
-from memonger.planning import certificate
 from memonger.planning.unplan import unplan as made_without_plan
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.diff import diff_lines, diff_record, totals_table
-from memonger.report.fit import certificate_line, certificate_record
 from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
 from memonger.report.layers import Layer, layers_of, layers_table
@@ -142,11 +140,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 
 
 def verify(model: Path, as_json: bool) -> None:
-    """Check the plan in a file, or a certificate of `memonger fit`."""
-    if certificate.is_certificate(model):
-        checked = certificate.verify(model)
-        print_result(as_json, certificate_record(checked, str(model)), f"{model}: {certificate_line(checked)}")
-        return
+    """Check the plan in a file."""
     planned = Plan.load(model)
     record = {
         "model": str(model), "verified": True, "values": len(planned.offsets), "steps": len(planned.graph.nodes),

@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
 from memonger.cli.output import Screen, print_json, print_notes, progress_bar
 from memonger.cli.planning import source_and_options
 from memonger.planning import fit as planner
@@ -18,7 +16,6 @@ def fit(
     vary: str,
     frontier: int,
     output: Path | None,
-    certificate: Path | None,
     as_json: bool,
     quiet: bool,
     train_mode: bool,
@@ -26,8 +23,6 @@ def fit(
     **flags: Any,
 ) -> None:
     """Find the largest size that fits, write what is asked for, and print the answer. The exit status is 1 if none."""
-    if certificate is not None and output is None:
-        raise click.UsageError("--certificate names the planned file: say with -o where that goes.")
     _, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Fitting {model.name}") as tell:
         fitted = planner.fit(
@@ -39,18 +34,15 @@ def fit(
         if output is not None:
             fitted.plan.save(output)
             written = output
-    if certificate is not None:
-        fitted.save_certificate(certificate, written)
     if as_json:
-        names = [None if path is None else str(path) for path in (written, certificate)]
-        print_json(fit_record(fitted, str(model), *names))
+        print_json(fit_record(fitted, str(model), None if written is None else str(written)))
     else:
-        _print(fitted, model, written, certificate)
+        _print(fitted, model, written)
     if not fitted.fits:
         sys.exit(1)
 
 
-def _print(found: planner.Fit, model: Path, written: Path | None, certificate: Path | None) -> None:
+def _print(found: planner.Fit, model: Path, written: Path | None) -> None:
     console = Screen()
     for line in fit_lines(found, str(model)):
         console.print(line, soft_wrap=True)
@@ -61,5 +53,3 @@ def _print(found: planner.Fit, model: Path, written: Path | None, certificate: P
     )
     if written is not None:
         console.print(f"Wrote {written}.", soft_wrap=True)
-    if certificate is not None:
-        console.print(f"Wrote {certificate}. Check it: memonger verify {certificate}", soft_wrap=True)

@@ -57,8 +57,8 @@ class DistributedTrainingSession(TrainingSession):
         trace: Set to a `memonger.distributed.trace.Trace`, it notes when segments and collectives ran.
 
     Raises:
-        SessionError: the ranks' plans or weights differ, which names the ranks; the plan has no buckets; a rank has
-            ended or hangs; see also `memonger.TrainingSession`.
+        SessionError: the ranks' plans, weights or options differ, which names the ranks; the plan has no buckets; a
+            rank has ended or hangs; see also `memonger.TrainingSession`.
         RuntimeUnavailableError: no engine is installed; the ranks don't find one another; there are more ranks than
             GPUs on the machine.
     """
@@ -80,6 +80,7 @@ class DistributedTrainingSession(TrainingSession):
         self.trace: Trace | None = None
         self._ended = ""
         self._losses: list[float] = []  # of micro-batches of this rank
+        self._has_begun = False
         where = device_of_rank(plan, device)
         self._engine: Engine = engine_of(group, timeout, where if where is not None else CPU)
         self.rank, self.size = self._engine.rank, self._engine.size
@@ -97,6 +98,7 @@ class DistributedTrainingSession(TrainingSession):
             raise SessionError(f"{self._name} is planned for one rank alone: for {self.size} plan it with {how}.")
         with self._guarded():
             self._compare("another plan", self._digest, "Plan once, save it, and give all ranks that file")
+            self._compare_settings(shard_optimizer=shard_optimizer, accumulation=accumulation is not None)
             self._compare_weights()
 
     def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
@@ -109,6 +111,12 @@ class DistributedTrainingSession(TrainingSession):
         """
         self._losses = []
         with self._guarded():
+            if not self._has_begun:
+                rate = self._rate() if learning_rate is None else learning_rate
+                self._compare_settings(
+                    learning_rate=rate, micro_batches=1 if isinstance(inputs, Mapping) else len(inputs)
+                )
+                self._has_begun = True
             return super().step(inputs, learning_rate=learning_rate)
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
@@ -264,12 +272,27 @@ class DistributedTrainingSession(TrainingSession):
                 f"{_ranks(others)} {'has' if len(others) == 1 else 'have'} {what} than rank 0. {advice}."
             )
 
+    def _compare_settings(self, **settings: object) -> None:
+        """Check that all ranks were given the same.
+
+        Raises:
+            SessionError: it names a rank, what differs from rank 0, and both values.
+        """
+        first, *others = [json.loads(one) for one in self._engine.all_gather(json.dumps(settings, default=repr))]
+        for rank, other in enumerate(others, 1):
+            differing = [name for name in settings if other[name] != first[name]]
+            if differing:
+                listed = ", ".join(f"{name} {other[name]} where rank 0 has {first[name]}" for name in differing)
+                raise SessionError(f"rank {rank} has {listed}. Give all ranks the same.")
+
     def _compare_weights(self) -> None:
-        digest = hashlib.sha256(repr((self.steps, self.random_key, self.learning_rate, self.loss_scale)).encode())
+        self._compare_settings(
+            steps=self.steps, random_key=self.random_key, learning_rate=self.learning_rate, loss_scale=self.loss_scale
+        )
+        digest = hashlib.sha256()
         for name in self._roles[0].parameters:
             digest.update(np.ascontiguousarray(self._array(name)).view(np.uint8).data)
-        advice = "Load the same state, with the same random key, learning rate and loss scale, on all ranks"
-        self._compare("other weights", digest.hexdigest(), advice)
+        self._compare("other weights", digest.hexdigest(), "Load the same state on all ranks")
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

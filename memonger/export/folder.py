@@ -1,5 +1,6 @@
 """folder: what all targets put into their folder."""
 
+import re
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from memonger.export.package import Estimate, Package, ServedModel, Tensor, describe, inputs_of, outputs_of
 from memonger.export.protocol import datatype_of
 from memonger.files import SETTINGS, add_json
-from memonger.units import in_full
+from memonger.units import in_full, shown
 
 
 def add_file(folder: Path, source: str, name: str) -> None:
@@ -60,7 +61,20 @@ def _described(model: ServedModel, tensor: Tensor) -> str:
     sizes = [str(size) for size in tensor.sizes]
     if model.batches is not None and max(model.batches) > 1:
         sizes[0] = f"1 to {max(model.batches)}"
-    return f"`{tensor.name}`: {datatype_of(tensor.dtype)} [{', '.join(sizes)}]"
+    return f"{_code(tensor.name)}: {datatype_of(tensor.dtype)} [{', '.join(sizes)}]"
+
+
+def _code(name: str) -> str:
+    """A name from a model as code in a cell of a Markdown table, whatever is in it."""
+    text = shown(name).replace("|", "\\|")
+    ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if len(ticks) > 1 else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
+def _plain(text: str) -> str:
+    """A text with names from a model in it as Markdown that says the same: no link, no HTML, one line."""
+    return re.sub(r"([\\`*\[\]<>|&!])", r"\\\1", shown(text))
 
 
 def add_readme(package: Package, folder: Path, estimate: Estimate, text: str) -> None:
@@ -76,5 +90,5 @@ def add_readme(package: Package, folder: Path, estimate: Estimate, text: str) ->
             f"\nA fleet takes {in_full(limit)} at most: models that haven't run for longest go, and are loaded again "
             "for the next request that asks for them.\n"
         )
-    notes = "".join(f"\n{note}\n" for note in package.notes)
-    (folder / "README.md").write_text(f"# {package.name}\n\n{text.strip()}\n\n{memory}{notes}")
+    notes = "".join(f"\n{_plain(note)}\n" for note in package.notes)
+    (folder / "README.md").write_text(f"# {_plain(package.name)}\n\n{text.strip()}\n\n{memory}{notes}")

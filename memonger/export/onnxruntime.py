@@ -1,5 +1,6 @@
 """The planned model for plain onnxruntime, with the session options that honour it."""
 
+import json
 from pathlib import Path
 
 from memonger.errors import PlanError
@@ -73,7 +74,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     estimate = package.as_stock(plan, range(len(plan.graph.nodes)))
     names = [str(value.name) for value in required_inputs(plan.model.graph)]
     other = BETTER.format(best=best.peak_bytes, planned=planned.peak_bytes) if is_better else SAME
-    inputs = "{" + ", ".join(f'"{name}": ...' for name in names) + "}"
+    inputs = "{" + ", ".join(f"{json.dumps(name)}: ..." for name in names) + "}"
     files.add_readme(package, folder, estimate, TEXT.format(inputs=inputs, other=other))
     files.add_settings(package, folder, estimate)
     return estimate, tuple(stock_notes(plan))

@@ -1,5 +1,6 @@
 """The planned model for OpenVINO, in standard operators; it takes what order it likes."""
 
+import json
 from pathlib import Path
 
 from memonger.errors import PlanError
@@ -42,7 +43,9 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     estimate = package.as_stock(plan, executed, shared=True)
     files.add_settings(package, folder, estimate, threads=plan.threads)
     names = [str(value.name) for value in required_inputs(plan.model.graph)]
-    files.add_readme(package, folder, estimate, TEXT.format(inputs=", ".join(f'"{name}": ...' for name in names)))
+    files.add_readme(
+        package, folder, estimate, TEXT.format(inputs=", ".join(f"{json.dumps(name)}: ..." for name in names))
+    )
     return estimate, (
         "OpenVINO orders nodes and plans its memory itself: the figure is what the planned order needs, not a promise.",
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, Self
@@ -168,6 +169,7 @@ class Feeder:
         self.config, self.room = config, room
         self._hooks, self._form, self._timeout = hooks, tensors, timeout
         self._lender = Lender(config.tensors, HELD_BATCHES + room.read_ahead)
+        self._process = os.getpid()
         self._lock = threading.Lock()  # held while an epoch is read: readers are never called side by side
         self._run: Background[Made | int] | Inline[Made | int] | None = None
         self._next_epoch, self._span = 0, _Span(0)
@@ -273,6 +275,13 @@ class Feeder:
             if self._span is span and self._next_epoch == number and not self._run.is_closed:
                 return self._run
             self._run.close()
+        if self._process != os.getpid():
+            if self._lock.locked():
+                raise FeedError(
+                    "this process was forked while the feeder read an epoch, and the thread that reads isn't here: "
+                    "make a feeder in each process."
+                )
+            self._process = os.getpid()
         self._next_epoch, self._span = number, span
         numbers = range(number, (span.last if span.is_going else number) + 1)
         items = functools.partial(_items, self._lock, self._source, numbers)

@@ -29,6 +29,7 @@ two inputs of Max, Min and Sum are accumulated in the output, over inputs not re
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -292,6 +293,10 @@ def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
     return [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
 
 
+MOST_PARTS = 4096
+"""Parts of a node that may lie inside a whole, each of which is compared with all others."""
+
+
 def windows(node: ir.Node, provider: str = CPU) -> tuple[tuple[ir.Value, ir.Value, int], ...]:
     """(part, whole, byte offset) of a node whose parts may lie inside the whole, both being alive.
 
@@ -299,16 +304,18 @@ def windows(node: ir.Node, provider: str = CPU) -> tuple[tuple[ir.Value, ir.Valu
     be the outermost one with more than one element, so that a part's bytes are consecutive in the whole. The kernels
     copy bytes forward, which changes nothing between equal addresses.
 
-    A part read at two inputs of a Concat lies at neither place. Of any other node there are none, whatever its marks.
+    A part read at two inputs of a Concat lies at neither place. Of any other node there are none, whatever its marks,
+    nor of one with more than `MOST_PARTS` parts.
     """
-    parts = parts_of(node) if provider == CPU else ()
-    stretches, read = [], [one.part for one in parts]
+    is_narrow = len(node.inputs) + len(node.outputs) <= MOST_PARTS
+    parts = parts_of(node) if provider == CPU and is_narrow else ()
+    stretches, read = [], Counter(one.part for one in parts)
     for one in parts:
         shape, dtype = static_shape(one.whole), one.whole.dtype
         outermost = shape is not None and dtype is not None and all(dim == 1 for dim in shape[: one.axis])
         if shape is None or dtype is None or not outermost or not dense(one.whole) or dtype.bitwidth % 8:
             continue
-        if read.count(one.part) > 1:
+        if read[one.part] > 1:
             continue
         stretches.append((one.part, one.whole, one.begin * math.prod(shape[one.axis + 1 :]) * dtype.bitwidth // 8))
     return tuple(stretches)

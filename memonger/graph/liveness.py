@@ -107,7 +107,7 @@ def assign_storage(
         pairs = _allowed(graph, sharing, step, alignment, offsets, is_taken)
         planned = [value for value in writes if graph.planned[value]]
         for number, value in enumerate(planned):
-            draft.put(step, value, pairs, planned[:number])
+            draft.put(step, value, pairs, planned[:number] if any(pairs) else ())
         if pairs[2]:
             draft.join(step, pairs[2])
     for members in groups:

@@ -6,9 +6,10 @@ times of the nodes that happen to write there. A planned run doesn't have it, so
 
 import math
 import statistics
+import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ import onnx_ir as ir
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import MemongerError, SessionError
 from memonger.files import ScratchFolder
+from memonger.model import checks
 from memonger.model.names import inner_names
 from memonger.model.values import dense, nbytes, static_shape, subgraphs
 from memonger.runtime import feeds as feeding
@@ -32,6 +34,9 @@ from memonger.words import FILE, option
 LATER_RUNS, LATER_SECONDS, LATER_NODES = 3, 1.0, 8192
 """Nodes are timed in so many runs at most; in more than one only as far as all of them end within so many seconds, and
 run so many nodes: of each the profiler keeps 2.5 KB until the end."""
+
+LONGEST_LOOP = 10.0
+"""Seconds after which the run of a model with a Loop is ended."""
 
 
 class NoRoomError(SessionError):
@@ -240,18 +245,51 @@ def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool)
     """Run, and return the binding, which has the outputs."""
     types = {str(value.name): value.type for value in model.graph.inputs}
     binding = made.io_binding()
+    with _ended_in_time(model) as (options, is_over):
+        try:
+            for name, feed in given.items():
+                binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types.get(name)))
+            for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
+                binding.bind_output(name)
+            made.run_with_iobinding(binding, options)
+            return binding
+        except MemongerError:
+            raise
+        except Exception as error:  # pybind exceptions share no base class
+            inputs = option("inputs", FILE)
+            if is_over():
+                loops = ", ".join(checks.described(node) for node in _loops(model)[:3])
+                raise SessionError(
+                    f"the calibrating run hadn't ended after {LONGEST_LOOP:.0f} s, and so may never: {loops} says "
+                    f"itself how often it runs. Give inputs with which it ends ({inputs}), or plan without a run "
+                    f"({option('device', 'none')})."
+                ) from error
+            hint = f" It was fed random numbers: give real inputs ({inputs})." if generated else ""
+            raise SessionError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
+
+
+def _loops(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph.all_nodes() if node.op_type == "Loop"]
+
+
+@contextmanager
+def _ended_in_time(model: ir.Model) -> Iterator[tuple[Any, Callable[[], bool]]]:
+    """Options of a run that is ended where a Loop doesn't; and whether it was."""
+    options = onnxruntime.onnxruntime().RunOptions()
+    if not _loops(model):
+        yield options, lambda: False
+        return
+
+    def end() -> None:
+        options.terminate = True
+
+    timer = threading.Timer(LONGEST_LOOP, end)
+    timer.daemon = True
+    timer.start()
     try:
-        for name, feed in given.items():
-            binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types.get(name)))
-        for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
-            binding.bind_output(name)
-        made.run_with_iobinding(binding)
-        return binding
-    except MemongerError:
-        raise
-    except Exception as error:  # pybind exceptions share no base class
-        hint = f" It was fed random numbers: give real inputs ({option('inputs', FILE)})." if generated else ""
-        raise SessionError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
+        yield options, lambda: bool(options.terminate)
+    finally:
+        timer.cancel()
 
 
 def outputs(model: ir.Model, threads: int, given: feeding.Feeds) -> list[tuple[object, ...]]:
@@ -314,7 +352,8 @@ def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:
     )
     try:
         session = ort.make_session(model, CPU, options)
-        session.run(None, feeding.random_feeds(feeding.inputs_of(model.graph)))
+        with _ended_in_time(model) as (run_options, _):
+            session.run(None, feeding.random_feeds(feeding.inputs_of(model.graph)), run_options)
     except Exception:  # pybind exceptions share no base class; what can't be measured is said to be unknown
         return None
     else:

@@ -31,11 +31,13 @@ from memonger.model.ranges import Range
 from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
 from memonger.model.tensors import in_memory, sizes_of_parts
-from memonger.model.values import static_shape
+from memonger.model.values import all_values, nbytes, static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, profile
+from memonger.runtime.arena import host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import LEND_ALL
+from memonger.units import in_full
 from memonger.words import option
 
 LEVELS = {
@@ -98,6 +100,7 @@ def device_form(
     ort.check_device(device)
     if settings.level not in LEVELS:
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
+    _check_room(model, device)
     folder = ScratchFolder()
     try:
         rewritten = device.is_host and settings.level == "rewrite"
@@ -117,6 +120,18 @@ def device_form(
     cuda = settings.cuda if device.facts.has_settings else None
     stamp = Stamp(ort.runtime_name(), device.provider, backend(device).machine_name(), settings.level, cuda)
     return Lowered(lowered, stamp, calibration, files=folder)
+
+
+def _check_room(model: Model, device: Device) -> None:
+    """Check that no value alone is larger than the machine's memory, before onnxruntime makes anything of the model."""
+    room = host_memory() if device.is_host else 0
+    for value in all_values(model.graph) if room else ():
+        size = nbytes(value) or 0
+        if size > room:
+            raise PlanError(
+                f"{model.name}: '{value.name}' takes {in_full(size)}, and this machine has {in_full(room)} of memory, "
+                f"so no run can measure the model. Plan smaller sizes, or without a run ({option('device', 'none')})."
+            )
 
 
 def _unchanged(model: Model) -> Model:

@@ -11,7 +11,9 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError
+from memonger.model import onnx_process
 from memonger.model.model import Model
+from memonger.model.operators import RANKS
 from memonger.model.tensors import all_tensors, bodies, external_tensors
 from memonger.model.values import LARGEST, SMALL, all_values, nbytes, static_shape, subgraphs
 
@@ -19,6 +21,16 @@ RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc
 
 RUNTIME_OPERATORS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 """What onnxruntime's optimizer writes into ONNX's own domain, whether the operator set has it or not."""
+
+
+PLAIN = frozenset({
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",
+    "Div", "Dropout", "Elu", "Erf", "Exp", "Flatten", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
+    "HardSigmoid", "HardSwish", "Identity", "LRN", "LayerNormalization", "LeakyRelu", "Log", "MatMul", "MaxPool", "Mul",
+    "Neg", "PRelu", "Pow", "Reciprocal", "ReduceMean", "Relu", "Sigmoid", "Softmax", "Sqrt", "Sub", "Sum", "Tanh",
+    "Transpose",
+})  # fmt: skip
+"""Operators whose inference was tried with negative, huge and missing dimensions and attributes, and did no harm."""
 
 
 def root_cause(error: BaseException) -> str:
@@ -174,10 +186,21 @@ def described(node: ir.Node) -> str:
     return f"the {node.op_type} node that writes '{written}'" if written else f"a {node.op_type} node"
 
 
-def check_operators(model: Model) -> None:
-    """Every operator is one that ONNX defines, or lies in a domain of onnxruntime's own."""
+def check_operators(model: Model, *, is_planned: bool = False) -> None:
+    """Every operator is one that ONNX defines, or lies in a domain of onnxruntime's own, and is used as it is defined.
+
+    Args:
+        model: The model. One from outside is checked by onnx's own checker as well.
+        is_planned: Whether operators of memonger's plans may be in it.
+    """
+    _check_signatures(model, is_planned)
+    if model.foreign:
+        _check_by_onnx(model)
+
+
+def _check_signatures(model: Model, is_planned: bool) -> None:
     for node in model.graph.all_nodes():
-        if node.domain in RUNTIME_DOMAINS:
+        if node.domain in RUNTIME_DOMAINS or (is_planned and node.domain == RANKS):
             continue
         opset = model.ir.opset_imports.get(node.domain)
         if opset is None or not onnx.defs.has(node.op_type, opset, node.domain):
@@ -187,6 +210,56 @@ def check_operators(model: Model) -> None:
         problem = _misuse(node, _signature(node.op_type, opset, node.domain))
         if problem:
             raise LoadError(f"{model.name} is not a valid ONNX model: {described(node)} {problem}.")
+
+
+def _check_by_onnx(model: Model) -> None:
+    """Check the model's nodes by onnx's own checker: each kind once, and in another process what isn't well known."""
+    opsets = {domain: version for domain, version in model.ir.opset_imports.items() if domain not in RUNTIME_DOMAINS}
+    kinds: dict[bool, dict[object, ir.Node]] = {True: {}, False: {}}
+    for node in model.graph.all_nodes():
+        if node.domain in opsets and node.op_type not in RUNTIME_OPERATORS and node.op_type != "Constant":
+            is_plain = not node.domain and node.op_type in PLAIN
+            kinds[is_plain].setdefault(_kind(node), node)
+    for is_plain, nodes in kinds.items():
+        if not nodes:
+            continue
+        graph = onnx.GraphProto(name="nodes", node=[_alone(node) for node in nodes.values()])
+        imports = [onnx.OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets.items()]
+        proto = onnx.ModelProto(ir_version=onnx.IR_VERSION, graph=graph, opset_import=imports)
+        try:
+            wrong = onnx_process.check_nodes(proto, here=is_plain)
+        except RuntimeError as error:
+            raise LoadError(f"{model.name} can't be checked: {root_cause(error)}.") from error
+        if wrong is not None:
+            node = list(nodes.values())[wrong[0]]
+            raise LoadError(f"{model.name} is not a valid ONNX model: {described(node)}: {wrong[1].rstrip('.')}.")
+
+
+def _kind(node: ir.Node) -> object:
+    """What the checker tells nodes apart by."""
+    attributes = tuple((one.name, one.type, repr(one.value)) for one in _plain_attributes(node))
+    inputs = tuple(value is not None for value in node.inputs)
+    return node.op_identifier(), attributes, inputs, len(node.outputs)
+
+
+def _plain_attributes(node: ir.Node) -> list[ir.Attr]:
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return [one for one in node.attributes.values() if not isinstance(one, ir.Attr) or one.type not in graphs]
+
+
+def _alone(node: ir.Node) -> onnx.NodeProto:
+    """A node without what its subgraphs hold: the nodes in them are checked on their own."""
+    proto = onnx.NodeProto(
+        op_type=node.op_type, domain=node.domain, name=node.name or "",
+        input=["x" if value is not None else "" for value in node.inputs],
+        output=[f"y{number}" for number in range(len(node.outputs))],
+    )  # fmt: skip
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            proto.attribute.add(name=attribute.name, type=onnx.AttributeProto.GRAPH, g=onnx.GraphProto(name="body"))
+        elif attribute.type != ir.AttributeType.GRAPHS:
+            proto.attribute.append(ir.serde.serialize_attribute(attribute))
+    return proto
 
 
 def _unknown(node: ir.Node, opset: int | None) -> str:
@@ -248,6 +321,9 @@ def _misuse(node: ir.Node, signature: _Signature) -> str | None:
     for name in signature.required_attributes:
         if name not in node.attributes:
             return f"lacks its attribute '{name}'"
+    parts = node.attributes.get("num_outputs") if node.op_type == "Split" and not node.domain else None
+    if parts is not None and parts.as_int() != len(node.outputs):  # of which onnxruntime's kernel may end the process
+        return f"has {len(node.outputs)} outputs, and its num_outputs is {parts.as_int()}"
     if node.op_type == "Constant" and not node.domain and len(node.attributes) != 1:
         return f"has {len(node.attributes)} attributes in place of one value"
     return None

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import reprlib
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,27 @@ from memonger.model import bind_dims, checks, onnx_process
 from memonger.model.branches import has_branches, with_open_branches
 from memonger.model.checks import root_cause
 from memonger.model.maps import without_maps
-from memonger.model.marks import inline
+from memonger.model.marks import inline, nodes_when_inlined
 from memonger.model.model import Model
 from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer
 from memonger.model.tensors import DataFile, external_tensors, replace_external
 from memonger.model.values import dense, static_shape, tensor_shape
+from memonger.units import in_full
 from memonger.words import did_you_mean, quoted
 
 logger = logging.getLogger(__name__)
 
 MIN_IR_VERSION = 10  # the first in which nodes carry metadata_props
 MIN_OPSET = 7  # the first that onnxruntime has kernels for
+
+MOST_NODES = 100_000
+"""Nodes that functions are written out to at most."""
+
+MOST_BYTES = 1 << 31
+"""A protobuf message is smaller: weights beyond that lie in files beside it."""
+
+_PART = 1 << 24  # bytes read at a time
 
 # What onnx raises for a file it can't make sense of, in any of its formats.
 NOT_A_MODEL = (
@@ -270,8 +280,10 @@ def _from_file(path: Path) -> Model:
     if path.is_dir():
         raise LoadError(f"{path} is a folder: name the .onnx file in it.")
     try:
-        is_text = onnx.serialization.registry.get_format_from_file_extension(path.suffix) == "onnxtxt"
-        proto = onnx_process.parse_text(path.read_bytes()) if is_text else onnx.load(path, load_external_data=False)
+        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
+        data = _content(path)
+        text = form == "onnxtxt"
+        proto = onnx_process.parse_text(data) if text else onnx.load_from_string(data, form or "protobuf")
     except FileNotFoundError:
         raise LoadError(f"{path}: no such file.{did_you_mean(str(path), _beside(path))}") from None
     except OSError as error:
@@ -300,6 +312,30 @@ def _follow_links(model: ir.Model, folder: Path, home: Path) -> None:
 
     if home != folder:
         replace_external(model, followed)
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file or pipe, whole; a pipe may never end.
+
+    Raises:
+        LoadError: it is neither, or too large for a model.
+        OSError: it can't be read.
+    """
+    status = path.stat()
+    is_file = stat.S_ISREG(status.st_mode)
+    if not is_file and not stat.S_ISFIFO(status.st_mode):
+        raise LoadError(f"{path} is a device or socket: a model is read from a file or a pipe.")
+    with path.open("rb") as file:
+        parts, left = list[bytes](), MOST_BYTES if not is_file or status.st_size < MOST_BYTES else 0
+        while left > 0 and (part := file.read(min(left, _PART))):
+            parts.append(part)
+            left -= len(part)
+    if left <= 0:
+        raise LoadError(
+            f"{path} is not an ONNX model: it has {in_full(MOST_BYTES)} or more, and a model has less. Weights beyond "
+            "that lie in files beside it, as external data."
+        )
+    return b"".join(parts)
 
 
 _FROM_TORCH = " memonger.from_torch(module, example) makes a model of a PyTorch module."
@@ -380,6 +416,12 @@ def _out_of(files: Mapping[str, bytes], tensor: ir.ExternalTensor, name: str) ->
 def _inline(model: Model) -> None:
     if not model.ir.functions:
         return
+    count = nodes_when_inlined(model.ir)
+    if count > MOST_NODES:
+        raise LoadError(
+            f"{model.name}: its functions call one another so often that written out they are {count} nodes, and "
+            f"{MOST_NODES} are the most that is read."
+        )
     try:
         inline(model.ir)
     except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:

@@ -12,6 +12,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -106,11 +107,47 @@ def inline(model: ir.Model) -> None:
             calls[_output(node)] = dict(node.metadata_props)
             node.metadata_props.setdefault(PART, _output(node))
             node.metadata_props.pop(STAGE, None)
-    passes.InlinePass()(model)
+    _write_out(model)
     for node in model.graph:
         for marks in (calls[str(v.name)] for v in node.outputs if v.name in calls):
             node.metadata_props.pop(PART, None)
             node.metadata_props.update(marks)
+
+
+_MANY = 2000
+"""Nodes up to which functions are written out into the graph at once."""
+
+
+def _write_out(model: ir.Model) -> None:
+    """Write functions out: of many nodes first into one another, as onnx-ir tries a name for each of the same name."""
+    if nodes_when_inlined(model) <= _MANY:
+        passes.InlinePass()(model)
+        return
+    while model.functions:
+        inner = {
+            key
+            for key, function in model.functions.items()
+            if not any(node.op_identifier() in model.functions for node in function.all_nodes())
+        }
+        found = passes.InlinePass(lambda function, inner=inner: function.identifier() in inner)(model)  # type: ignore[misc]
+        if not found.modified:  # a cycle, or functions that nobody calls
+            passes.InlinePass()(model)
+            return
+
+
+def nodes_when_inlined(model: ir.Model) -> int:
+    """How many nodes a model has with its functions written out; those that call themselves count as one."""
+    inside: dict[ir.OperatorIdentifier, list[ir.OperatorIdentifier]] = {
+        key: [node.op_identifier() for node in function.all_nodes()] for key, function in model.functions.items()
+    }
+    calls = {key: {one for one in found if one in inside} for key, found in inside.items()}
+    sizes: dict[ir.OperatorIdentifier, int] = {}
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            sizes[key] = sum(sizes.get(one, 1) for one in inside[key])
+    except CycleError:
+        return 0  # `InlinePass` names it
+    return sum(sizes.get(node.op_identifier(), 1) for node in model.graph.all_nodes())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,13 +18,15 @@ import threading
 from typing import IO, Any
 
 import onnx
+import onnx.checker
 import onnx.parser
 import onnx.shape_inference
 import onnx.version_converter
 
 logger = logging.getLogger(__name__)
 
-MEMORY = 8 << 30  # bytes of address space the child may take
+MEMORY = 8 << 30
+"""Bytes of memory that the child may take at most; on a small machine a quarter of what that has."""
 
 
 class DiedError(RuntimeError):
@@ -39,6 +41,23 @@ def call(what: str, model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
         MemoryError: it takes more than there is.
     """
     return onnx.ModelProto.FromString(_ask(what, model.SerializeToString(), options))
+
+
+def check_nodes(nodes: onnx.ModelProto, *, here: bool) -> tuple[int, str] | None:
+    """Check nodes against their operators' schemas, by onnx's own checker; what they read isn't looked at.
+
+    Args:
+        nodes: A model with nothing but nodes and operator sets.
+        here: In this process.
+
+    Returns: the first node that is wrong, by its number, and what is wrong with it.
+
+    Raises:
+        RuntimeError, MemoryError: as `call`.
+    """
+    data = nodes.SerializeToString()
+    answer = json.loads(_answer("check_nodes", data, {}) if here else _ask("check_nodes", data, {}))
+    return None if answer is None else (answer[0], answer[1])
 
 
 def parse_text(data: bytes) -> onnx.ModelProto:
@@ -135,9 +154,44 @@ def _answer(what: str, data: bytes, options: dict[str, Any]) -> bytes:
     if what == "parse_model":
         return onnx.parser.parse_model(data.decode()).SerializeToString()
     model = onnx.ModelProto.FromString(data)
+    if what == "check_nodes":
+        return json.dumps(_wrong_node(model)).encode()
     if what == "convert_version":
         return onnx.version_converter.convert_version(model, **options).SerializeToString()
     return onnx.shape_inference.infer_shapes(model, **options).SerializeToString()
+
+
+def _address_space() -> int:
+    """Bytes of address space that this process has: of the libraries, most of it never touched."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 30
+
+
+def _allowed() -> list[int]:
+    """A quarter of the memory that a container lets its processes take, where it says so."""
+    found = []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                found.append(int(file.read()) // 4)
+        except (OSError, ValueError):  # "max"
+            continue
+    return found
+
+
+def _wrong_node(model: onnx.ModelProto) -> tuple[int, str] | None:
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = model.ir_version
+    context.opset_imports = {one.domain: one.version for one in model.opset_import}
+    for number, node in enumerate(model.graph.node):
+        try:
+            onnx.checker.check_node(node, context)
+        except onnx.checker.ValidationError as error:
+            return number, str(error).strip().splitlines()[0]
+    return None
 
 
 def _serve() -> None:
@@ -149,7 +203,9 @@ def _serve() -> None:
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_AS)
-        limit = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit = _address_space() + min(MEMORY, machine // 4, *_allowed())
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _send(sys.stdout.buffer, {}, b"")  # it has begun

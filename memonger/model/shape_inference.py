@@ -10,21 +10,12 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError
 from memonger.model import checks, onnx_process
-from memonger.model.checks import root_cause
+from memonger.model.checks import PLAIN, root_cause
 from memonger.model.model import Model
 from memonger.model.runtime_types import complete_shapes, complete_types
 from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
 from memonger.model.tensors import in_memory
 from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, tensor_shape
-
-PLAIN = frozenset({
-    "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",
-    "Div", "Dropout", "Elu", "Erf", "Exp", "Flatten", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
-    "HardSigmoid", "HardSwish", "Identity", "LRN", "LayerNormalization", "LeakyRelu", "Log", "MatMul", "MaxPool", "Mul",
-    "Neg", "PRelu", "Pow", "Reciprocal", "ReduceMean", "Relu", "Sigmoid", "Softmax", "Sqrt", "Sub", "Sum", "Tanh",
-    "Transpose",
-})  # fmt: skip
-"""Operators whose inference was tried with negative, huge and missing dimensions and attributes, and did no harm."""
 
 LONG = 1 << 20
 """Inference goes element by element through the content of vectors: longer ones take more memory than they should."""
@@ -120,20 +111,36 @@ def infer_once(model: Model) -> Exception | None:
         skeleton = _skeleton(model.ir)
     except SERIALIZING_ERRORS as error:
         raise LoadError(f"{model.name} is not a valid ONNX model: {root_cause(error)}.") from error
-    onnx_infer = _inference(model)
+    onnx_infer, follows = _inference(model), _longest_vector(model.graph) <= LONG
     complaint: Exception | None = None
     try:
-        inferred = onnx_infer(skeleton, strict_mode=True, data_prop=True)
+        inferred = onnx_infer(skeleton, strict_mode=True, data_prop=follows)
     except INFERENCE_ERRORS:
         complaint = _complaint(skeleton, onnx_infer)
         if complaint is not None and _COMPLAINT.search(str(complaint)):
             raise LoadError(_contradiction(model.name, complaint)) from complaint
         try:
-            inferred = onnx_infer(skeleton, data_prop=True)
+            inferred = onnx_infer(skeleton, data_prop=follows)
         except INFERENCE_ERRORS as error:
             raise LoadError(_contradiction(model.name, error)) from error
     _merge_all(model.ir, inferred)
     return complaint
+
+
+def _longest_vector(graph: ir.Graph) -> int:
+    """At most how many elements a vector has whose content inference follows: joined vectors make longer ones.
+
+    Elements of which nothing is known before a run aren't followed, but count all the same.
+    """
+    lengths = {v: 1 if v.const_value is None else v.const_value.size for v in graph.initializers.values()}
+    lengths = {value: size for value, size in lengths.items() if size <= SMALL}
+    longest = 0
+    for node in graph:
+        inputs = [lengths.get(value, 1) for value in node.inputs if value is not None]
+        most = (sum(inputs) if node.op_type == "Concat" else max(inputs)) if inputs else 1
+        longest = max(longest, most)
+        lengths.update(dict.fromkeys(node.outputs, most))
+    return longest
 
 
 def _inference(model: Model) -> Callable[..., onnx.ModelProto]:

@@ -1,8 +1,9 @@
 """Plans that were made before: the folder that ``MEMONGER_CACHE`` names keeps each under a digest of what decides it.
 
-An entry is a planned file, and in its metadata what such a file doesn't say. It is checked like any file from outside,
-and what doesn't pass is planned anew: entries can be deleted at any time. Where no plan held the budget, the entry is
-what was said then.
+An entry is a planned file, and in its metadata what such a file doesn't say, with the digest that it is kept under: of
+the model, the options and all else that decides. It is checked like any file from outside, and what doesn't pass or is
+another's is planned anew: entries can be deleted at any time. Where no plan held the budget, the entry is what was said
+then.
 """
 
 import dataclasses
@@ -47,8 +48,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What a plan says beside its file; see `memonger.Plan`."""
+    """What a plan says beside its file, see `memonger.Plan`; ``entry`` is the digest that it is kept under."""
 
+    entry: str
     costs: tuple[float, ...]
     forward: tuple[bool, ...]
     budget: int | None
@@ -62,8 +64,9 @@ class _Beside:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """What is said where no plan holds a budget; see `memonger.errors.BudgetError`."""
+    """What is said where no plan holds a budget, see `memonger.errors.BudgetError`; ``entry`` as in `_Beside`."""
 
+    entry: str
     smallest: Annotated[int, AtLeast(0)]
     lower_bound: Annotated[int, AtLeast(0)]
     hint: str
@@ -91,6 +94,7 @@ class Entry:
         try:
             plan = Plan.load(self.path)
             beside = decode(_Beside, json.loads(plan.model.metadata_props.pop(KEY)))
+            _check_own(beside.entry, self.path)
             graph = dataclasses.replace(plan.graph, costs=beside.costs, forward=beside.forward)
         except (MemongerError, KeyError, ValueError, RecursionError) as error:
             logger.warning("%s is planned anew: %s", self.path, error)
@@ -98,7 +102,7 @@ class Entry:
         if not len(graph.costs) == len(graph.forward) == len(graph.nodes):
             return None
         fields = {field.name: getattr(beside, field.name) for field in dataclasses.fields(beside)}
-        del fields["costs"], fields["forward"]
+        del fields["entry"], fields["costs"], fields["forward"]
         fields["live_before"] = np.array(beside.live_before, np.int64)
         return dataclasses.replace(plan, graph=graph, weight_digests=None, **fields)
 
@@ -106,13 +110,13 @@ class Entry:
         """Keep a plan. Where that can't be done a warning is logged: the plan is good without it."""
         live = [] if plan.live_before is None else plan.live_before.tolist()
         beside = _Beside(
-            plan.graph.costs, plan.graph.forward, plan.budget, plan.strategy, plan.outcome, plan.origins, plan.notes,
-            plan.peak_before_bytes, tuple(live),
+            self.path.stem, plan.graph.costs, plan.graph.forward, plan.budget, plan.strategy, plan.outcome,
+            plan.origins, plan.notes, plan.peak_before_bytes, tuple(live),
         )  # fmt: skip
         model = with_record(plan.open_model, plan.record())
         model.metadata_props[KEY] = json.dumps(dataclasses.asdict(beside), separators=(",", ":"), default=_plain)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _check_replaceable(self.path)
             save_model(model, self.path)
         except (OSError, PlanFileError) as error:
             logger.warning("the plan isn't kept in %s (%s): %s", self.path.parent, FOLDER, error)
@@ -123,6 +127,7 @@ class Entry:
             return None
         try:
             said = decode(_Refusal, json.loads(self.refusal.read_text()))
+            _check_own(said.entry, self.refusal)
         except (OSError, ValueError, RecursionError) as error:
             logger.warning("%s is planned anew: %s", self.refusal, error)
             return None
@@ -132,9 +137,10 @@ class Entry:
 
     def write_refusal(self, error: BudgetError) -> None:
         """Keep why there is no plan. Where that can't be done a warning is logged."""
-        said = json.dumps(dataclasses.asdict(_Refusal(error.smallest, error.lower_bound, error.hint))).encode()
+        refusal = _Refusal(self.refusal.stem, error.smallest, error.lower_bound, error.hint)
+        said = json.dumps(dataclasses.asdict(refusal)).encode()
         try:
-            self.refusal.parent.mkdir(parents=True, exist_ok=True)
+            _check_replaceable(self.refusal)
             write_whole(self.refusal, lambda target: target.write(said))
         except OSError as reason:
             logger.warning("the refusal isn't kept in %s (%s): %s", self.refusal.parent, FOLDER, reason)
@@ -161,6 +167,18 @@ def entry(source: Source | Model, options: Options, device: Device) -> Entry | N
     digest.update(repr((model.name, either("keywords", "flags"))).encode())
     parent = Path(folder).expanduser() / name[:2]
     return Entry(parent / f"{name}.onnx", parent / f"{digest.hexdigest()}.refused.json", options.budget_bytes)
+
+
+def _check_own(digest: str, path: Path) -> None:
+    if digest != path.stem:
+        raise ValueError("it was kept for another model, or for other options")
+
+
+def _check_replaceable(path: Path) -> None:
+    """Check that an entry may be written, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # a pipe, say: writing would wait for who reads it
+        raise OSError(f"{path.name} is there, and is no file")
 
 
 def _plain(number: Any) -> int | float:
@@ -194,7 +212,14 @@ def _versions() -> str:
     digest, folder = hashlib.sha256(), Path(__file__).parent.parent
     for file in sorted(folder.rglob("*.py")):
         digest.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
-    return " ".join((digest.hexdigest(), sys.version, *(f"{name} {metadata.version(name)}" for name in LIBRARIES)))
+    return " ".join((digest.hexdigest(), sys.version, *map(_version, LIBRARIES)))
+
+
+def _version(library: str) -> str:
+    try:
+        return f"{library} {metadata.version(library)}"
+    except metadata.PackageNotFoundError:  # an extra
+        return f"no {library}"
 
 
 def _machine(device: Device) -> str:

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Unpack
 
 from memonger.errors import PlanError
@@ -13,16 +12,14 @@ from memonger.model.emitter import collecting_later
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
-from memonger.planning import certificate
 from memonger.planning.at_size import Changes
-from memonger.planning.certificate import Beyond
 from memonger.planning.fit_chunks import InChunks
 from memonger.planning.names import Strategy
 from memonger.planning.options import Keywords, Options, combine, takes_options, without_ranges
 from memonger.planning.search_plan import device_of
-from memonger.planning.sizing import Attempt, Sizing
+from memonger.planning.sizing import Attempt, Beyond, Sizing
 from memonger.units import MOST_POINTS, in_bytes, whole
-from memonger.words import option
+from memonger.words import either, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +50,14 @@ class Fit:
         vary: The dimension: ``batch``, its name or its place.
         size: The largest size that was found to fit; 0 if none was.
         plan: The plan of that size; None if there is none.
-        lower_bound_bytes: No plan of that size takes less, whatever its order and whatever it recomputes.
+        lower_bound_bytes: No plan of that size takes less, whatever its order and whatever it recomputes, under the
+            switches that ``bound_holds_for`` names.
         beyond: What is known of one size more; of the smallest size if none fits; None if there is no larger size.
         tried: Every size that was planned from the model itself, with the smallest total found.
         frontier: Plans of several sizes, the largest last.
         seconds: What all this took.
         strategy: What decided what is recomputed. With ``none`` the bounds are for plans that recompute nothing.
-        source: Where the model came from.
         options: The options of the plan.
-        changes: What was done to the model before it was planned.
     """
 
     memory: int
@@ -74,19 +70,12 @@ class Fit:
     frontier: tuple[Point, ...] = ()
     seconds: float
     strategy: Strategy
-    source: Source | Model = field(repr=False)
     options: Options = field(repr=False)
-    changes: Changes = field(default_factory=Changes)
 
     @property
     def fits(self) -> bool:
         """Whether any size fits."""
         return self.plan is not None
-
-    @property
-    def train_mode(self) -> bool:
-        """Whether BatchNormalization and Dropout were turned into training form first."""
-        return self.changes.train_mode
 
     @property
     def total_bytes(self) -> int | None:
@@ -103,31 +92,16 @@ class Fit:
         """Whether the bounds are for plans in which nodes may run again, too."""
         return self.strategy != "none"
 
-    def save_certificate(self, path: str | Path, planned: str | Path | None) -> None:
-        """Write what `memonger verify` checks this answer with.
-
-        Args:
-            path: The file to write.
-            planned: Where the plan was saved; None if there is none, as nothing fits.
-
-        Raises:
-            PlanError: the model didn't come from a file, or an option can't be written down.
-            PlanFileError: the planned file isn't this plan's.
-        """
-        if not isinstance(self.source, str | Path):
-            raise PlanError("a certificate names the model's file: give memonger.fit a path.")
-        if self.options.chunks != "off":
-            raise PlanError(f"there are no certificates of plans with chunks: say {option('chunks', 'off')}.")
-        answer = certificate.Answer(
-            memory=self.memory,
-            vary=self.vary,
-            size=self.size,
-            recomputes=self.recomputes,
-            total_bytes=self.total_bytes,
-            beyond=self.beyond,
-            recipe=certificate.recipe(self.options, self.changes),
+    @property
+    def bound_holds_for(self) -> tuple[str, ...]:
+        """Switches of the options that the lower bounds are for: another choice may take less."""
+        sharing = self.options.sharing
+        off = [each.name for each in dataclasses.fields(sharing) if not getattr(sharing, each.name)]
+        return (
+            *([option("chunks", "off")] if self.options.chunks == "off" else ()),
+            *(() if self.recomputes else [option("strategy", "none")]),
+            *(either(f"Sharing({name}=False)", f"--no-{name}") for name in off),
         )
-        certificate.write(Path(path), answer, Path(self.source), None if planned is None else Path(planned))
 
 
 @takes_options("budget", chunks="off")
@@ -145,8 +119,7 @@ def fit(
     """The largest size of a dimension with which a model fits into a memory, with its plan.
 
     With ``chunks="auto"`` sizes above the largest that fits without chunks are planned with them, each from the model
-    itself, as `memonger.search_plan` does. What no plan takes less than is known for nodes that run whole alone: there
-    are no certificates of plans with chunks.
+    itself, as `memonger.search_plan` does. What no plan takes less than is known for nodes that run whole alone.
 
     Args:
         source: What `memonger.load` takes, with a dimension that is open.
@@ -208,10 +181,8 @@ def _answer(sizing: Sizing, frontier: int) -> Fit:
         tried={size: each.total for size, each in sorted(sizing.attempts.items()) if each.total is not None},
         frontier=points,
         seconds=time.perf_counter() - sizing.begin,
-        source=sizing.source,
         strategy=sizing.strategy,
         options=dataclasses.replace(sizing.options, mode=sizing.mode),
-        changes=sizing.changes,
     )
 
 

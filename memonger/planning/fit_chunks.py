@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.plan import Plan
-from memonger.planning.certificate import Beyond
 from memonger.planning.search_plan import Job, finish, in_chunks, solve
-from memonger.planning.sizing import Sizing
+from memonger.planning.sizing import Beyond, Sizing
 from memonger.units import MOST_BATCH
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.graph.liveness import assign_storage, needed_bytes
@@ -17,7 +18,6 @@ from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan, parameter_bytes
 from memonger.planning.at_size import Changes, lower, lower_bound
-from memonger.planning.certificate import Beyond
 from memonger.planning.course import Course
 from memonger.planning.decide import Solution, decide, orders_of, total_bytes
 from memonger.planning.dimension import open_dimension
@@ -45,6 +45,27 @@ _TRUSTED = 3
 
 _USUAL = {"lower": 6, "search": 4}
 """How often each kind of step is done for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What is known of the smallest size that wasn't found to fit.
+
+    Attributes:
+        size: The size.
+        status: ``proven``: it doesn't fit, whatever the schedule. ``open``: no plan that fits was found. ``refused``:
+            the model can't have this size, or this machine can't measure it, whatever the memory.
+        total_bytes: The smallest total of a plan that was found; None if refused.
+        lower_bound_bytes: No plan of this size takes less, under the switches that `Fit.bound_holds_for` names; None if
+            refused.
+        reason: Why it is refused, in words.
+    """
+
+    size: int
+    status: Literal["proven", "open", "refused"]
+    total_bytes: int | None = None
+    lower_bound_bytes: int | None = None
+    reason: str = ""
 
 
 @dataclass(slots=True)

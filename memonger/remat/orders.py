@@ -84,7 +84,7 @@ class _Waiting:
             done[node] = True
             changed = self._run(node, len(order))
             order.append(node)
-            for other in changed:
+            for other in dict.fromkeys(changed):  # a node may read thousands of what was just written
                 if not done[other] and not self.missing[other]:
                     heapq.heappush(heap, (key(other), other))
         return tuple(order)

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from memonger.planning.certificate import Certificate
 from memonger.planning.fit import Fit
 from memonger.report.chunks import chunks_lines
 from memonger.report.summary import plan_record
@@ -14,14 +13,13 @@ from memonger.report.text import table_of
 from memonger.units import format_size, in_full
 
 
-def fit_record(fit: Fit, model: str, output: str | None, certificate: str | None) -> dict[str, Any]:
+def fit_record(fit: Fit, model: str, output: str | None) -> dict[str, Any]:
     """Every figure of an answer; sizes are bytes.
 
     Args:
         fit: The answer.
         model: Where the model came from.
         output: Where the planned model was written, if it was.
-        certificate: Where the certificate was written, if it was.
     """
     return {
         "model": model,
@@ -33,13 +31,13 @@ def fit_record(fit: Fit, model: str, output: str | None, certificate: str | None
         "lower_bound_bytes": fit.lower_bound_bytes,
         "overhead": fit.overhead,
         "strategy": fit.strategy,
+        "bound_holds_for": list(fit.bound_holds_for),
         "beyond": None if fit.beyond is None else dataclasses.asdict(fit.beyond),
         "tried": [{"size": size, "total_bytes": total} for size, total in fit.tried.items()],
         "frontier": [dataclasses.asdict(point) for point in fit.frontier],
         "seconds": fit.seconds,
         "plan": None if fit.plan is None else plan_record(fit.plan, model, output),
         "output": output,
-        "certificate": certificate,
     }
 
 
@@ -77,11 +75,12 @@ def _beyond(fit: Fit) -> str:
     least = format_size(beyond.lower_bound_bytes)
     if beyond.status == "proven":
         over = in_full(beyond.lower_bound_bytes - fit.memory)
-        return f"{what} doesn't, proven: {_every(fit.recomputes)} takes at least {least}, {over} too much."
+        return f"{what} doesn't, proven: {_every(fit.recomputes)} takes at least {least}, {over} too much{_holds(fit)}."
     assert beyond.total_bytes is not None
     return (
         f"{what} is open: the smallest plan found takes {format_size(beyond.total_bytes)}, "
-        f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit.recomputes)} takes at least {least}."
+        f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit.recomputes)} takes at least "
+        f"{least}{_holds(fit)}."
     )
 
 
@@ -90,6 +89,11 @@ def _every(recomputes: bool) -> str:
     return (
         "every plan, in any order and whatever it recomputes," if recomputes else "every plan that recomputes nothing"
     )
+
+
+def _holds(fit: Fit) -> str:
+    """The switches that a lower bound is for."""
+    return f" ({', '.join(fit.bound_holds_for)})" if fit.bound_holds_for else ""
 
 
 def sizes_table(fit: Fit) -> Table:
@@ -102,36 +106,3 @@ def sizes_table(fit: Fit) -> Table:
             "not measured" if seconds is None else f"{seconds * 1e3:.1f} ms", "" if rate is None else f"{rate:.1f}",
         )  # fmt: skip
     return table
-
-
-def certificate_record(certificate: Certificate, path: str) -> dict[str, Any]:
-    """What a certificate that was checked says, for ``--json``."""
-    beyond = certificate.beyond
-    return {
-        "certificate": path,
-        "verified": True,
-        "model": certificate.model,
-        "planned": certificate.planned,
-        "memory": certificate.memory,
-        "vary": certificate.vary,
-        "size": certificate.size,
-        "total_bytes": certificate.total_bytes,
-        "beyond": None if beyond is None else {"size": beyond.size, "status": beyond.status},
-    }
-
-
-def certificate_line(certificate: Certificate) -> str:
-    """What was checked, in a sentence."""
-    memory, beyond = in_full(certificate.memory), certificate.beyond
-    said = f"nothing fits {memory}"
-    if certificate.total_bytes is not None:
-        said = f"{certificate.vary} {certificate.size} fits {memory}"
-        said += f": the plan is correct and takes {certificate.total_bytes}"
-    if beyond is None:
-        return f"{said}."
-    more = {
-        "proven": f"doesn't fit, by the lower bound of {_every(certificate.recomputes).rstrip(',')}",
-        "refused": "is refused by the model itself",
-        "open": "is open",
-    }[beyond.status]
-    return f"{said}; {certificate.vary} {beyond.size} {more}."

@@ -155,7 +155,7 @@ def check_host_memory(arena: int, workspace: int) -> None:
     Raises:
         SessionError: it hasn't.
     """
-    total = _host_memory()
+    total = host_memory()
     for what, size in (("an arena", arena), ("workspace", workspace)):
         if total and size > total:
             raise SessionError(
@@ -163,7 +163,7 @@ def check_host_memory(arena: int, workspace: int) -> None:
             )
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
     """Bytes of memory and of swap space; 0 where the system doesn't say."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

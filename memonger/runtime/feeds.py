@@ -219,9 +219,13 @@ def shape_of(feed: Feed) -> tuple[int, ...] | None:
 
 
 def described(feed: Feed) -> tuple[ir.DataType | None, tuple[int, ...] | None]:
-    """Element type and shape of a tensor."""
+    """Element type and shape of a tensor; no type of an array that is of none of ONNX's, or has its bytes swapped."""
     if isinstance(feed, np.ndarray):
-        return (None if feed.dtype.kind in "OUS" else ir.DataType.from_numpy(feed.dtype)), tuple(feed.shape)
+        try:
+            dtype = None if feed.dtype.kind in "OUS" else ir.DataType.from_numpy(feed.dtype)
+        except TypeError:
+            dtype = None
+        return dtype, tuple(feed.shape)
     shape = shape_of(feed)
     return (None, None) if shape is None else (ir.DataType(feed.element_type()), shape)
 

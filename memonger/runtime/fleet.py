@@ -1,12 +1,26 @@
-"""Several planned models that share arenas, workspace and equal weights, within a limit of memory."""
+"""Several planned models that share arenas, workspace and equal weights, within a limit of memory.
+
+**Turns.** A run needs its models in memory and an arena; it gets all of it at once, or waits and holds nothing
+(`_Turn`). So nobody holds what another waits for. Whoever gives something back serves those who wait: the first one
+first, and one that can't be served now is overtaken a few times at most.
+
+**Locks**, in the order in which they are taken; no thread takes one that stands before another that it holds:
+
+1. ``_adding``: for the whole of an `Fleet.add`, so that one follows the other.
+2. ``_loading``: while a model is loaded, after those that were let go have ended.
+3. ``_changed`` (``_lock``): all that is counted here, for a few lines at a time. Threads wait on it, or on the
+   condition of their turn, which has the same lock; they hold no other meanwhile, but for ``_adding``.
+4. The lock of an arena that nobody runs in, to give its pages back.
+
+A run itself holds the locks of its model and arena (`memonger.runtime.places.Place.run`), and takes none of these.
+"""
 
 import dataclasses
 import hashlib
-import queue
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +48,10 @@ from memonger.words import quoted
 Source = Plan | str | Path | Sequence[Plan | str | Path]
 
 
+MOST_OVERTAKEN = 16
+"""Runs that are served at most before an older one that waits for room."""
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """Plans under one or several names, loaded or not.
@@ -48,7 +66,8 @@ class _Member:
         checked: Whether an earlier load was seen to run the planned order: what onnxruntime's profiler takes for that
             stays with the process.
         model: Loaded; None where it was let go.
-        users: Runs that are under way, or wait for an arena.
+        is_loading: Whether a thread is loading it.
+        users: Turns that have it, and so keep it.
         used: Number of the last run.
         runs: How many there were.
     """
@@ -61,9 +80,41 @@ class _Member:
     outputs: Mapping[str, ArenaTensor | None]
     checked: bool = False
     model: LoadedModel | None = None
+    is_loading: bool = False
     users: int = 0
     used: int = 0
-    runs: int = field(default=0)
+    runs: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """Models that stay in memory for a while, for a run an arena as well: had at once, or not at all.
+
+    Attributes:
+        names: Of the models.
+        settled: Notified when the turn is served or refused; None as long as nobody waits.
+        added: What the only name will stand for; None for models that are there.
+        pipeline: One whose memory is taken with this turn, for good.
+        is_run: Whether an arena is needed.
+        members: Those that the turn has, by name; empty while it waits.
+        place: The arena that it has.
+        refusal: Why it can't be served, ever.
+        overtaken: How many were served before it that came later.
+    """
+
+    names: tuple[str, ...]
+    added: _Member | None = None
+    pipeline: Pipeline | None = None
+    is_run: bool = False
+    settled: threading.Condition | None = None
+    members: dict[str, _Member] = field(default_factory=dict)
+    place: Place | None = None
+    refusal: SessionError | None = None
+    overtaken: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return not self.members and self.refusal is None
 
 
 class FleetModel:
@@ -100,7 +151,7 @@ class FleetModel:
             SessionError: as `memonger.Session.run`; the fleet is closed, or has no such model any more; it was let go,
                 and its file has changed or its memory isn't there again.
         """
-        with self._fleet._running([self.name]) as (place, (model,)):
+        with self._fleet._running((self.name,)) as (place, (model,)):
             return place.run(model, inputs, outputs)
 
 
@@ -118,8 +169,8 @@ class Fleet:
         arenas: How many runs may go on at once.
         limit: Most bytes that `memory` may come to, such as ``512MiB``; None for no limit. A model that doesn't fit
             makes others go that were given as paths and aren't running, the least recently used ones first; they are
-            loaded again when they are run. Where that isn't enough it is refused.
-        wait: Seconds that a run waits for an arena at most; None: as long as it takes.
+            loaded again when they are run. One that can't fit even so is refused.
+        wait: Seconds that a run waits at most for an arena, and for room where others run; None: as long as it takes.
         intra_op_threads: Threads within a node; 0 is each plan's own setting.
         check_order: As in `memonger.Session`.
         check_weights: As in `memonger.Session`.
@@ -151,11 +202,15 @@ class Fleet:
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
         self._weights, self._runs, self._is_closed = SharedWeights(), 0, False
         self.waiting = Waiting()
-        self._loading, self._changed = threading.Lock(), threading.Condition()
+        self._adding, self._loading, self._lock = threading.Lock(), threading.Lock(), threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._queue: list[_Turn] = []
+        self._served = 0  # turns that have what they need
+        self._present: dict[_Member, None] = {}  # loaded, or about to be
+        self._largest = 0  # bytes of the arena that one of these needs
+        self._leaving: list[LoadedModel] = []  # let go, and not ended yet
         self._places = [Place(CPU, 0) for _ in range(self._count)]
-        self._free: queue.LifoQueue[Place] = queue.LifoQueue()
-        for place in self._places:
-            self._free.put(place)
+        self._free = list(self._places)
         self._idle = IdleRelease(self, idle_release)
         for name, plan in (plans or {}).items():
             self.add(name, plan)
@@ -205,17 +260,19 @@ class Fleet:
         """
         if not isinstance(name, str) or not name:
             raise SessionError(f"a model of a fleet needs a name, not {name!r}.")
-        with self._loading:
+        with self._adding:
             self._check_open()
             if name in self._members:
                 raise SessionError(f"the fleet has a model '{name}' already: take another name, or remove it first.")
             plans = _checked(plan, self._check_weights)
             new = _member_of(plans, plan, pad)
-            member = next((one for one in self._members.values() if one.key == new.key), new)
-            if member.model is None:
-                self._load(member, name, plans)
             with self._changed:
-                self._members[name] = member
+                member = next((one for one in self._members.values() if one.key == new.key), new)
+            with self._turn((name,), added=member) as turn:
+                self._load(turn, plans)
+                with self._changed:
+                    self._check_open()
+                    self._members[name] = member
         return FleetModel(self, name)
 
     def remove(self, name: str) -> None:
@@ -227,12 +284,12 @@ class Fleet:
         with self._changed:
             member = self._member(name)
             del self._members[name]
-            if member in self._members.values():
+            self._serve()  # those who wait for it are told
+            self._changed.wait_for(lambda: not member.users or self._is_named(member))
+            if self._is_named(member):
                 return
-            self._changed.wait_for(lambda: not member.users)
-        with self._loading:
             self._let_go(member)
-        self.release()
+        self._end_leaving()
 
     def pipeline(self, reads: Mapping[str, Mapping[str, str]]) -> Pipeline:
         """Models that run one after the other in one arena; what one computes for another stays beside it.
@@ -243,8 +300,9 @@ class Fleet:
                 one is meant.
 
         Raises:
-            SessionError: there is no such model, input or output; an output has no fixed shape; what is kept between
-                the models doesn't fit the limit.
+            SessionError: there is no such model, input or output; an output has no fixed shape; the models and what is
+                kept between them don't fit the limit together.
+            BusyError: there wasn't room in time, as others run.
         """
         members = {name: self._member(name) for name in reads}
         if not members:
@@ -253,18 +311,13 @@ class Fleet:
             reads, {n: m.inputs for n, m in members.items()}, {n: m.outputs for n, m in members.items()}
         )
         made = Pipeline(steps, kept, tuple(list(members.values())[-1].outputs), self._running)
-        needed = self.memory().total + self._count * made.nbytes
-        if self._limit is not None and needed > self._limit:
-            raise SessionError(
-                f"the pipeline doesn't fit: the fleet would take {in_full(needed)}, and its limit is "
-                f"{in_full(self._limit)}."
-            )
-        self._pipelines.add(made)
-        return made
+        with self._turn(tuple(reads), pipeline=made):
+            return made
 
     def memory(self) -> FleetMemory:
         """What the fleet is planned to take with the models that are loaded now."""
-        return self._memory([member for member in set(self._members.values()) if member.model is not None])
+        with self._changed:
+            return self._memory(self._present)
 
     def metrics(self) -> str:
         """Figures in Prometheus' text format: bytes, who waits for an arena and for how long, runs of each model."""
@@ -272,7 +325,8 @@ class Fleet:
 
     def figures(self) -> list[Figure]:
         """What `metrics` says, each figure apart."""
-        members = sorted(self._members.items())
+        with self._changed:
+            members = sorted(self._members.items())
         loaded = {name: int(member.model is not None) for name, member in members}
         return [
             Figure("memonger_bytes", "What the fleet is planned to take.", "of", dataclasses.asdict(self.memory())),
@@ -296,13 +350,13 @@ class Fleet:
             if self._is_closed:
                 return
             self._is_closed = True
-            members = set(self._members.values())
-            self._changed.wait_for(lambda: not any(member.users for member in members))
+            self._serve()  # those who wait are told
+            self._changed.wait_for(lambda: not self._served)
             self._members.clear()
-        self._idle.end()
-        with self._loading:
-            for member in members:
+            for member in tuple(self._present):
                 self._let_go(member)
+        self._idle.end()
+        self._end_leaving()
         self.release()
         process_memory.settle()
 
@@ -317,130 +371,232 @@ class Fleet:
             raise SessionError(shown(f"the fleet has no model {name!r}; it has {quoted(self._members)}."))
         return member
 
-    def _memory(self, members: Sequence[_Member]) -> FleetMemory:
-        kept = sum(pipeline.nbytes for pipeline in self._pipelines)
-        return memory_of([member.need for member in members], self._count, kept)
+    def _is_named(self, member: _Member) -> bool:
+        return member in self._members.values()
 
-    def _load(self, member: _Member, name: str, plans: Sequence[Plan]) -> None:
-        """Load a model, within the limit."""
-        self._make_room(member, name)
-        ort.shrink_host_memory()  # or the workspace that was large enough so far would stay beside a larger one
-        member.model = LoadedModel(
-            plans, CPU, threads=self._threads or plans[0].threads, pad=member.pad, lending=self._weights,
-            at_once=self._count, check_order=self._check_order and not member.checked,
-            limit=None if self._limit is None else member.need.own,
-        )  # fmt: skip
-
-    def _make_room(self, wanted: _Member, name: str) -> None:
-        """Let models go until another fits the limit: none if that wouldn't do.
+    @contextmanager
+    def _running(self, names: Iterable[str]) -> Iterator[tuple[Place, list[LoadedModel]]]:
+        """An arena, and models to run in it.
 
         Raises:
-            SessionError: it doesn't fit, and how many bytes are needed; what could go was running for too long.
+            BusyError: no arena was free in time, or there was no room.
+            SessionError: a model doesn't fit, isn't there, or can't be loaded again.
         """
-        with self._changed:
-            self._check_fits(wanted, name)
-            if not self._changed.wait_for(lambda: self._to_let_go(wanted) is not None, self._wait):
-                raise BusyError(f"there was no room for '{name}' within {self._wait} s: models that run hold it.")
-            gone = self._to_let_go(wanted) or []
-            models = [member.model for member in gone]
-            for member in gone:
-                member.checked = member.checked or _is_checked(member)
-                member.model = None
-        for model in models:
-            self._end(model)
-        if gone:
-            self.release()
-            process_memory.give_back()  # pieces that were freed among others add up to megabytes in hundreds of loads
+        with self._idle, self._turn(tuple(names), is_run=True) as turn:
+            self._load(turn)
+            assert turn.place is not None
+            yield turn.place, [model for one in turn.members.values() if (model := one.model) is not None]
 
-    def _check_fits(self, wanted: _Member, name: str) -> None:
-        """Check that a model fits the limit once all is gone that may go."""
-        staying = [one for one in set(self._members.values()) if one.model is not None and one.source is None]
-        needed = self._memory([*staying, wanted]).total
+    @contextmanager
+    def _turn(
+        self,
+        names: tuple[str, ...],
+        *,
+        added: _Member | None = None,
+        pipeline: Pipeline | None = None,
+        is_run: bool = False,
+    ) -> Iterator[_Turn]:
+        """A turn that is served, for the time of the block; see `_Turn`."""
+        turn = _Turn(names, added, pipeline, is_run)
+        try:
+            with self.waiting.counted() if is_run else nullcontext(), self._changed:
+                self._queue.append(turn)
+                try:
+                    self._serve()
+                    if turn.waits:
+                        turn.settled = threading.Condition(self._lock)
+                        turn.settled.wait_for(lambda: not turn.waits, self._wait)
+                    if turn.waits:
+                        self._try(turn)  # nobody is turned away while what it needs is free, whoever waits before it
+                    if turn.refusal is not None:
+                        raise turn.refusal
+                    if turn.waits:
+                        raise BusyError(self._why_busy(turn))
+                finally:
+                    if turn in self._queue:
+                        self._queue.remove(turn)  # before the lock is free: nobody serves it any more
+            yield turn
+        finally:
+            with self._changed:
+                self._end(turn)
+
+    def _serve(self) -> None:
+        """Serve those who wait, as far as there is what they need."""
+        before: list[_Turn] = []
+        for turn in tuple(self._queue):
+            if before and before[0].overtaken >= MOST_OVERTAKEN:
+                return  # nobody else was overtaken more often
+            self._try(turn)
+            if turn.waits:
+                before.append(turn)
+            elif turn.members:
+                for one in before:
+                    one.overtaken += 1
+
+    def _try(self, turn: _Turn) -> None:
+        """Serve a turn, or refuse it if it can never be served; it waits where neither can be said."""
+        try:
+            wanted = {n: turn.added if turn.added is not None else self._member(n) for n in turn.names}
+            self._check_open()
+            gone = self._to_let_go(turn, wanted)
+        except SessionError as error:
+            turn.refusal = error
+        else:
+            if gone is None or (turn.is_run and not self._free):
+                return
+            for member in gone:
+                self._let_go(member)
+            for member in set(wanted.values()):
+                member.users += 1
+                self._present[member] = None
+                self._largest = max(self._largest, member.need.arena)
+            if turn.is_run:
+                turn.place = self._free.pop()
+            if turn.pipeline is not None:
+                self._pipelines.add(turn.pipeline)
+            self._served += 1
+            turn.members = wanted
+        self._queue.remove(turn)
+        if turn.settled is not None:
+            turn.settled.notify_all()
+
+    def _end(self, turn: _Turn) -> None:
+        """Give back what a turn has, to those who wait."""
+        if turn.members:
+            self._served -= 1
+            self._runs += 1
+            for member in set(turn.members.values()):
+                member.users -= 1
+                if turn.is_run:
+                    member.used, member.runs = self._runs, member.runs + 1
+                if not member.users and (member.model is None or not self._is_named(member)):
+                    self._let_go(member)
+        if turn.place is not None:
+            self._free.append(turn.place)
+            if turn.place.touched > self._largest:
+                turn.place.release()
+        self._serve()
+        self._changed.notify_all()
+
+    def _to_let_go(self, turn: _Turn, wanted: Mapping[str, _Member]) -> list[_Member] | None:
+        """The members to let go for a turn, the least recently used first; None if that isn't enough now.
+
+        Raises:
+            SessionError: it never is, and how many bytes are needed.
+        """
+        if self._limit is None or (turn.pipeline is None and all(one in self._present for one in wanted.values())):
+            return []
+        kept = 0 if turn.pipeline is None else turn.pipeline.nbytes
+        staying = {**self._present, **dict.fromkeys(wanted.values())}
+        idle = [one for one in staying if one.source is not None and not one.users and one not in wanted.values()]
+        idle.sort(key=lambda one: one.used)
+        gone = list[_Member]()
+        while self._memory(staying, kept).total + self._beyond(staying) > self._limit:
+            if not idle:
+                self._check_fits(turn, wanted, kept)
+                return None
+            gone.append(idle.pop(0))
+            del staying[gone[-1]]
+        return gone
+
+    def _check_fits(self, turn: _Turn, wanted: Mapping[str, _Member], kept: int) -> None:
+        """Check that models fit the limit once all is gone that may go."""
+        staying = [one for one in self._present if one.source is None and one not in wanted.values()]
+        needed = self._memory([*staying, *set(wanted.values())], kept).total
         if self._limit is not None and needed > self._limit:
             others = f" with {len(staying)} that weren't given as paths, and so stay" if staying else ""
+            together = f"the pipeline of {quoted(wanted)} doesn't" if len(wanted) > 1 else f"{quoted(wanted)} doesn't"
             raise SessionError(
-                f"'{name}' doesn't fit: the fleet would take {in_full(needed)}{others}, and its limit is "
+                f"{together} fit: the fleet would take {in_full(needed)}{others}, and its limit is "
                 f"{in_full(self._limit)}. Nothing was loaded or let go."
             )
 
-    def _to_let_go(self, wanted: _Member) -> list[_Member] | None:
-        """The members to let go for another, the least recently used first; None if that isn't enough now."""
-        staying = [*(one for one in set(self._members.values()) if one.model is not None), wanted]
-        idle = sorted((m for m in staying[:-1] if m.source is not None and not m.users), key=lambda m: m.used)
-        gone = list[_Member]()
-        while self._limit is not None and self._memory(staying).total > self._limit:
-            if not idle:
-                return None
-            gone.append(idle.pop(0))
-            staying.remove(gone[-1])
-        return gone
+    def _memory(self, members: Iterable[_Member], more: int = 0) -> FleetMemory:
+        """What the fleet takes with these members, and pipelines that keep so many more bytes."""
+        kept = sum(pipeline.nbytes for pipeline in self._pipelines)
+        return memory_of([member.need for member in members], self._count, kept + more)
+
+    def _beyond(self, members: Iterable[_Member]) -> int:
+        """Bytes of arenas in use that were touched for models larger than these; they go when those runs end."""
+        largest = max((member.need.arena for member in members), default=0)
+        return sum(max(0, place.touched - largest) for place in self._places if place not in self._free)
 
     def _let_go(self, member: _Member) -> None:
-        model, member.model = member.model, None
-        self._end(model)
+        """Let a member's memory go, and what free arenas touched for it alone.
 
-    def _end(self, model: LoadedModel | None) -> None:
-        if model is None:
-            return
-        for place in self._places:
-            place.forget(model)
-        model.close()
+        `_end_leaving` ends what was loaded of it, before anything else is loaded.
+        """
+        self._present.pop(member, None)
+        if member.model is not None:
+            member.checked = member.checked or _is_checked(member)
+            self._leaving.append(member.model)
+            member.model = None
+        self._largest = max((one.need.arena for one in self._present), default=0)
+        for place in self._free:
+            if place.touched > self._largest:
+                place.release()
 
-    @contextmanager
-    def _used(self, name: str) -> Iterator[LoadedModel]:
-        """A model for the time of a run: loaded, and not let go meanwhile."""
-        with self._changed:
-            member = self._member(name)
-            member.users += 1
-        try:
-            if member.model is None:
-                self._load_again(member, name)
-            model = member.model
-            assert model is not None
-            yield model
-        finally:
+    def _load(self, turn: _Turn, plans: Sequence[Plan] | None = None) -> None:
+        """Load those of a turn's models that aren't, or wait until the thread has that does it.
+
+        Args:
+            turn: It is served: there is room.
+            plans: Of its only model; None: they are read again.
+        """
+        while any(member.model is None for member in turn.members.values()):  # one that is loaded stays for the turn
             with self._changed:
-                self._runs += 1
-                member.users, member.used, member.runs = member.users - 1, self._runs, member.runs + 1
-                self._changed.notify_all()
+                missing = {n: one for n, one in turn.members.items() if one.model is None}
+                name, member = next((pair for pair in missing.items() if not pair[1].is_loading), ("", None))
+                if member is None:
+                    if missing:
+                        self._changed.wait()
+                    continue
+                member.is_loading = True
+            model = None
+            try:
+                model = self._loaded(name, member, plans)
+            finally:
+                with self._changed:
+                    member.model, member.is_loading = model, False
+                    self._changed.notify_all()
 
-    def _load_again(self, member: _Member, name: str) -> None:
+    def _loaded(self, name: str, member: _Member, plans: Sequence[Plan] | None) -> LoadedModel:
+        self._end_leaving()
         with self._loading:
-            if member.model is None:
+            if plans is None:
                 assert member.source is not None
                 plans = _checked(member.source, self._check_weights)
                 if _key(plans, member.pad) != member.key:
                     raise SessionError(
                         f"the file of '{name}' was changed since it was added: remove it, and add it again."
                     )
-                self._load(member, name, plans)
+            ort.shrink_host_memory()  # or the workspace that was large enough so far would stay beside a larger one
+            return LoadedModel(
+                plans, CPU, threads=self._threads or plans[0].threads, pad=member.pad, lending=self._weights,
+                at_once=self._count, check_order=self._check_order and not member.checked,
+                limit=None if self._limit is None else member.need.own,
+            )  # fmt: skip
 
-    @contextmanager
-    def _place(self) -> Iterator[Place]:
-        """An arena that nobody runs in.
+    def _end_leaving(self) -> None:
+        """End models that were let go."""
+        with self._loading:
+            with self._changed:
+                leaving, self._leaving = self._leaving, []
+            for model in leaving:
+                for place in self._places:
+                    place.forget(model)
+                model.close()
+            if leaving:
+                ort.shrink_host_memory()
+                process_memory.give_back()  # pieces freed among others add up to megabytes in hundreds of loads
 
-        Raises:
-            BusyError: there was none in time.
-        """
-        with self.waiting.counted():
-            try:
-                place = self._free.get(timeout=self._wait) if self._wait != 0 else self._free.get_nowait()
-            except queue.Empty:
-                raise BusyError(
-                    f"no arena was free within {self._wait} s: {self._count} are in use. Give the fleet more "
-                    "(arenas=...), or wait longer (wait=...)."
-                ) from None
-        try:
-            yield place
-        finally:
-            self._free.put(place)
-
-    @contextmanager
-    def _running(self, names: Iterable[str]) -> Iterator[tuple[Place, list[LoadedModel]]]:
-        """An arena, and models to run in it."""
-        with self._idle, ExitStack() as stack:
-            models = [stack.enter_context(self._used(name)) for name in names]
-            yield stack.enter_context(self._place()), models
+    def _why_busy(self, turn: _Turn) -> str:
+        if turn.is_run and not self._free:
+            return (
+                f"no arena was free within {self._wait} s: {self._count} are in use. Give the fleet more "
+                "(arenas=...), or wait longer (wait=...)."
+            )
+        return f"there was no room for {quoted(turn.names)} within {self._wait} s: models that run hold it."
 
 
 def _checked(source: Source, check_weights: bool) -> list[Plan]:

@@ -100,18 +100,32 @@ class KeptState:
         written = {new: (targets[old], old) for old, new in self.state.items() if old not in self.in_place}
         return {"fixed": fixed, "updates": self.in_place, "written": written}
 
-    def step(self, pick: Callable[[int], Binding | None], run: Callable[[Binding], Found]) -> Found | None:
+    def step(
+        self,
+        pick: Callable[[int], Binding | None],
+        run: Callable[[Binding], Found],
+        given: Mapping[str, Any] = _NONE,
+    ) -> Found | None:
         """Run once: the state is the next one afterwards, or the same as before where the run failed.
 
         Args:
             pick: Gives the binding of a turn of the buffers; None where nothing is to run.
             run: Runs a binding; None where nothing has run.
+            given: What the run reads in place of what is kept, by the inputs' names; what it replaces is held until
+                the run has succeeded.
 
         Raises:
             SessionError: the state would be larger than its range, and nothing has run; the run failed, and what is
                 written in place may be lost; it was lost before.
         """
         with self._lock:
+            if given:
+                before = self._replaced(given)
+                try:
+                    return self.step(pick, run)
+                except BaseException:
+                    self._put_back(*before)
+                    raise
             self._check_whole()
             binding = pick(self._turn)
             if binding is None:
@@ -123,6 +137,30 @@ class KeptState:
                 self._turn, self.sizes = 1 - self._turn, sizes
             self._is_torn = False
             return found
+
+    def _replaced(self, given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], Mapping[str, int], bool]:
+        """Take over some inputs; returns what to give `_put_back` where that was wrong."""
+        arrays = {name: np.asarray(array) for name, array in given.items()}
+        self._sizes_of(arrays)
+        before = {name: np.array(self._content(name, self.sizes).array(name)) for name in arrays}
+        sizes, was_torn = self.sizes, self._is_torn
+        self.take(arrays)
+        return before, sizes, was_torn
+
+    def _put_back(self, before: Mapping[str, np.ndarray], sizes: Mapping[str, int], was_torn: bool) -> None:
+        is_whole = self.in_place.keys() <= before.keys()
+        self.sizes, self._is_torn = sizes, was_torn or (self._is_torn and not is_whole)
+        for name, array in before.items():
+            self._content(name, sizes).fill(name, array)
+
+    def sizes_with(self, given: Mapping[str, Any]) -> Mapping[str, int]:
+        """The sizes of the state once some inputs are taken over.
+
+        Raises:
+            SessionError: as `take`.
+        """
+        with self._lock:
+            return self._sizes_of({name: np.asarray(array) for name, array in given.items()}) if given else self.sizes
 
     def _after(self, program: Program, inputs: Mapping[str, Shape | None]) -> dict[str, int]:
         """The sizes after a run of a program with inputs of these shapes."""
@@ -259,20 +297,24 @@ class StatefulBinding:
         return self._last.arena
 
     def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
-        """Run once; `results` gives what came out."""
+        """Run once; `results` gives what came out. Inputs that are state replace what is kept."""
+        given = {name: feed for name, feed in inputs.items() if name in self._kept.state}
+        rest = {name: feed for name, feed in inputs.items() if name not in given} if given else inputs
 
         def pick(turn: int) -> Binding:
             one = self._bindings[turn % len(self._bindings)]
-            return one if isinstance(one, Binding) else one.at(inputs)
+            return one if isinstance(one, Binding) else one.at(rest)
 
         def run(binding: Binding) -> Binding:
-            binding.run(inputs, targets)
+            binding.run(rest, targets)
             return binding
 
-        self._last = self._kept.step(pick, run) or self._last
+        self._last = self._kept.step(pick, run, given) or self._last
 
     def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
-        """See `memonger.runtime.binding.Binding.run_plain`."""
+        """See `memonger.runtime.binding.Binding.run_plain`; None as well where a state is given."""
+        if not self._kept.state.keys().isdisjoint(inputs):
+            return None
 
         def pick(turn: int) -> Binding | None:
             one = self._bindings[turn % len(self._bindings)]

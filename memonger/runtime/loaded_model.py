@@ -37,7 +37,7 @@ class Call:
     Attributes:
         plan: Index of the plan that takes it.
         smaller: How its batch is filled up; None where it isn't.
-        inputs: What the plan reads, by name.
+        inputs: What the plan reads, by name; what replaces a state among them.
         outputs: Tensors of the caller that outputs are written to.
         given: The same as the caller gave them.
     """
@@ -70,6 +70,7 @@ class LoadedModel:
         kept: The state; None where there is none.
         arena_bytes: What an arena needs, for any of the plans.
         workspace_bytes: Most workspace that a node takes beside it.
+        is_closed: Set before it is closed: no run begins any more, and those under way may end.
 
     Raises:
         SessionError: onnxruntime refuses the model, or adds nodes to it; ``pad`` can't be.
@@ -90,7 +91,7 @@ class LoadedModel:
         state: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> None:
-        self.device, self._at_once, self._first_run = device, at_once, threading.Lock()
+        self.device, self._at_once, self._first_run, self.is_closed = device, at_once, threading.Lock(), False
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
         limit = limit_of(plans) if limit is None else limit
@@ -139,15 +140,20 @@ class LoadedModel:
         Raises:
             SessionError: as `memonger.Session.run`, but for what the runtime says.
         """
+        self.check_open()
+        state: dict[str, Any] = {}
+        if self.kept is not None:
+            state = {name: inputs[name] for name in self.kept.state if name in inputs}
+            inputs = {name: feed for name, feed in inputs.items() if name not in state}
         inputs, given = feeding.in_place(inputs, self.device), outputs or {}
         targets = feeding.in_place(given, self.device)
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
         if targets:
-            _check_targets(self._program(index, inputs), targets, smaller.rows if smaller is not None else None)
+            _check_targets(self._program(index, inputs, state), targets, smaller.rows if smaller is not None else None)
         for engine in self._runners[index].engines:
             engine.check_usable()
-        return Call(index, smaller, inputs, targets, given)
+        return Call(index, smaller, {**inputs, **state}, targets, given)
 
     def alone(self, call: Call) -> AbstractContextManager[object]:
         """What no other run may enter meanwhile, where the order of this one is compared with the plan."""
@@ -205,16 +211,25 @@ class LoadedModel:
         planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self.programs]
         raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
 
-    def _program(self, index: int, inputs: feeding.Feeds) -> Program:
+    def _program(self, index: int, inputs: feeding.Feeds, state: Mapping[str, Any]) -> Program:
         """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
         ranged = self._runners[index].ranged
-        kept = self.kept.sizes if self.kept is not None else {}
+        kept = self.kept.sizes_with(state) if self.kept is not None else {}
         return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs, kept))
 
+    def check_open(self) -> None:
+        """Check that it isn't closed.
+
+        Raises:
+            SessionError: it is.
+        """
+        if self.is_closed:
+            raise SessionError("the session is closed: make a new one.")
+
     def close(self) -> None:
-        """End the sessions: weights and all else that they hold go."""
+        """End the sessions, which nobody runs any more: weights and all else that they hold go."""
+        self.is_closed = True
         for engine in self.engines:
-            engine.refused = engine.refused or "the session is closed: make a new one."
             engine.close()
 
 
@@ -319,7 +334,7 @@ def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | Non
         if rows is not None and not isinstance(target, np.ndarray):
             raise SessionError(f"output '{name}' of a batch that is filled up is written to arrays of the host alone.")
         if (dtype, shape) != (tensor.dtype, wanted):
-            given = dtype.numpy() if dtype is not None else type(target).__name__
+            given = dtype.numpy() if dtype is not None else getattr(target, "dtype", type(target).__name__)
             raise SessionError(
                 f"output '{name}' is {tensor.dtype.numpy()}{list(wanted)}, what was given for it is "
                 f"{given}{list(shape or ())}."

@@ -20,11 +20,16 @@ class Place:
         device: Where.
         size: Bytes of the arena; it is replaced by a larger one when a model needs that.
 
+    Attributes:
+        arena: The arena.
+        touched: Bytes of it that runs may have touched since it was last given back.
+
     Raises:
         SessionError: there isn't as much memory.
     """
 
     def __init__(self, device: Device, size: int) -> None:
+        self.touched = 0
         self.arena = backend(device).arena(size)
         self._bound: dict[LoadedModel, list[Bound]] = {}
         self._lock = threading.Lock()
@@ -33,7 +38,7 @@ class Place:
     def _bindings(self, model: LoadedModel) -> list[Bound]:
         if self._is_released:
             self.arena.take_again()
-            max([model, *self._bound], key=lambda one: one.workspace_bytes).reserve()
+            max([model, *tuple(self._bound)], key=lambda one: one.workspace_bytes).reserve()
             self._is_released = False
         if model.arena_bytes > self.arena.size:
             self.arena = backend(self.arena.device).arena(model.arena_bytes)
@@ -48,12 +53,14 @@ class Place:
         """Run a model here; see `memonger.Session.run`."""
         if not outputs:
             with self._lock:
-                for bound in () if self._is_released else self._bound.get(model, ()):
+                for bound in () if self._is_released or model.is_closed else self._bound.get(model, ()):
                     found = bound.run_plain(inputs, copy)
                     if found is not None:
                         return found
         call = model.checked(inputs, outputs)
         with model.alone(call), self._lock:
+            model.check_open()  # it may have been closed since the call was checked
+            self.touched = max(self.touched, model.arena_bytes)
             return model.run(call, self._bindings(model), copy)
 
     def bind(self, model: LoadedModel) -> None:
@@ -62,19 +69,18 @@ class Place:
             self._bindings(model)
 
     def forget(self, model: LoadedModel) -> None:
-        """Drop what was bound of a model."""
-        with self._lock:
-            self._bound.pop(model, None)
+        """Drop what was bound of a model that doesn't run any more, whatever runs here meanwhile."""
+        self._bound.pop(model, None)
 
     def release(self) -> None:
         """Give the arena's memory back to the system, once no run is under way; the next run takes it again."""
         with self._lock:
             if not self._is_released:
-                for bound in self._bound.values():
+                for bound in tuple(self._bound.values()):
                     for one in bound:
                         one.forget_results()
                 self.arena.discard()
-                self._is_released = True
+                self._is_released, self.touched = True, 0
                 if not self.arena.device.is_host:
                     self._bound.clear()  # it will lie elsewhere
 

@@ -102,6 +102,7 @@ class Session:
             cuda_graph=cuda_graph, pad=pad, state=_state(plans, state, threads, pad),
         )  # fmt: skip
         self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
+        self._making = threading.Lock()  # held while a place is made, which `close` has to know of
         self._shared = self._new_place() if threads == "lock" else None
         self._idle = IdleRelease(self, idle_release)
 
@@ -166,19 +167,11 @@ class Session:
                 the planned order.
         """
         with self._idle:
-            results = self._place().run(self._model, self._without_state(inputs), outputs, copy)
+            results = self._place().run(self._model, inputs, outputs, copy)
         if self._maps and copy:
             made = {name: keys for name, keys in self._maps.items() if name not in (outputs or {})}
             results |= {name: as_maps(results[name], keys) for name, keys in made.items()}
         return results
-
-    def _without_state(self, inputs: feeding.Feeds) -> feeding.Feeds:
-        """The other inputs, once those of the state are taken over."""
-        kept = self._model.kept
-        if kept is None or kept.state.keys().isdisjoint(inputs):
-            return inputs
-        kept.take({name: feed for name, feed in inputs.items() if name in kept.state})
-        return {name: feed for name, feed in inputs.items() if name not in kept.state}
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of what is kept between runs, by the inputs' names; empty without a state.
@@ -209,16 +202,18 @@ class Session:
         Waits for a run that is under way. What ``copy=False`` returned isn't valid any more. Weights stay; see `close`.
         On a CUDA device the workspace stays as well.
         """
-        for place in list(self._places):
+        for place in self._all_places():
             place.release()
         if self.device.is_host:
             ort.shrink_host_memory()
 
     def close(self) -> None:
-        """Give everything back, weights as well. The session doesn't run any more."""
+        """Give everything back, weights as well, once the runs that are under way are over. No other begins."""
+        with self._making:
+            self._model.is_closed = True
         self._idle.end()
-        self.release()
-        for place in list(self._places):
+        self.release()  # waits for runs
+        for place in self._all_places():
             place.forget(self._model)
         self._model.close()
         process_memory.settle()
@@ -240,10 +235,16 @@ class Session:
         return place
 
     def _new_place(self) -> Place:
-        place = Place(self.device, self._model.arena_bytes)
-        place.bind(self._model)
-        self._places.add(place)
-        return place
+        with self._making:
+            self._model.check_open()
+            place = Place(self.device, self._model.arena_bytes)
+            place.bind(self._model)
+            self._places.add(place)
+            return place
+
+    def _all_places(self) -> list[Place]:
+        with self._making:
+            return list(self._places)
 
 
 def _check_threads(threads: object) -> None:

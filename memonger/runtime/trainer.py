@@ -611,4 +611,8 @@ def _tensor(name: str, value: ir.Value) -> ArenaTensor:
 def _default(model: ir.Model, roles: Training, role: str) -> float | None:
     """What a scalar is where a session isn't told."""
     value = model.graph.initializers.get(roles.scalars.get(role, ""))
-    return None if value is None or value.const_value is None else float(value.const_value.numpy())
+    if value is None or value.const_value is None:
+        return None
+    if value.const_value.size != 1:
+        raise SessionError(f"'{value.name}', the {role}, is {list(value.const_value.shape)}, not one number.")
+    return float(value.const_value.numpy().item())

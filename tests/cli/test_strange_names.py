@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 import memonger
 from memonger.cli import commands
+from memonger.export import export
 from memonger.units import shown
 
 STRANGE = "\x1b[31m\nmemonger: fine\u202e\u2028\x07[bold]:smile:\x9b"
@@ -89,3 +90,20 @@ def test_scratch_of_nodes_with_strange_names() -> None:
     assert len(set(scratch)) == 1, scratch
     assert scratch[0]
     memonger.Session(plan).run({"x": np.ones((1, 8, 32, 32), np.float32)})
+
+
+MARKED = '](http://example.com)`<b>|"\n# '
+
+
+def test_names_in_an_exported_readme_are_neither_links_nor_lines(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+    model.graph.name = model.graph.input[0].name = model.graph.node[0].input[0] = f"x{MARKED}"
+    plan = memonger.search_plan(model, mode="inference", device="none")
+    for target in ("onnxruntime", "openvino"):
+        export(plan, target, tmp_path / target)
+        lines = (tmp_path / target / "README.md").read_text().splitlines()
+        assert lines[0] == '# x\\](http://example.com)\\`\\<b\\>\\|"\\\\n# '
+        (call,) = (line for line in lines if "outputs = " in line)
+        assert 'x](http://example.com)`<b>|\\"\\n# ": ...' in call

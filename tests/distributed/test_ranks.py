@@ -225,6 +225,10 @@ def test_ranks_that_differ_are_named_before_anything_runs(results: Any) -> None:
     for found in results[1]:
         assert found["plans"].startswith("rank 1 has another plan than rank 0. Plan once, save it")
         assert found["weights"].startswith("rank 1 has other weights than rank 0. Load the same state")
+        assert found["sharing"].startswith("rank 1 has shard_optimizer True where rank 0 has False. Give all ranks the")
+        assert found["key"].startswith("rank 1 has random_key 1 where rank 0 has 0.")
+        for name in ("rate", "rate of its own"):
+            assert found[name].startswith("rank 1 has learning_rate 0.5 where rank 0 has 0.25.")
         assert "is planned for one rank alone: for 2 plan it with buckets=memonger.Buckets()" in found["one rank"]
 
 

@@ -2,6 +2,7 @@
 
 import _thread
 import gc
+import os
 import signal
 import threading
 import time
@@ -288,3 +289,47 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], mes
         memonger.Feeder(**{"config": config(), "reader": good, "identities": names(), **arguments})
     with pytest.raises(memonger.FeedError, match="can't be gone through once an epoch"):
         memonger.Feeder.from_loader(config(), iter([OKAY]))
+
+
+def test_a_fork_while_an_epoch_is_read_is_told_to_make_its_own() -> None:
+    """The thread that reads isn't there, and nobody lets go of what it holds."""
+    feeder = memonger.Feeder(config(), good, names() * 50)
+    first = feeder.epoch()
+    next(first)
+    child = os.fork()
+    if child == 0:
+        said = 1
+        try:
+            next(feeder.epoch(1))
+        except memonger.FeedError as error:
+            said = 0 if "make a feeder in each process" in str(error) else 2
+        finally:
+            os._exit(said)
+    assert _status(child) == 0
+    first.close()
+
+
+def test_a_fork_of_a_feeder_at_rest_reads_by_itself() -> None:
+    feeder = memonger.Feeder(config(), good, names())
+    count = len(list(feeder.epoch()))
+    child = os.fork()
+    if child == 0:
+        said = 1
+        try:
+            said = 0 if len(list(feeder.epoch(1))) == count else 2
+        finally:
+            os._exit(said)
+    assert _status(child) == 0
+
+
+def _status(child: int) -> int | None:
+    """How a process ended; None if it hangs, and was killed."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_loss_of_the_callers_own_is_planned_anew(folder: Path, made: list[obje
     assert not _entries(folder)
 
 
-@pytest.mark.parametrize("damage", ["cut short", "no JSON", "too few costs", "another layout"])
+@pytest.mark.parametrize("damage", ["cut short", "no JSON", "too few costs", "another layout", "another's"])
 def test_a_damaged_entry_is_planned_anew_and_replaced(damage: str, folder: Path, made: list[object]) -> None:
     def plan() -> memonger.Plan:
         return memonger.search_plan(block(), batch=2, device="none")
@@ -95,7 +96,14 @@ def test_a_damaged_entry_is_planned_anew_and_replaced(damage: str, folder: Path,
     fresh = plan()
     (entry,) = _entries(folder)
     content = entry.read_bytes()
-    if damage == "cut short":
+    if damage == "another's":
+        other = block()
+        other.graph.node[0].name = "renamed"
+        memonger.search_plan(other, batch=2, device="none")
+        made.pop()
+        (of_other,) = (path for path in _entries(folder) if path != entry)
+        of_other.replace(entry)
+    elif damage == "cut short":
         entry.write_bytes(content[: len(content) // 2])
     else:
         model = onnx.load(entry)
@@ -113,6 +121,27 @@ def test_a_damaged_entry_is_planned_anew_and_replaced(damage: str, folder: Path,
     assert len(made) == 2
     assert again.offsets == fresh.offsets
     assert entry.read_bytes() == content
+
+
+def test_what_is_no_file_is_planned_anew(folder: Path, made: list[object], caplog: pytest.LogCaptureFixture) -> None:
+    memonger.search_plan(block(), batch=2, device="none")
+    (entry,) = _entries(folder)
+    entry.unlink()
+    os.mkfifo(entry)  # who opens it waits for ever
+    memonger.search_plan(block(), batch=2, device="none")
+    assert len(made) == 2
+    assert "is no file" in caplog.text
+
+
+def test_a_library_that_is_not_installed_is_no_reason_to_fail(
+    folder: Path, made: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "LIBRARIES", (*cache.LIBRARIES, "a-library-that-nobody-has"))
+    cache._versions.cache_clear()
+    for _ in range(2):
+        memonger.search_plan(block(), batch=2, device="none")
+    cache._versions.cache_clear()
+    assert len(made) == len(_entries(folder)) == 1
 
 
 def test_a_folder_that_cant_be_written_costs_a_warning(

@@ -1,7 +1,5 @@
-"""`memonger.fit`: the largest size that fits a memory, what is known of one more, and certificates of both."""
+"""`memonger.fit`: the largest size that fits a memory, and what is known of one more."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,7 @@ import pytest
 
 import memonger
 import models
-from memonger.errors import BudgetError, LoadError, PlanError, PlanFileError, VerificationError
-from memonger.planning import certificate
+from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.planning.family import Family, structure
 from memonger.planning.options import Options
 from memonger.planning.search_plan import prepare
@@ -48,7 +45,7 @@ def test_the_largest_batch_and_the_proof_that_one_more_does_not_fit() -> None:
         _total(found.size + 1, mode="inference", budget=memory)
 
 
-def test_a_larger_batch_fits_in_chunks(model: Path, tmp_path: Path) -> None:
+def test_a_larger_batch_fits_in_chunks(model: Path) -> None:
     options = {"mode": "inference", "device": "cpu", "threads": 1, "effort": EFFORT}
     whole, found = (memonger.fit(model, 25_000, chunks=chunks, **options) for chunks in ("off", "auto"))
     assert found.size > whole.size
@@ -61,8 +58,8 @@ def test_a_larger_batch_fits_in_chunks(model: Path, tmp_path: Path) -> None:
     plain = memonger.Session(memonger.search_plan(model, batch=found.size, chunks="off", **options)).run({"x": x})
     for name, value in memonger.Session(found.plan).run({"x": x}).items():
         np.testing.assert_array_equal(value, plain[name])
-    with pytest.raises(PlanError, match="no certificates of plans with chunks"):
-        found.save_certificate(tmp_path / "fits.json", None)
+    assert whole.bound_holds_for == ("chunks='off'",)
+    assert found.bound_holds_for == ()
 
 
 def _shape(model: Path) -> tuple[int, ...]:
@@ -76,6 +73,17 @@ def test_without_recomputation_it_is_what_trying_every_size_gives(memory: int) -
     assert found.size == max(tried)
     assert not found.recomputes
     assert found.overhead == 0
+    assert found.bound_holds_for == ("chunks='off'", "strategy='none'")
+
+
+def test_a_bound_says_what_may_share_bytes_under_it() -> None:
+    """Where less may share bytes every plan takes more: the bound is of those plans alone."""
+    usual, alone = (
+        memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT, sharing=sharing)
+        for sharing in (memonger.Sharing(), memonger.Sharing(inplace=False, windows=False))
+    )
+    assert alone.size < usual.size
+    assert alone.bound_holds_for == ("chunks='off'", "Sharing(inplace=False)", "Sharing(windows=False)")
 
 
 def test_training_recomputes_for_a_larger_batch() -> None:
@@ -210,94 +218,3 @@ def test_wrong_calls_say_what_would_work(call: str) -> None:
     make, message = WRONG[call]
     with pytest.raises((PlanError, LoadError), match=message):
         make()
-
-
-# Certificates
-
-
-@pytest.fixture
-def certified(model: Path) -> Path:
-    found = memonger.fit(model, 100_000, mode="inference", device="none", effort=EFFORT)
-    found.plan.save(model.with_name("planned.onnx"))
-    found.save_certificate(model.with_name("fit.json"), model.with_name("planned.onnx"))
-    return model.with_name("fit.json")
-
-
-def test_a_certificate_is_checked_by_itself(certified: Path) -> None:
-    assert certificate.is_certificate(certified)
-    checked = certificate.verify(certified)
-    assert checked.beyond.status == "proven"
-    assert checked.memory == 100_000
-
-
-def _set(**values: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda content: content.update(values)
-
-
-def _beyond(**values: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda content: content["beyond"].update(values)
-
-
-FORGED = {
-    "memory smaller": (_set(memory=90_000), VerificationError, "more than"),
-    "memory larger": (_set(memory=2_000_000), VerificationError, "the lower bound is only"),
-    "total": (_set(total_bytes=1), VerificationError, "where the certificate says 1"),
-    "another size": (lambda c: c.update(size=c["size"] - 1), VerificationError, "types or shapes differ"),
-    "bound": (_beyond(lower_bound_bytes=10**9), VerificationError, "the lower bound is"),
-    "gap": (_beyond(size=1000), VerificationError, "what it should say of"),
-    "refused": (_beyond(status="refused"), VerificationError, "and isn't"),
-    "no plan": (_set(planned=None), VerificationError, "names no plan"),
-    "digest": (_set(planned_digest="0"), VerificationError, "was changed since"),
-    "model digest": (_set(model_digest="0"), VerificationError, "was changed since"),
-    "elsewhere": (_set(model="nowhere.onnx"), VerificationError, "isn't there"),
-    "malformed": (_set(size="7"), PlanFileError, "malformed: 'size' is '7'"),
-    "recomputes": (_set(memory=-1), PlanFileError, "malformed: 'memory'"),
-    "vary": (_set(vary="seq"), PlanError, "no open dimension"),
-}
-
-
-@pytest.mark.parametrize("forgery", FORGED)
-def test_a_forged_certificate_is_refused(certified: Path, forgery: str) -> None:
-    change, kind, message = FORGED[forgery]
-    content = json.loads(certified.read_text())
-    change(content)
-    certified.write_text(json.dumps(content))
-    with pytest.raises(kind, match=message):
-        certificate.verify(certified)
-
-
-def test_a_plan_of_another_model_is_refused(certified: Path, model: Path) -> None:
-    """With the digests of what lies there, so that only the model's own nodes tell."""
-    other = block()
-    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((4, 3, 3, 3), np.float32), "first"))
-    onnx.save(other, model)
-    content = json.loads(certified.read_text())
-    content["model_digest"] = certificate._digest(model)
-    certified.write_text(json.dumps(content))
-    with pytest.raises(VerificationError, match="other weights"):
-        certificate.verify(certified)
-
-
-def test_certificates_hold_training_options_and_what_may_share_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "layers.onnx"
-    onnx.save(layers(), path)
-    sharing = memonger.Sharing(windows=False)
-    adam = memonger.AdamW(lr=0.01, betas=(0.8, 0.9), no_decay=["last"])
-    found = memonger.fit(path, "128KiB", **{**TRAINING, "optimizer": adam, "sharing": sharing})
-    found.plan.save(tmp_path / "planned.onnx")
-    found.save_certificate(tmp_path / "fit.json", tmp_path / "planned.onnx")
-    checked = certificate.verify(tmp_path / "fit.json")
-    assert checked.recipe.optimizer.settings["betas"] == (0.8, 0.9)
-    assert (checked.recipe.views, checked.recipe.windows) == (True, False)
-    assert checked.size == found.size
-
-
-def test_what_a_certificate_cannot_hold_is_said(model: Path) -> None:
-    found = memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT)
-    with pytest.raises(PlanError, match="a certificate names the model"):
-        found.save_certificate("fit.json", "planned.onnx")
-    none = memonger.fit(model, 2_000, mode="inference", device="none", effort=EFFORT)
-    none.save_certificate(model.with_name("none.json"), None)
-    assert certificate.verify(model.with_name("none.json")).size == 0
-    with pytest.raises(PlanError, match="names the planned file"):
-        none.save_certificate(model.with_name("none.json"), "planned.onnx")

@@ -96,10 +96,10 @@ def test_threads_run_at_once_in_arenas_of_their_own(
 
 def test_a_run_waits_for_an_arena_no_longer_than_it_was_told(plans: dict[str, memonger.Plan]) -> None:
     with memonger.Fleet(plans, wait=0.01) as fleet:
-        held = fleet._free.get()
+        held = fleet._free.pop()
         with pytest.raises(memonger.SessionError, match=r"no arena was free within 0\.01 s"):
             fleet["small"].run({"ids": _ids(0)})
-        fleet._free.put(held)
+        fleet._free.append(held)
         fleet["small"].run({"ids": _ids(0)})
 
 
@@ -159,6 +159,47 @@ def test_runs_that_need_each_others_room_take_turns(
             thread.join(60)
         assert not wrong
         assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_name_more_for_a_model_that_was_let_go_is_no_model_more(
+    plans: dict[str, memonger.Plan], paths: dict[str, Path]
+) -> None:
+    with memonger.Fleet({"small": paths["small"]}, limit=_need(plans["large"])) as fleet:
+        fleet.add("large", paths["large"])
+        assert fleet._members["small"].model is None
+        fleet.add("again", paths["small"])
+        assert fleet._members["small"] is fleet._members["again"]
+        assert fleet.memory().weights == plans["small"].parameter_bytes
+
+
+def test_a_pipeline_that_does_not_fit_the_limit_is_refused_when_it_is_made(
+    plans: dict[str, memonger.Plan], paths: dict[str, Path]
+) -> None:
+    middle = networks.model_of(
+        [
+            helper.make_node("Softmax", ["y"], ["p"], name="softmax"),
+            helper.make_node("MatMul", ["p", "w"], ["q"], name="q"),
+        ],
+        {"y": [ROWS, 8]}, {"q": [ROWS, 8192]}, w=np.ones((8, 8192), np.float32),
+    )  # fmt: skip
+    after = memonger.search_plan(middle, device="cpu", mode="inference")
+    both = _need(plans["small"], after)
+    kept = ROWS * 8 * 4
+    for limit in (both, both + kept):
+        with memonger.Fleet({"small": paths["small"]}, limit=limit, wait=0) as fleet:
+            after.save(paths["small"].parent / "after.onnx")
+            fleet.add("after", paths["small"].parent / "after.onnx")
+            reads = {"small": {}, "after": {"y": "y"}}
+            if limit == both:
+                with pytest.raises(
+                    memonger.SessionError, match=f"pipeline of 'small', 'after' doesn't fit: .*{limit} b"
+                ):
+                    fleet.pipeline(reads)
+                assert fleet.memory().total <= limit
+            else:
+                chain = fleet.pipeline(reads)
+                assert chain.run({"ids": _ids(0)})["q"].shape == (ROWS, 8192)
+                assert fleet.memory().total == limit
 
 
 def test_a_file_that_was_changed_does_not_come_back_as_another_model(

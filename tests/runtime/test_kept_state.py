@@ -188,3 +188,33 @@ def test_a_strangers_state_is_checked(text: str, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "changed.onnx")
     with pytest.raises(memonger.MemongerError):
         memonger.Plan.load(tmp_path / "changed.onnx")
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_given_state_replaces_what_was_kept_only_when_the_run_succeeds(name: str) -> None:
+    make, state = MODELS[name]
+    (key,) = state
+    session = memonger.Session(memonger.search_plan(make(), device="cpu", state=state, mode="inference"))
+    feeds = steps(name)
+    session.run(feeds[0])
+    before = session.state_dict()[key]
+    given = np.full_like(before, 99)
+    wrong: list[dict[str, np.ndarray]] = [
+        {**feeds[1], "x": normal(0, 3, 3), key: given},
+        {**feeds[1], "other": given, key: given},
+        {**feeds[1], key: given[:1, :1]},
+        {key: given},
+    ]
+    for inputs in wrong:
+        with pytest.raises(memonger.SessionError):
+            session.run(inputs)
+        assert (session.state_dict()[key] == before).all()
+    if name == "decoder":  # refused by the kernel: the run had begun, and writes in place
+        with pytest.raises(memonger.SessionError, match="onnxruntime failed"):
+            session.run({**feeds[1], "at": np.full((1, WIDTH), LENGTH), key: given})
+        assert (session.state_dict()[key] == before).all()
+    answer = session.run({**feeds[1], key: given})["y"]
+    stock = onnxruntime.InferenceSession(make().SerializeToString(), providers=["CPUExecutionProvider"])
+    results = networks.run_stock(stock, {**feeds[1], key: given})
+    assert (answer == results["y"]).all()
+    assert (session.state_dict()[key] == results[state[key]]).all()

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -335,3 +336,39 @@ def test_a_file_that_lies_about_a_size_is_refused_before_a_byte_too_many_is_writ
     lying.verify()
     with pytest.raises(memonger.SessionError, match="tanh2"):
         memonger.Session(lying).run({"x": _x(0)})
+
+
+def test_threads_that_run_while_a_session_closes_are_told() -> None:
+    """Each run ends as it should or is refused, whatever moment the session is closed at."""
+    model = networks.model_of([helper.make_node("Relu", ["x"], ["y"], name="relu")], {"x": [64, 64]}, {"y": [64, 64]})
+    plan = memonger.search_plan(model, mode="inference", device="cpu", threads=1)
+    x = np.ones((64, 64), np.float32)
+    for turn in range(20):
+        session = memonger.Session(plan, threads="arena", check_order=False)
+        said: list[str] = []
+
+        def work(session: memonger.Session = session, said: list[str] = said) -> None:
+            try:
+                while True:
+                    assert (session.run({"x": x})["y"] == x).all()
+            except BaseException as error:  # what isn't the session's own is seen below
+                said.append(f"{type(error).__name__}: {error}")
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.002 * (turn % 5))
+        session.close()
+        for thread in threads:
+            thread.join(30)
+        assert said == ["SessionError: the session is closed: make a new one."] * 3
+
+
+def test_bytes_in_another_order_are_refused() -> None:
+    model = networks.model_of([helper.make_node("Relu", ["x"], ["y"], name="relu")], {"x": [4]}, {"y": [4]})
+    session = memonger.Session(memonger.search_plan(model, mode="inference", device="cpu"))
+    x = np.ones(4, np.float32)
+    with pytest.raises(memonger.SessionError, match="has type >f4; the model takes float32"):
+        session.run({"x": x.astype(">f4")})
+    with pytest.raises(memonger.SessionError, match=r"'y' is float32\[4\], what was given for it is >f4\[4\]"):
+        session.run({"x": x}, {"y": np.zeros(4, ">f4")})

@@ -142,12 +142,18 @@ def _on_device(folder: Path, rank: int, made: Callable[..., Any], found: dict[st
 
 
 def _refuses(rank: int, made: Callable[..., Any], found: dict[str, Any]) -> None:
-    """Another plan on one rank, other weights, and fewer rows."""
+    """Another plan on one rank, other weights, other options, and fewer rows."""
     found["plans"] = _said(lambda: made("plain" if rank else "clipped"))
     session = made("plain")
     state = session.state_dict()
     state["last.weight"] += rank
     found["weights"] = _said(lambda: session.load_state_dict(state))
+    found["sharing"] = _said(lambda: made("plain", shard_optimizer=bool(rank)))
+    found["key"] = _said(lambda: made("plain", random_key=rank))
+    found["rate"] = _said(lambda: made("plain").step(batch(0, rank, "float64"), learning_rate=0.25 * (1 + rank)))
+    session = made("plain")
+    session.learning_rate = 0.25 * (1 + rank)
+    found["rate of its own"] = _said(lambda: session.step(batch(0, rank, "float64")))
     found["one rank"] = _said(lambda: made("alone"))
     fewer = {key: array[:-1] for key, array in batch(0, rank, "float64").items()}
     found["uneven"] = _said(lambda: made("plain").step(fewer))
