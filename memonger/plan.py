@@ -359,17 +359,25 @@ class Plan(BasePlan, Header):
         super().verify()
         if check_weights and self.weight_digests is not None:
             _check_weights(self.weight_digests, plan_file.weight_digests(self.model), str(self.model.graph.name))
+            plan_file.check_packed(self.model, str(self.model.graph.name))
 
     def save(self, path: str | Path) -> None:
         """Write the planned model; whole or not at all, checked first. A file that is there is replaced.
 
+        Weights of 4 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
+        pages are shared by all processes that run it. In a plan for this machine's processor that file also holds
+        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own.
+
         Raises:
             PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out.
         """
+        from memonger.runtime.packing import packed_weights, packs_here
+
         self.verify()
         if self.source is not None:
             check_not_its_weights(self.source.ir, Path(path))
-        plan_file.save(self.open_model, self.record(), Path(path))
+        packs = self.training is None and packs_here(self.stamp)
+        plan_file.save(self.open_model, self.record(), Path(path), packed_weights if packs else None)
 
     @property
     def open_model(self) -> ir.Model:

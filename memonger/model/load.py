@@ -21,13 +21,13 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
-from memonger.model import bind_dims, checks, onnx_process
+from memonger.model import bind_dims, checks, onnx_process, wire
 from memonger.model.checks import root_cause
 from memonger.model.marks import inline
 from memonger.model.model import Model
 from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer
-from memonger.model.tensors import external_tensors
+from memonger.model.tensors import FILES, external_tensors
 from memonger.model.values import dense, static_shape, tensor_shape
 from memonger.words import did_you_mean
 
@@ -203,9 +203,16 @@ def _no_source(given: object) -> str:
 def _from_file(path: Path) -> Model:
     if path.is_dir():
         raise LoadError(f"{path} is a folder: name the .onnx file in it.")
+    spilled = None
     try:
-        is_text = onnx.serialization.registry.get_format_from_file_extension(path.suffix) == "onnxtxt"
-        proto = onnx_process.parse_text(path.read_bytes()) if is_text else onnx.load(path, load_external_data=False)
+        kind = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
+        spilled = wire.read_spilled(path) if kind in (None, "protobuf") else None
+        if spilled is not None:
+            proto = spilled[0]
+        elif kind == "onnxtxt":
+            proto = onnx_process.parse_text(path.read_bytes())
+        else:
+            proto = onnx.load(path, load_external_data=False)
     except FileNotFoundError:
         raise LoadError(f"{path}: no such file.{did_you_mean(str(path), _beside(path))}") from None
     except OSError as error:
@@ -213,7 +220,10 @@ def _from_file(path: Path) -> Model:
     except NOT_A_MODEL as error:
         hint = _HINTS.get(path.suffix.lower(), "")
         raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
-    return dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
+    model = _from_proto(proto, str(path), path.parent.resolve())
+    if spilled is not None:
+        wire.bind(model.ir, spilled[1])
+    return dataclasses.replace(model, foreign=True)
 
 
 _FROM_TORCH = " memonger.from_torch(module, example) makes a model of a PyTorch module."
@@ -320,10 +330,13 @@ def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
     made = ir.serde.deserialize_model(proto)
     folders: dict[str, Any] = {}
     for tensor in external_tensors(model):
-        if folders.setdefault(str(tensor.location), tensor.base_dir) != tensor.base_dir:
+        if folders.setdefault(str(tensor.location), tensor).base_dir != tensor.base_dir:
             raise LoadError(f"two folders hold external data of the model under the name {tensor.location}.")
     for tensor in external_tensors(made):
-        tensor.base_dir = folders[str(tensor.location)]
+        before = folders[str(tensor.location)]
+        tensor.base_dir = before.base_dir
+        if FILES in before.meta:
+            tensor.meta[FILES] = before.meta[FILES]
     return made
 
 

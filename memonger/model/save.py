@@ -1,21 +1,36 @@
 """Models on disk: one file, or a file and its weights beside it."""
 
 import hashlib
-import mmap
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError, memory_checked
 from memonger.files import folder_beside, locked, write_whole
-from memonger.model.tensors import external_tensors, in_memory, sizes_of_parts, tensor_attributes
-from memonger.units import in_full
+from memonger.model.packed import META, Packed
+from memonger.model.tensors import (
+    content,
+    external_tensors,
+    in_memory,
+    read_bytes,
+    sizes_of_parts,
+    tensor_attributes,
+)
+from memonger.model.values import tensor_shape
+from memonger.units import MiB, in_full
 
 SMALL = 256  # bytes of a weight that stays in the model when others go into a file of their own
-INLINE_LIMIT = 1_500_000_000  # bytes of weights from which they go into a file of their own
+INLINE_LIMIT = 1_500_000_000
+"""Bytes of weights from which they go into a file of their own: nearly what one message of protobuf holds."""
+MAPPED_LIMIT = 4 * MiB
+"""The same of a planned model: onnxruntime maps such a file, where it copies what lies in the model's own."""
+PAGE = 4096  # bytes; what weights of a page or more begin at a multiple of, and others at one of _ALIGNED
+_ALIGNED = 64
 PRODUCER = "memonger"
 """Of models that don't say."""
 MESSAGE_LIMIT = 2**31 - 2**20  # bytes of weights that one message of protobuf holds, beside the graph
@@ -27,12 +42,26 @@ SMALLER = (
 DIGEST = 16  # hexadecimal digits of their SHA-256 in that file's name
 
 
-def save_model(planned: ir.Model, path: Path) -> None:
+Pack = Callable[[ir.Model], Iterable[tuple[ir.Value, str, Path, int, int]]]
+"""Gives packed copies of weights: see `memonger.runtime.packing.packed_weights`."""
+
+
+def save_model(
+    planned: ir.Model,
+    path: Path,
+    *,
+    limit: int | None = None,
+    pack: Pack | None = None,
+    finish: Callable[[ir.Model], object] = lambda model: None,
+) -> None:
     """Write a model, and where its weights are large a data file beside it. Whole or not at all.
 
     Args:
         planned: The model; it may be changed, and is spent.
         path: The file.
+        limit: Bytes of weights from which they go into a file of their own; None: `INLINE_LIMIT`.
+        pack: What packs weights for that file; None: nothing is packed.
+        finish: Called with the model once all of it has its place, before it is written.
 
     Raises:
         PlanFileError: the folder isn't there or can't be written, or the disk is full; the file holds weights of the
@@ -41,7 +70,7 @@ def save_model(planned: ir.Model, path: Path) -> None:
     check_not_its_weights(planned, path)
     planned.producer_name = planned.producer_name or PRODUCER
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
-        _save(planned, path)
+        _save(planned, path, INLINE_LIMIT if limit is None else min(limit, INLINE_LIMIT), pack, finish)
 
 
 def as_proto(model: ir.Model, name: str) -> onnx.ModelProto:
@@ -75,12 +104,18 @@ def check_not_its_weights(model: ir.Model, path: Path) -> None:
         raise PlanFileError(f"{path} holds weights of the model: name another file.")
 
 
-def _save(planned: ir.Model, path: Path) -> None:
+def _save(
+    planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: Callable[[ir.Model], object]
+) -> None:
     try:
-        if _keeps_data_in_place(planned, path.parent) or _weights(planned) < INLINE_LIMIT:
-            write_whole(path, lambda target: target.write(_serialized(planned, path.parent)))
+        if _keeps_data_in_place(planned, path.parent) or _weights(planned) < limit:
+            if not _keeps_data_in_place(planned, path.parent):
+                read_in(planned)
+            finish(planned)
+            data = ir.serde.serialize_model(planned).SerializeToString()
+            write_whole(path, lambda target: target.write(data))
         else:
-            _write_with_data(planned, path)
+            _write_with_data(planned, path, pack, finish)
     except OSError as error:
         why = error.strerror or error if path.parent.is_dir() else f"there is no folder {path.parent}"
         raise PlanFileError(f"{path} can't be written: {why}. Nothing was left behind.") from error
@@ -88,29 +123,91 @@ def _save(planned: ir.Model, path: Path) -> None:
         raise PlanFileError(f"{path} can't be written: {error}.") from error
 
 
-def _write_with_data(model: ir.Model, path: Path) -> None:
+def _write_with_data(
+    model: ir.Model, path: Path, pack: Pack | None, finish: Callable[[ir.Model], object]
+) -> None:
     """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count."""
-    data = f"{path.name}.{_digest(model)}.data"
-    inside = [SMALL, *(each.nbytes for graph in model.graphs() for each in sizes_of_parts(graph).values())]
+    _read_in_attributes(model)
     with folder_beside(path) as folder:
-        ir.save(model, folder / path.name, external_data=data, size_threshold_bytes=1 + max(inside))
-        for name in (data, path.name):
-            with (folder / name).open("rb") as written:
-                os.fsync(written.fileno())
+        with (folder / "data").open("wb") as target:
+            writer = _Writer(target)
+            placed = [(value, writer.weight(value.const_value)) for value in _weights_in_order(model)]
+            copies = {value: writer.copy(*where) for value, *where in (pack(model) if pack is not None else ())}
+            os.fsync(target.fileno())
+        data = f"{path.name}.{writer.digest.hexdigest()[:DIGEST]}.data"
+        for value, offset in placed:
+            _refer(value, data, offset, path.parent, copies.get(value))
+        finish(model)
+        with (folder / path.name).open("wb") as target:
+            target.write(ir.serde.serialize_model(model).SerializeToString())
+            target.flush()
+            os.fsync(target.fileno())
         with locked(path.parent):
-            os.replace(folder / data, path.parent / data)
+            os.replace(folder / "data", path.parent / data)
             os.replace(folder / path.name, path)
             _sweep(path, data)
 
 
-def _digest(model: ir.Model) -> str:
-    digest = hashlib.sha256()
+class _Writer:
+    """Writes a data file from front to back.
+
+    Attributes:
+        digest: Of all that was written, but for what lies between.
+    """
+
+    def __init__(self, target: BinaryIO) -> None:
+        self._target, self.digest = target, hashlib.sha256()
+
+    def weight(self, tensor: ir.TensorProtocol) -> int:
+        """Write a tensor; returns where it begins."""
+        self.digest.update(str(tensor.name).encode())
+        return self._write(content(tensor), tensor.nbytes)[0]
+
+    def copy(self, key: str, file: Path, offset: int, length: int) -> Packed:
+        """Write a packed copy that lies in a file."""
+        begin, digest = self._write(read_bytes(file, offset, length, key), length)
+        return Packed(key, begin, length, digest)
+
+    def _write(self, parts: Iterator[Any], length: int) -> tuple[int, str]:
+        at, own = self._target.tell(), hashlib.sha256()
+        self._target.write(bytes(-at % (PAGE if length >= PAGE else _ALIGNED)))
+        begin = self._target.tell()
+        for part in parts:
+            self._target.write(part)
+            self.digest.update(part)
+            own.update(part)
+        if self._target.tell() != begin + length:
+            raise OSError(0, f"a weight has {self._target.tell() - begin} bytes where {length} were expected")
+        return begin, own.hexdigest()[: 2 * DIGEST]
+
+
+def _weights_in_order(model: ir.Model) -> list[ir.Value]:
+    """The weights that go into a file of their own, in the order in which nodes read them."""
+    found = dict[ir.Value, None]()
     for graph in model.graphs():
-        for name, value in graph.initializers.items():
-            digest.update(name.encode())
-            if value.const_value is not None:
-                digest.update(value.const_value.tobytes())
-    return digest.hexdigest()[:DIGEST]
+        inside = sizes_of_parts(graph)
+        read = dict.fromkeys(v for node in graph for v in node.inputs if v is not None)
+        read |= dict.fromkeys(graph.initializers.values())
+        own = set(graph.initializers.values())
+        found |= dict.fromkeys(v for v in read if v in own and v not in inside and _goes(v.const_value))
+    return list(found)
+
+
+def _goes(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether a weight goes into a file of its own."""
+    return tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL
+
+
+def _refer(value: ir.Value, data: str, offset: int, folder: Path, packed: Packed | None) -> None:
+    """Let a weight lie in a file."""
+    tensor = value.const_value
+    assert tensor is not None
+    placed = ir.ExternalTensor(
+        data, offset, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name), base_dir=folder
+    )
+    if packed is not None:
+        placed.meta[META] = packed
+    value.const_value = placed
 
 
 def _sweep(path: Path, data: str) -> None:
@@ -123,16 +220,16 @@ def _sweep(path: Path, data: str) -> None:
 
 
 def _mentions(file: Path, name: str) -> bool:
-    if not file.is_file() or not file.stat().st_size:
+    """Whether a name stands in a file; read, not mapped, as mapped pages would count as this process's memory."""
+    wanted, before = name.encode(), b""
+    if not file.is_file():
         return False
-    with file.open("rb") as content, mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        return mapped.find(name.encode()) >= 0
-
-
-def _serialized(model: ir.Model, folder: Path) -> bytes:
-    if not _keeps_data_in_place(model, folder):
-        read_in(model)
-    return ir.serde.serialize_model(model).SerializeToString()
+    with file.open("rb") as content:
+        while part := content.read(1 << 20):
+            if wanted in before + part:
+                return True
+            before = part[-len(wanted) :]
+    return False
 
 
 def read_in(model: ir.Model) -> None:
@@ -141,6 +238,11 @@ def read_in(model: ir.Model) -> None:
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = in_memory(value.const_value)
+    _read_in_attributes(model)
+
+
+def _read_in_attributes(model: ir.Model) -> None:
+    for graph in model.graphs():
         for node, attribute in list(tensor_attributes(graph)):
             if isinstance(attribute.value, ir.ExternalTensor):
                 node.attributes.add(ir.AttrTensor(attribute.name, in_memory(attribute.value)))

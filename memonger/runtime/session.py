@@ -99,6 +99,8 @@ class Session:
             plans, self.device, threads=intra_op_threads or plans[0].threads, check_order=check_order,
             cuda_graph=cuda_graph, pad=pad, state=_state(plans, state, threads, pad),
         )  # fmt: skip
+        del plans, one
+        process_memory.settle()  # what reading the plan took, and onnxruntime to make its sessions
         self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
         self._shared = self._new_place() if threads == "lock" else None
         self._idle = IdleRelease(self, idle_release)

@@ -14,8 +14,10 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 from memonger.model.checks import root_cause
+from memonger.model.packed import tell
 from memonger.model.tensors import external_tensors, is_large, sizes_of_parts
 from memonger.model.values import tensor_shape
+from memonger.model.wire import varint
 from memonger.runtime.onnxruntime import onnxruntime
 
 MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB
@@ -158,7 +160,9 @@ def _serialized(model: ir.Model, constants: Sequence[ir.Value]) -> bytes:
         ),
     )  # fmt: skip
     try:
-        return ir.serde.serialize_model(view).SerializeToString()
+        message = ir.serde.serialize_model(view)
+        tell(message, {str(value.name): value.const_value for value in constants})
+        return message.SerializeToString()
     except RuntimeError as error:  # onnx-ir's
         raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
 
@@ -172,15 +176,7 @@ def _joined(weights: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[bytes]:
     for value, tensor in weights.items():
         header = onnx.TensorProto(name=value.name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
         data = tensor.tobytes()
-        fields = header.SerializeToString() + _RAW_DATA + _varint(len(data))
-        graph = _INITIALIZER + _varint(len(fields) + len(data)) + fields
-        yield _GRAPH + _varint(len(graph) + len(data)) + graph
+        fields = header.SerializeToString() + _RAW_DATA + varint(len(data))
+        graph = _INITIALIZER + varint(len(fields) + len(data)) + fields
+        yield _GRAPH + varint(len(graph) + len(data)) + graph
         yield data
-
-
-def _varint(number: int) -> bytes:
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])

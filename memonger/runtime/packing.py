@@ -1,0 +1,73 @@
+"""Packs weights for the file of a plan: by onnxruntime's own kernels, a few nodes at a time."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from memonger.devices import CPU, Stamp
+from memonger.errors import SessionError
+from memonger.files import temporary_folder
+from memonger.model.extract import extract
+from memonger.model.packed import AT_ONCE, SMALLEST, packed_size
+from memonger.runtime import onnxruntime, ort, process_memory
+from memonger.runtime.backend import backend
+
+_ENTRY = re.compile(r"(\w+\+\d+)\|(\d+);(\d+);\d+")
+_FILE = "packed.data"
+
+
+def packs_here(stamp: Stamp | None) -> bool:
+    """Whether weights can be packed here for a plan: it is bound to this machine's processor and onnxruntime."""
+    if stamp is None or stamp.provider != CPU.provider or not onnxruntime.is_available():
+        return False
+    return (stamp.runtime, stamp.machine) == (ort.runtime_name(), backend(CPU).machine_name())
+
+
+def packed_weights(model: ir.Model) -> Iterator[tuple[ir.Value, str, Path, int, int]]:
+    """Packed copies of weights: of each weight the key, and the file, offset and bytes of its copy.
+
+    A file is gone when the next weight is asked for. Weights that onnxruntime packs otherwise, or not at all, are left
+    out: they are packed when a session is made, as ever.
+    """
+    wanted = [v for v in model.graph.initializers.values() if v.const_value is not None and _is_wanted(v)]
+    batch, size = list[ir.Value](), 0
+    for value in wanted:
+        batch.append(value)
+        size += value.const_value.nbytes if value.const_value is not None else 0
+        if size >= AT_ONCE or value is wanted[-1]:
+            yield from _packed(model, batch)
+            batch, size = [], 0
+            process_memory.give_back()
+
+
+def _is_wanted(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.nbytes >= SMALLEST and packed_size(value) is not None
+
+
+def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[tuple[ir.Value, str, Path, int, int]]:
+    """Those of these weights, by a model of one node for each that reads it."""
+    readers = {value.uses()[0].node for value in weights}
+    nodes = [node for node in model.graph if node in readers]
+    with temporary_folder() as folder:
+        path = folder / "packed.onnx"
+        entries = {
+            **ort.RUN_ONCE,
+            "session.optimized_model_external_initializers_file_name": _FILE,
+            "session.optimized_model_external_initializers_min_size_in_bytes": str(SMALLEST),
+            "session.save_external_prepacked_constant_initializers": "1",
+        }
+        try:
+            ort.make_session(extract(model, nodes, [node.outputs[0] for node in nodes]), CPU, ort.Options(threads=1, optimized=path, entries=entries))
+            message = onnx.load(path, load_external_data=False)
+        except (SessionError, OSError):
+            return
+        found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
+        for value in weights:
+            said = found.get(str(value.name), {})
+            entry = _ENTRY.fullmatch(said.get("prepacked_0", ""))
+            if entry is None or "prepacked_1" in said or int(entry[3]) != packed_size(value):
+                continue
+            yield value, entry[1], folder / _FILE, int(entry[2]), int(entry[3])
