@@ -30,13 +30,13 @@ from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, required_inputs, static_shape
 from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
-from memonger.remat.marks import annotate
-from memonger.remat.strategy import Outcome
 from memonger.units import format_size, shown
 
 if TYPE_CHECKING:
     import networkx
     import numpy
+
+    from memonger.remat.strategy import Outcome
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -184,7 +184,7 @@ class Plan(BasePlan, Header):
     model: ir.Model
     budget: int | None = None
     strategy: str | None = None
-    outcome: Outcome | None = None
+    outcome: "Outcome | None" = None
     source: Model | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -343,6 +343,8 @@ class Plan(BasePlan, Header):
             raise PlanError(
                 "the plan was read from a file, which doesn't contain the model it was made from: plan again."
             )
+        from memonger.remat.marks import annotate  # with the whole search, which who runs a plan has no use for
+
         marked = annotate(self.source.ir, self.graph, self.recomputed, self.origins)
         return dataclasses.replace(self.source, ir=marked)
 
@@ -488,7 +490,7 @@ class GraphPlan(BasePlan):
     schedule: tuple[object, ...]
     budget: int | None = None
     strategy: str | None = None
-    outcome: Outcome | None = None
+    outcome: "Outcome | None" = None
 
     def __repr__(self) -> str:
         """As ``<GraphPlan: 12 steps, 3 recomputed, arena 1.20 MiB>``."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
@@ -255,7 +254,7 @@ def _find_packed(model: ir.Model, packed: Mapping[str, Packed], name: str) -> No
             raise PlanFileError(f"{name}: its plan is malformed: it has a packed copy of '{weight}' that none reads.")
         if not _KEY.fullmatch(one.key) or one.offset + one.length > os.path.getsize(tensor.path):
             raise PlanFileError(
-                f"{name}: the packed copy of weight '{weight}' isn't in {tensor.path}, which was cut short. Plan it again."
+                f"{name}: the packed copy of weight '{weight}' isn't in {tensor.path}: it was cut short. Plan it again."
             )
         tensor.meta[META] = one
 
@@ -288,10 +287,10 @@ def device_in(path: Path) -> str | None:
 
 def _metadata(file: BinaryIO) -> Iterator[onnx.StringStringEntryProto]:
     """The metadata of a model's file: fields 14 of the message, all others are passed over."""
-    for field in fields(file, 0, os.fstat(file.fileno()).st_size):
-        if field.number == 14 and field.is_bytes:
-            file.seek(field.content)
-            yield onnx.StringStringEntryProto.FromString(file.read(field.stop - field.content))
+    for part in fields(file, 0, os.fstat(file.fileno()).st_size):
+        if part.number == 14 and part.is_bytes:
+            file.seek(part.content)
+            yield onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
 
 
 def _check_dims(model: ir.Model, name: str) -> None:

@@ -21,7 +21,7 @@ from memonger.files import ScratchFolder
 from memonger.model.names import inner_names
 from memonger.model.values import dense, static_shape
 from memonger.runtime import feeds as feeding
-from memonger.runtime import onnxruntime, ort, process_memory, profile
+from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.profile import workspace_of
 from memonger.runtime.weights import LEND_ALL
@@ -66,7 +66,6 @@ def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[t
     finally:
         if pool is not None:
             pool.close()
-        process_memory.give_back()  # what a session of the whole model took is as large as its weights
 
 
 def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None) -> Run:

@@ -31,7 +31,7 @@ from memonger.model.shape_inference import forget_symbolic, infer_once
 from memonger.model.tensors import in_memory, sizes_of_parts
 from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
-from memonger.runtime import ort, profile
+from memonger.runtime import ort, process_memory, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import LEND_ALL
 from memonger.words import option
@@ -94,6 +94,7 @@ def device_form(model: Model, device: Device, settings: Settings | None = None) 
         if rewritten:
             written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
         lowered, calibration = _lower(written, device, settings, folder.path)
+        process_memory.give_back()  # sessions of the whole model took as much as its weights
     except SessionError as error:
         hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
         raise PlanError(f"{model.name}: {error}{hint}") from error

@@ -12,7 +12,8 @@ in the file, whoever wrote it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -46,6 +47,16 @@ class Packed:
     offset: Annotated[int, AtLeast(0, LARGEST)]
     length: Annotated[int, AtLeast(1, LARGEST)]
     digest: str
+
+
+class Copy(NamedTuple):
+    """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in."""
+
+    weight: ir.Value
+    key: str
+    file: Path
+    offset: int
+    length: int
 
 
 def packed_size(value: ir.Value) -> int | None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanFileError, memory_checked
 from memonger.files import folder_beside, locked, write_whole
-from memonger.model.packed import META, Packed
+from memonger.model.packed import META, Copy, Packed
 from memonger.model.tensors import (
     content,
     external_tensors,
@@ -42,7 +42,7 @@ SMALLER = (
 DIGEST = 16  # hexadecimal digits of their SHA-256 in that file's name
 
 
-Pack = Callable[[ir.Model], Iterable[tuple[ir.Value, str, Path, int, int]]]
+Pack = Callable[[ir.Model], Iterable[Copy]]
 """Gives packed copies of weights: see `memonger.runtime.packing.packed_weights`."""
 
 
@@ -104,9 +104,7 @@ def check_not_its_weights(model: ir.Model, path: Path) -> None:
         raise PlanFileError(f"{path} holds weights of the model: name another file.")
 
 
-def _save(
-    planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: Callable[[ir.Model], object]
-) -> None:
+def _save(planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: Callable[[ir.Model], object]) -> None:
     try:
         if _keeps_data_in_place(planned, path.parent) or _weights(planned) < limit:
             if not _keeps_data_in_place(planned, path.parent):
@@ -123,16 +121,15 @@ def _save(
         raise PlanFileError(f"{path} can't be written: {error}.") from error
 
 
-def _write_with_data(
-    model: ir.Model, path: Path, pack: Pack | None, finish: Callable[[ir.Model], object]
-) -> None:
+def _write_with_data(model: ir.Model, path: Path, pack: Pack | None, finish: Callable[[ir.Model], object]) -> None:
     """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count."""
     _read_in_attributes(model)
     with folder_beside(path) as folder:
         with (folder / "data").open("wb") as target:
             writer = _Writer(target)
-            placed = [(value, writer.weight(value.const_value)) for value in _weights_in_order(model)]
-            copies = {value: writer.copy(*where) for value, *where in (pack(model) if pack is not None else ())}
+            placed = [(value, writer.weight(tensor)) for value, tensor in _weights_in_order(model)]
+            copies = {copy.weight: writer.copy(copy) for copy in (pack(model) if pack is not None else ())}
+            target.flush()
             os.fsync(target.fileno())
         data = f"{path.name}.{writer.digest.hexdigest()[:DIGEST]}.data"
         for value, offset in placed:
@@ -152,7 +149,7 @@ class _Writer:
     """Writes a data file from front to back.
 
     Attributes:
-        digest: Of all that was written, but for what lies between.
+        digest: Of the digests of all that was written.
     """
 
     def __init__(self, target: BinaryIO) -> None:
@@ -163,10 +160,11 @@ class _Writer:
         self.digest.update(str(tensor.name).encode())
         return self._write(content(tensor), tensor.nbytes)[0]
 
-    def copy(self, key: str, file: Path, offset: int, length: int) -> Packed:
-        """Write a packed copy that lies in a file."""
-        begin, digest = self._write(read_bytes(file, offset, length, key), length)
-        return Packed(key, begin, length, digest)
+    def copy(self, copy: Copy) -> Packed:
+        """Write a packed copy."""
+        parts = read_bytes(copy.file, copy.offset, copy.length, str(copy.weight.name))
+        begin, digest = self._write(parts, copy.length)
+        return Packed(copy.key, begin, copy.length, digest)
 
     def _write(self, parts: Iterator[Any], length: int) -> tuple[int, str]:
         at, own = self._target.tell(), hashlib.sha256()
@@ -174,28 +172,24 @@ class _Writer:
         begin = self._target.tell()
         for part in parts:
             self._target.write(part)
-            self.digest.update(part)
             own.update(part)
+        self.digest.update(own.digest())
         if self._target.tell() != begin + length:
             raise OSError(0, f"a weight has {self._target.tell() - begin} bytes where {length} were expected")
         return begin, own.hexdigest()[: 2 * DIGEST]
 
 
-def _weights_in_order(model: ir.Model) -> list[ir.Value]:
+def _weights_in_order(model: ir.Model) -> list[tuple[ir.Value, ir.TensorProtocol]]:
     """The weights that go into a file of their own, in the order in which nodes read them."""
-    found = dict[ir.Value, None]()
+    found = dict[ir.Value, ir.TensorProtocol]()
     for graph in model.graphs():
-        inside = sizes_of_parts(graph)
-        read = dict.fromkeys(v for node in graph for v in node.inputs if v is not None)
-        read |= dict.fromkeys(graph.initializers.values())
-        own = set(graph.initializers.values())
-        found |= dict.fromkeys(v for v in read if v in own and v not in inside and _goes(v.const_value))
-    return list(found)
-
-
-def _goes(tensor: ir.TensorProtocol | None) -> bool:
-    """Whether a weight goes into a file of its own."""
-    return tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL
+        inside, own = sizes_of_parts(graph), dict.fromkeys(graph.initializers.values())
+        read = (v for node in graph for v in node.inputs if v is not None and v in own)
+        for value in dict.fromkeys((*read, *own)):
+            tensor = value.const_value if value not in inside else None
+            if tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL:
+                found[value] = tensor
+    return list(found.items())
 
 
 def _refer(value: ir.Value, data: str, offset: int, folder: Path, packed: Packed | None) -> None:

@@ -111,7 +111,9 @@ def read_spilled(path: Path) -> tuple[onnx.ModelProto, ScratchFolder] | None:
     with suppress(OSError, ValueError, DecodeError):
         folder = ScratchFolder()
         with path.open("rb") as file, (folder.path / _DATA).open("wb") as data:
-            parts = [part for field in fields(file, 0, path.stat().st_size) for part in _without_weights(file, field, data)]
+            parts = [
+                part for field in fields(file, 0, path.stat().st_size) for part in _without_weights(file, field, data)
+            ]
         return onnx.ModelProto.FromString(b"".join(parts)), folder
     if folder is not None:
         folder.remove()
@@ -128,7 +130,7 @@ def bind(model: ir.Model, folder: ScratchFolder) -> None:
 
 
 def _without_weights(file: BinaryIO, field: Field, data: BinaryIO) -> Iterator[bytes]:
-    """A field of a model as it is; of a graph its fields, each in a graph of its own, which together are one message."""
+    """A field of a model as it is; of its graph several graphs, which protobuf reads as one, without large weights."""
     if field.number != _GRAPH or not field.is_bytes:
         yield _read(file, field.begin, field.stop)
         return

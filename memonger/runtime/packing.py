@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -11,7 +10,7 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.model.extract import extract
-from memonger.model.packed import AT_ONCE, SMALLEST, packed_size
+from memonger.model.packed import AT_ONCE, SMALLEST, Copy, packed_size
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 
@@ -26,8 +25,8 @@ def packs_here(stamp: Stamp | None) -> bool:
     return (stamp.runtime, stamp.machine) == (ort.runtime_name(), backend(CPU).machine_name())
 
 
-def packed_weights(model: ir.Model) -> Iterator[tuple[ir.Value, str, Path, int, int]]:
-    """Packed copies of weights: of each weight the key, and the file, offset and bytes of its copy.
+def packed_weights(model: ir.Model) -> Iterator[Copy]:
+    """Packed copies of weights.
 
     A file is gone when the next weight is asked for. Weights that onnxruntime packs otherwise, or not at all, are left
     out: they are packed when a session is made, as ever.
@@ -47,9 +46,9 @@ def _is_wanted(value: ir.Value) -> bool:
     return value.const_value is not None and value.const_value.nbytes >= SMALLEST and packed_size(value) is not None
 
 
-def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[tuple[ir.Value, str, Path, int, int]]:
+def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
     """Those of these weights, by a model of one node for each that reads it."""
-    readers = {value.uses()[0].node for value in weights}
+    readers = {next(iter(value.uses())).node for value in weights}
     nodes = [node for node in model.graph if node in readers]
     with temporary_folder() as folder:
         path = folder / "packed.onnx"
@@ -60,7 +59,8 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[tuple[ir.Value
             "session.save_external_prepacked_constant_initializers": "1",
         }
         try:
-            ort.make_session(extract(model, nodes, [node.outputs[0] for node in nodes]), CPU, ort.Options(threads=1, optimized=path, entries=entries))
+            part = extract(model, nodes, [node.outputs[0] for node in nodes])
+            ort.make_session(part, CPU, ort.Options(threads=1, optimized=path, entries=entries))
             message = onnx.load(path, load_external_data=False)
         except (SessionError, OSError):
             return
@@ -70,4 +70,4 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[tuple[ir.Value
             entry = _ENTRY.fullmatch(said.get("prepacked_0", ""))
             if entry is None or "prepacked_1" in said or int(entry[3]) != packed_size(value):
                 continue
-            yield value, entry[1], folder / _FILE, int(entry[2]), int(entry[3])
+            yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
