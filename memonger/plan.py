@@ -277,6 +277,38 @@ class Plan(BasePlan, Header):
         return session_memory.session_bytes(self.model, self.mode == "training")
 
     @property
+    def process_bytes(self) -> int | None:
+        """About what a process takes in memory of its own that loads the saved plan and runs it, modules included.
+
+        Arena, workspace, inputs, state, weights that no file is mapped for, and what sessions take for their nodes.
+        Weights that are mapped from the plan's file are `mapped_bytes`: pages that processes share, and that the system
+        takes back when memory is short. None on a device that isn't the host.
+        """
+        if self.session_bytes is None:
+            return None
+        tensors = self.total_bytes - self.parameter_bytes + self._weights_in_process.own
+        if self.training is not None:
+            tensors += sum(self._persistent_sizes.values())
+        return tensors + session_memory.beside_tensors(self.model, self.mode == "training")
+
+    @property
+    def mapped_bytes(self) -> int | None:
+        """Bytes of weights that a process maps from the saved plan's file; see `process_bytes`."""
+        return None if self.session_bytes is None else self._weights_in_process.mapped
+
+    @cached_property
+    def _weights_in_process(self) -> session_memory.Weights:
+        persistent = self.training.persistent if self.training is not None else ()
+        packs = self.stamp is not None and self.training is None
+        return session_memory.weights_in_process(self.model, persistent, packs=packs)
+
+    @property
+    def _persistent_sizes(self) -> Mapping[str, int]:
+        """Bytes of what persists of a training model, by name."""
+        persistent = set(self.training.persistent) if self.training is not None else set()
+        return {k: size for k, size in parameter_sizes(self.model, self.training).items() if k in persistent}
+
+    @property
     def unplanned_bytes(self) -> int:
         """The total with memory of its own for every value: `total_bytes` with all values in place of the arena."""
         return self.total_bytes - self.arena_bytes + self.activation_bytes
