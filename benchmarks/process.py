@@ -176,7 +176,7 @@ def main(names: tuple[str, ...]) -> None:
 
     def lines() -> Iterator[str]:
         yield from stamp("process", ("onnxruntime", "onnx", "onnx-ir"))
-        yield "MiB that a process grows by; loaded, run: memory of its own; all: pages of files, too; peak: the most of all"
+        yield "MiB that a process grows by; loaded, run: memory of its own; all: of files, too; peak: the most of all"
         yield ""
         yield table.heading
         with tempfile.TemporaryDirectory() as folder:

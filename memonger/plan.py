@@ -31,6 +31,7 @@ from memonger.model.values import nbytes, required_inputs, static_shape
 from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
 from memonger.units import format_size, shown
+from memonger.words import option
 
 if TYPE_CHECKING:
     import networkx
@@ -299,7 +300,7 @@ class Plan(BasePlan, Header):
     @cached_property
     def _weights_in_process(self) -> session_memory.Weights:
         persistent = self.training.persistent if self.training is not None else ()
-        packs = self.stamp is not None and self.training is None
+        packs = self.stamp is not None and self.training is None and self.weight_digests is None
         return session_memory.weights_in_process(self.model, persistent, packs=packs)
 
     @property
@@ -395,23 +396,35 @@ class Plan(BasePlan, Header):
             _check_weights(self.weight_digests, plan_file.weight_digests(self.model), str(self.model.graph.name))
             plan_file.check_packed(self.model, str(self.model.graph.name))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, weights: str = "own") -> None:
         """Write the planned model; whole or not at all, checked first. A file that is there is replaced.
 
         Weights of 4 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
         pages are shared by all processes that run it. In a plan for this machine's processor that file also holds
         weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own.
 
+        Args:
+            path: The file.
+            weights: ``own``; or ``source``: weights that are as in the model that was planned, which has them in files
+                of the same folder, are read from there, and take no room a second time. They aren't packed. A file that
+                was changed or moved since is an error when the plan is loaded.
+
         Raises:
-            PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out.
+            PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out;
+                there is nothing of the source to refer to.
         """
         from memonger.runtime.packing import packed_weights, packs_here
 
+        if weights not in ("own", "source"):
+            raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
+        if weights == "source" and self.source is None:
+            raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")
         self.verify()
         if self.source is not None:
             check_not_its_weights(self.source.ir, Path(path))
         packs = self.training is None and packs_here(self.stamp)
-        plan_file.save(self.open_model, self.record(), Path(path), packed_weights if packs else None)
+        source = (self.source.ir, self.source.name) if self.source is not None and weights == "source" else None
+        plan_file.save(self.open_model, self.record(), Path(path), packed_weights if packs else None, source)
 
     @property
     def open_model(self) -> ir.Model:

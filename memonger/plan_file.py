@@ -23,7 +23,7 @@ from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, deco
 from memonger.model.load import load_as_is
 from memonger.model.packed import META, Packed, all_packed, packed_size
 from memonger.model.ranges import Range
-from memonger.model.save import MAPPED_LIMIT, SMALLER, Pack, save_model
+from memonger.model.save import MAPPED_LIMIT, SMALLER, Pack, refer_to, save_model
 from memonger.model.tensors import content, read_bytes
 from memonger.model.values import static_shape
 from memonger.model.wire import fields
@@ -315,7 +315,9 @@ def _parse(content: Any, name: str) -> Record:
         raise PlanFileError(f"{name}: its plan is malformed: {error}.") from error
 
 
-def save(model: ir.Model, record: Record, path: Path, pack: Pack | None = None) -> None:
+def save(
+    model: ir.Model, record: Record, path: Path, pack: Pack | None = None, source: tuple[ir.Model, str] | None = None
+) -> None:
     """Write a planned file, with digests of the model's weights, which lie beside it if they are many.
 
     Args:
@@ -323,9 +325,10 @@ def save(model: ir.Model, record: Record, path: Path, pack: Pack | None = None) 
         record: Its plan.
         path: The file.
         pack: See `memonger.model.save.save_model`.
+        source: A model and its name, whose weights the file is to refer to where it has them; None: it has its own.
 
     Raises:
-        PlanFileError: see `save_model`.
+        PlanFileError: see `save_model`, and `memonger.model.save.refer_to`.
     """
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
         signed = dataclasses.replace(record, weight_digests=weight_digests(model))
@@ -334,7 +337,10 @@ def save(model: ir.Model, record: Record, path: Path, pack: Pack | None = None) 
             packed = {str(tensor.name): one for tensor, one in all_packed(written)}
             written.metadata_props[KEY] = _to_json(dataclasses.replace(signed, packed=packed))
 
-        save_model(model.clone(), path, limit=MAPPED_LIMIT, pack=pack, finish=finish)
+        planned = model.clone()
+        if source is not None:
+            refer_to(planned, source[0], path.parent, source[1])
+        save_model(planned, path, limit=MAPPED_LIMIT, pack=pack, finish=finish)
 
 
 def with_record(model: ir.Model, record: Record) -> ir.Model:

@@ -284,7 +284,7 @@ _OPTIONS = {
         "wait",
     ),
     "Output": (
-        "output", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
+        "output", "weights", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers", "timed",
         "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
     ),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ from memonger.model.tensors import (
 )
 from memonger.model.values import tensor_shape
 from memonger.units import MiB, in_full
+from memonger.words import option
 
 SMALL = 256  # bytes of a weight that stays in the model when others go into a file of their own
 INLINE_LIMIT = 1_500_000_000
@@ -42,7 +43,10 @@ SMALLER = (
 DIGEST = 16  # hexadecimal digits of their SHA-256 in that file's name
 
 
-Pack = Callable[[ir.Model], Iterable[Copy]]
+Kept = Collection[ir.TensorProtocol]
+"""Tensors that stay where they are."""
+
+Pack = Callable[[ir.Model, Collection[ir.Value]], Iterable[Copy]]
 """Gives packed copies of weights: see `memonger.runtime.packing.packed_weights`."""
 
 
@@ -84,7 +88,7 @@ def as_proto(model: ir.Model, name: str) -> onnx.ModelProto:
         PlanFileError: its weights are more than one message holds; memory ran out.
     """
     with memory_checked(PlanFileError, f"{name} can't be one message", BESIDE):
-        size = _weights(model)
+        size = sum(tensor.nbytes for tensor in _weights(model))
         if size >= MESSAGE_LIMIT:
             raise PlanFileError(f"{name} has {in_full(size)} of weights, and one message holds 2 GiB. {BESIDE}")
         copy = model.clone()
@@ -106,14 +110,15 @@ def check_not_its_weights(model: ir.Model, path: Path) -> None:
 
 def _save(planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: Callable[[ir.Model], object]) -> None:
     try:
-        if _keeps_data_in_place(planned, path.parent) or _weights(planned) < limit:
-            if not _keeps_data_in_place(planned, path.parent):
-                read_in(planned)
+        kept = _kept_in_place(planned, path.parent)
+        _read_in_attributes(planned, kept)
+        if sum(tensor.nbytes for tensor in _weights(planned) if tensor not in kept) < limit:
+            read_in(planned, kept)
             finish(planned)
             data = ir.serde.serialize_model(planned).SerializeToString()
             write_whole(path, lambda target: target.write(data))
         else:
-            _write_with_data(planned, path, pack, finish)
+            _write_with_data(planned, path, kept, pack, finish)
     except OSError as error:
         why = error.strerror or error if path.parent.is_dir() else f"there is no folder {path.parent}"
         raise PlanFileError(f"{path} can't be written: {why}. Nothing was left behind.") from error
@@ -121,14 +126,16 @@ def _save(planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: 
         raise PlanFileError(f"{path} can't be written: {error}.") from error
 
 
-def _write_with_data(model: ir.Model, path: Path, pack: Pack | None, finish: Callable[[ir.Model], object]) -> None:
+def _write_with_data(
+    model: ir.Model, path: Path, kept: Kept, pack: Pack | None, finish: Callable[[ir.Model], object]
+) -> None:
     """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count."""
-    _read_in_attributes(model)
     with folder_beside(path) as folder:
         with (folder / "data").open("wb") as target:
             writer = _Writer(target)
-            placed = [(value, writer.weight(tensor)) for value, tensor in _weights_in_order(model)]
-            copies = {copy.weight: writer.copy(copy) for copy in (pack(model) if pack is not None else ())}
+            placed = [(value, writer.weight(tensor)) for value, tensor in _weights_in_order(model, kept)]
+            own = {value for value, _ in placed}
+            copies = {copy.weight: writer.copy(copy) for copy in (pack(model, own) if pack is not None else ())}
             target.flush()
             os.fsync(target.fileno())
         data = f"{path.name}.{writer.digest.hexdigest()[:DIGEST]}.data"
@@ -179,7 +186,7 @@ class _Writer:
         return begin, own.hexdigest()[: 2 * DIGEST]
 
 
-def _weights_in_order(model: ir.Model) -> list[tuple[ir.Value, ir.TensorProtocol]]:
+def _weights_in_order(model: ir.Model, kept: Kept) -> list[tuple[ir.Value, ir.TensorProtocol]]:
     """The weights that go into a file of their own, in the order in which nodes read them."""
     found = dict[ir.Value, ir.TensorProtocol]()
     for graph in model.graphs():
@@ -187,7 +194,9 @@ def _weights_in_order(model: ir.Model) -> list[tuple[ir.Value, ir.TensorProtocol
         read = (v for node in graph for v in node.inputs if v is not None and v in own)
         for value in dict.fromkeys((*read, *own)):
             tensor = value.const_value if value not in inside else None
-            if tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL:
+            if tensor is None or tensor in kept:
+                continue
+            if tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL:
                 found[value] = tensor
     return list(found.items())
 
@@ -226,29 +235,78 @@ def _mentions(file: Path, name: str) -> bool:
     return False
 
 
-def read_in(model: ir.Model) -> None:
-    """Put external data into a model, in place."""
+def read_in(model: ir.Model, kept: Kept = ()) -> None:
+    """Put external data into a model, in place, but for what is kept where it is."""
     for graph in model.graphs():
         for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
+            if isinstance(value.const_value, ir.ExternalTensor) and value.const_value not in kept:
                 value.const_value = in_memory(value.const_value)
-    _read_in_attributes(model)
+    _read_in_attributes(model, kept)
 
 
-def _read_in_attributes(model: ir.Model) -> None:
+def _read_in_attributes(model: ir.Model, kept: Kept) -> None:
     for graph in model.graphs():
         for node, attribute in list(tensor_attributes(graph)):
-            if isinstance(attribute.value, ir.ExternalTensor):
+            if isinstance(attribute.value, ir.ExternalTensor) and attribute.value not in kept:
                 node.attributes.add(ir.AttrTensor(attribute.name, in_memory(attribute.value)))
 
 
-def _keeps_data_in_place(model: ir.Model, folder: Path) -> bool:
-    """Whether all external data lies in the folder the model is written to, so that it can be referred to."""
+def _kept_in_place(model: ir.Model, folder: Path) -> frozenset[ir.TensorProtocol]:
+    """External data that can be referred to, as it lies in the folder the model is written to: all of it, or none.
+
+    What a caller has pointed there (`refer_to`) is kept beside data that isn't there.
+    """
     tensors = list(external_tensors(model))
-    return bool(tensors) and all(Path(tensor.base_dir).resolve() == folder.resolve() for tensor in tensors)
+    there = frozenset(tensor for tensor in tensors if Path(tensor.base_dir).resolve() == folder.resolve())
+    asked = frozenset(tensor for tensor in there if REFERRED in tensor.meta)
+    return there if len(there) == len(set(tensors)) else asked
 
 
-def _weights(model: ir.Model) -> int:
-    return sum(
-        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
-    )
+REFERRED = "memonger.referred"
+"""In the ``meta`` of an external tensor: the user has asked that a file refers to it."""
+
+
+def refer_to(model: ir.Model, source: ir.Model, folder: Path, name: str) -> None:
+    """Let weights of a model lie where another model of the same folder has them, where they are the same, bit for bit.
+
+    Args:
+        model: Is changed.
+        source: The model whose weights are in files of their own.
+        folder: Where ``model`` is to be written.
+        name: What messages call the source.
+
+    Raises:
+        PlanFileError: none of the source's weights lie in files of that folder.
+    """
+    theirs: dict[tuple[object, ...], ir.ExternalTensor] = {}
+    beside = [t for t in external_tensors(source) if Path(t.base_dir).resolve() == folder.resolve()]
+    for tensor in beside:
+        theirs.setdefault(_identity(tensor), tensor)
+    if not theirs:
+        raise PlanFileError(
+            f"{name} has no weights in files of {folder}, which a plan there could refer to: store them beside the "
+            "model (onnx.save with save_as_external_data=True), and save the plan in that folder. Or have it hold its "
+            f"own ({option('weights', 'own')})."
+        )
+    sizes = {tensor.nbytes for tensor in beside}
+    for value in model.graph.initializers.values():
+        own = value.const_value
+        found = theirs.get(_identity(own)) if own is not None and own.nbytes in sizes and own.nbytes > SMALL else None
+        if found is not None:
+            value.const_value = ir.ExternalTensor(
+                found.location, found.offset, found.nbytes, found.dtype, shape=tensor_shape(found),
+                name=str(value.name), base_dir=folder,
+            )  # fmt: skip
+            value.const_value.meta[REFERRED] = True
+
+
+def _identity(tensor: ir.TensorProtocol) -> tuple[object, ...]:
+    """Equal for tensors of the same bytes, type and shape."""
+    digest = hashlib.sha256()
+    for part in content(tensor):
+        digest.update(part)
+    return tensor.dtype, tensor_shape(tensor).numpy(), digest.digest()
+
+
+def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
+    return [v.const_value for g in model.graphs() for v in g.initializers.values() if v.const_value is not None]

@@ -1,7 +1,8 @@
 """Packs weights for the file of a plan: by onnxruntime's own kernels, a few nodes at a time."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -10,7 +11,7 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.model.extract import extract
-from memonger.model.packed import AT_ONCE, SMALLEST, Copy, packed_size
+from memonger.model.packed import AT_ONCE, SMALLEST, Copy, packed_of, packed_size
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 
@@ -25,25 +26,27 @@ def packs_here(stamp: Stamp | None) -> bool:
     return (stamp.runtime, stamp.machine) == (ort.runtime_name(), backend(CPU).machine_name())
 
 
-def packed_weights(model: ir.Model) -> Iterator[Copy]:
-    """Packed copies of weights.
+def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Copy]:
+    """Packed copies of weights among these: those that the model's file has already, and others.
 
     A file is gone when the next weight is asked for. Weights that onnxruntime packs otherwise, or not at all, are left
     out: they are packed when a session is made, as ever.
     """
-    wanted = [v for v in model.graph.initializers.values() if v.const_value is not None and _is_wanted(v)]
     batch, size = list[ir.Value](), 0
-    for value in wanted:
+    for value in model.graph.initializers.values():
+        tensor, there = value.const_value, packed_of(value.const_value)
+        if tensor is None or value not in among or tensor.nbytes < SMALLEST or packed_size(value) is None:
+            continue
+        if there is not None and isinstance(tensor, ir.ExternalTensor):
+            yield Copy(value, there.key, Path(tensor.path), there.offset, there.length)
+            continue
         batch.append(value)
-        size += value.const_value.nbytes if value.const_value is not None else 0
-        if size >= AT_ONCE or value is wanted[-1]:
+        size += tensor.nbytes
+        if size >= AT_ONCE:
             yield from _packed(model, batch)
             batch, size = [], 0
-            process_memory.give_back()
-
-
-def _is_wanted(value: ir.Value) -> bool:
-    return value.const_value is not None and value.const_value.nbytes >= SMALLEST and packed_size(value) is not None
+    if batch:
+        yield from _packed(model, batch)
 
 
 def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
@@ -71,3 +74,4 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
             if entry is None or "prepacked_1" in said or int(entry[3]) != packed_size(value):
                 continue
             yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
+    process_memory.give_back()
