@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.operators import operator_name
-from memonger.model.packed import SMALLEST, packed_of, packed_size
+from memonger.model.packed import SMALLEST, is_packing, packed_of, packed_size
 from memonger.model.save import MAPPED_LIMIT, SMALL
 from memonger.units import KiB, MiB
 
@@ -146,7 +146,8 @@ def weights_in_process(model: ir.Model, persistent: Collection[str], *, packs: b
         if in_file is None and (size is None or not packs or tensor.nbytes < SMALLEST) and _is_packed_at_load(value):
             own += tensor.nbytes
         else:
-            mapped += tensor.nbytes if size is None else size
+            read = not all(is_packing(node, index) for node, index in value.uses())
+            mapped += (tensor.nbytes if size is None or read else 0) + (size or 0)
     return Weights(own, mapped)
 
 

@@ -60,16 +60,16 @@ class Copy(NamedTuple):
 
 
 def packed_size(value: ir.Value) -> int | None:
-    """Bytes of a weight's packed copy; None where it isn't one that all its readers pack alike.
+    """Bytes of a weight's packed copy; None where no product multiplies by it, or some by it and others transposed.
 
     Args:
-        value: An initializer.
+        value: An initializer. Others than products may read it as well: they read it as it is.
     """
     tensor = value.const_value
-    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2 or not value.uses():
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
         return None
-    transposed = {_is_transposed(node, index) for node, index in value.uses()}
-    if None in transposed or len(transposed) > 1 or value.is_graph_output():
+    transposed = {_is_transposed(node) for node, index in value.uses() if is_packing(node, index)}
+    if len(transposed) != 1:
         return None
     rows, columns = (int(dim) for dim in tensor.shape.numpy())
     if transposed == {True}:
@@ -77,10 +77,13 @@ def packed_size(value: ir.Value) -> int | None:
     return -(-columns // _PANEL) * _PANEL * rows * 4
 
 
-def _is_transposed(node: ir.Node, index: int) -> bool | None:
-    """Whether a node multiplies by the transposed input; None where it is no right operand of a product."""
-    if index != 1 or operator_name(node) not in _PRODUCTS:
-        return None
+def is_packing(node: ir.Node, index: int) -> bool:
+    """Whether a node is a product, and an input its right operand."""
+    return index == 1 and operator_name(node) in _PRODUCTS
+
+
+def _is_transposed(node: ir.Node) -> bool:
+    """Whether a product multiplies by its right operand transposed."""
     attribute = node.attributes.get("transB")
     return bool(attribute is not None and not attribute.is_ref() and attribute.as_int())
 

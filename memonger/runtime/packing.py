@@ -11,7 +11,7 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.model.extract import extract
-from memonger.model.packed import AT_ONCE, SMALLEST, Copy, packed_of, packed_size
+from memonger.model.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_size
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 
@@ -50,9 +50,10 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
 
 
 def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
-    """Those of these weights, by a model of one node for each that reads it."""
-    readers = {next(iter(value.uses())).node for value in weights}
-    nodes = [node for node in model.graph if node in readers]
+    """Those of these weights, by a model of the first product that reads each."""
+    wanted = set(weights)
+    readers = {v: n for n in reversed(model.graph) for i, v in enumerate(n.inputs) if v in wanted and is_packing(n, i)}
+    nodes = list(dict.fromkeys(node for node in model.graph if node in set(readers.values())))
     with temporary_folder() as folder:
         path = folder / "packed.onnx"
         entries = {
