@@ -301,7 +301,7 @@ class Plan(BasePlan, Header):
     def _weights_in_process(self) -> session_memory.Weights:
         persistent = self.training.persistent if self.training is not None else ()
         packs = self.stamp is not None and self.training is None and self.weight_digests is None
-        return session_memory.weights_in_process(self.model, persistent, packs=packs)
+        return session_memory.weights_in_process(self.model, persistent, packs=packs, digests=self.weight_digests)
 
     @property
     def _persistent_sizes(self) -> Mapping[str, int]:

@@ -285,7 +285,8 @@ _OPTIONS = {
     ),
     "Output": (
         "output", "weights", "target", "annotated", "outputs", "certificate", "report", "force", "details", "layers",
-        "timed", "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
+        "timed", "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned",
+        "as_json", "quiet",
     ),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")

@@ -17,7 +17,7 @@ grew by. A GPT-2 with tied embeddings grew by 12 % more than that, and by 10 % m
 one session: of MobileNet-v2, ResNet-50 and DenseNet-121 it took 4, 8 and 11 MiB more than sessions of their structures.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.operators import operator_name
-from memonger.model.packed import SMALLEST, is_packing, packed_of, packed_size
+from memonger.model.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
 from memonger.model.save import MAPPED_LIMIT, SMALL
 from memonger.units import KiB, MiB
 
@@ -33,7 +33,7 @@ _TRAINING = (9 * MiB, 8.5 * KiB)
 _INFERENCE = (1.5 * MiB, 20 * KiB)
 _CHUNKS = (1.5 * MiB, 4 * KiB)  # beside those of inference: for each step its addresses
 
-_PROCESS = (26.5 * MiB, 17 * KiB)
+_PROCESS = (26.5 * MiB, 16 * KiB)
 """What a process takes for inference beside tensors, modules included, and for each node."""
 
 _MODULES = 25 * MiB
@@ -124,14 +124,19 @@ _PACKED_AT_LOAD = frozenset(
 """Operators whose kernels may pack a constant of two dimensions or more into memory of their own."""
 
 
-def weights_in_process(model: ir.Model, persistent: Collection[str], *, packs: bool) -> Weights:
+def weights_in_process(
+    model: ir.Model, persistent: Collection[str], *, packs: bool, digests: Mapping[str, str] | None = None
+) -> Weights:
     """Where weights lie in a process that runs a plan from its file, as it is there or as it would be written.
 
     Args:
         model: The planned model.
         persistent: Of a training model what persists: memory of the session's own, and not counted here.
         packs: Whether the file of a plan that isn't in one yet would hold packed copies.
+        digests: Of weights, by name: onnxruntime finds packed copies by content, so that equal weights share one.
     """
+    digests = digests or {}
+    found = {digests.get(str(tensor.name), "") for tensor, _ in all_packed(model)} - {""}
     tensors = {v: v.const_value for v in model.graph.initializers.values() if v.const_value is not None}
     whole, own, mapped = sum(tensor.nbytes for tensor in tensors.values()), 0, 0
     for value, tensor in tensors.items():
@@ -143,6 +148,8 @@ def weights_in_process(model: ir.Model, persistent: Collection[str], *, packs: b
             continue
         in_file = packed_of(tensor)
         size = in_file.length if in_file is not None else packed_size(value)
+        if in_file is None and digests.get(str(value.name)) in found:
+            continue
         if in_file is None and (size is None or not packs or tensor.nbytes < SMALLEST) and _is_packed_at_load(value):
             own += tensor.nbytes
         else:
