@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 STATUS = Path("/proc/self/status")
-NETWORKS = ("resnet50", "vit_b16", "mobilenet_v2", "densenet121", "googlenet", "alexnet", "unet", "gpt2", "gpt", "lstm")
+NETWORKS = ("resnet50", "vit_b16", "mobilenet_v2", "densenet121", "googlenet", "alexnet", "unet", "gpt", "lstm")
 LARGE = {"vit_l16": ("vit_b16", {"num_layers": 24, "heads": 16, "width": 1024})}
 EXPORTED = ("torch convnext", "torch encoder", "torch pyramid")
 TRAINING = {"resnet50": 4, "vit_b16": 1, "gpt": 8}

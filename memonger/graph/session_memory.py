@@ -39,6 +39,9 @@ _PROCESS = (26.5 * MiB, 16 * KiB)
 _MODULES = 25 * MiB
 """Of that, what modules take: onnxruntime's 8.4 MiB, onnx and its libraries, and this package's own."""
 
+_CHECKED = 2.5 * KiB
+"""What the profile of the first run keeps of a node, by which its order is checked."""
+
 PACKED = MiB
 """So much may copies of a node for chunks pack again before they share a session."""
 
