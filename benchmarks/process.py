@@ -7,7 +7,8 @@ any moment (VmHWM), loading included. The prediction is `Plan.process_bytes`, an
 plan's file. Training plans have no stock beside them: what their tensors take, and what a process took. Planning is the
 most that the process took which planned and saved, whole; the last column is whether both gave the same bits.
 
-Memory isn't disturbed by what else runs; no times are in the table.
+Memory isn't disturbed by what else runs; no times are in the table. Rows are kept in process.json: ``--resume`` takes
+them, and measures what isn't there.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,29 @@ def _write(name: str, path: Path, batch: int = 1, training: bool = False) -> Non
     ir.save(models.build_ir(network, batch=batch, training=training, **settings), path)
 
 
-def _rows(names: tuple[str, ...], folder: Path, table: Any) -> Iterator[str]:
-    most, right, count = 0.0, 0, 0
-    for name in names:
-        source, target = folder / "model.onnx", folder / "planned.onnx"
+def _measured(name: str, folder: Path) -> dict[str, Any]:
+    """A network in processes of their own."""
+    source, target = folder / "model.onnx", folder / "planned.onnx"
+    try:
+        if name in TRAINING_NAMES:
+            network, batch = TRAINING_NAMES[name]
+            _write(network, source, batch, training=True)
+            return {"plan": _ask("plan", str(source), str(target), "training"), "own": _ask("train", str(target))}
         _write(name, source)
-        planned = _ask("plan", str(source), str(target), "")
-        stock, own = _ask("stock", str(source)), _ask("planned", str(target))
+        plan_of = _ask("plan", str(source), str(target), "")
+        return {"plan": plan_of, "stock": _ask("stock", str(source)), "own": _ask("planned", str(target))}
+    finally:
+        for each in folder.iterdir():
+            each.unlink()
+
+
+TRAINING_NAMES = {f"{network}, batch {batch}": (network, batch) for network, batch in TRAINING.items()}
+
+
+def _rows(found: Mapping[str, Any], table: Any) -> Iterator[str]:
+    most, right = 0.0, 0
+    for name, row in found.items():
+        planned, stock, own = row["plan"], row["stock"], row["own"]
         yield table.row(
             name, planned["weights"],
             *(where[key][kind] for where in (stock, own) for key, kind in (
@@ -138,33 +155,33 @@ def _rows(names: tuple[str, ...], folder: Path, table: Any) -> Iterator[str]:
         for key, kind in (("loaded", "all"), ("ran", "all"), ("ran", "peak")):
             most = max(most, own[key][kind] - FACTOR * stock[key][kind] - SPARE)
         off, allowed = abs(own["ran"]["own"] - planned["predicted"]), max(WITHIN[0] * own["ran"]["own"], WITHIN[1])
-        right, count = right + (off <= allowed), count + 1
-        for each in folder.iterdir():
-            each.unlink()
-    yield ""
+        right += off <= allowed
     above = f"above {FACTOR} x stock's growth + {SPARE:.0f} MiB"
+    yield ""
     yield f"most that a process took {above}, loaded, run or at its peak: {most:.1f} MiB"
-    yield f"memory of its own within {WITHIN[0]:.0%} or {WITHIN[1]:.0f} MiB of the prediction: {right} of {count}"
+    yield f"memory of its own within {WITHIN[0]:.0%} or {WITHIN[1]:.0f} MiB of the prediction: {right} of {len(found)}"
 
 
-def _training_rows(folder: Path, table: Any) -> Iterator[str]:
-    for name, batch in TRAINING.items():
-        source, target = folder / "model.onnx", folder / "planned.onnx"
-        _write(name, source, batch, training=True)
-        planned = _ask("plan", str(source), str(target), "training")
-        own = _ask("train", str(target))
+def _training_rows(found: Mapping[str, Any], table: Any) -> Iterator[str]:
+    for name, row in found.items():
+        planned, own = row["plan"], row["own"]
         yield table.row(
-            f"{name}, batch {batch}", planned["weights"], planned["total"], own["loaded"]["own"], own["ran"]["own"],
-            own["ran"]["peak"], planned["predicted"], planned["peak"],
+            name, planned["weights"], planned["total"], own["loaded"]["own"], own["ran"]["own"], own["ran"]["peak"],
+            planned["predicted"], planned["peak"],
         )  # fmt: skip
-        for each in folder.iterdir():
-            each.unlink()
 
 
-def main(names: tuple[str, ...]) -> None:
+def main(resume: bool) -> None:
     """Measure, print the table and keep it."""
     from benchmarks.machine import HERE, Table, keep, stamp
 
+    rows = HERE / "process.json"
+    found: dict[str, Any] = json.loads(rows.read_text()) if resume and rows.is_file() else {}
+    for name in (*NETWORKS, *EXPORTED, *LARGE, *TRAINING_NAMES):
+        if name not in found:
+            with tempfile.TemporaryDirectory() as folder:
+                found[name] = _measured(name, Path(folder))
+            rows.write_text(json.dumps(found, indent=1) + "\n")
     table = Table(
         "network<15", "weights>8.1f", "stock loaded>13.1f", "run>7.1f", "all>8.1f", "peak>8.1f", "planned loaded>16.1f",
         "run>7.1f", "all>8.1f", "peak>8.1f", "predicted>10.1f", "mapped>8.1f", "planning>9.0f", "bits<7",
@@ -179,14 +196,12 @@ def main(names: tuple[str, ...]) -> None:
         yield "MiB that a process grows by; loaded, run: memory of its own; all: of files, too; peak: the most of all"
         yield ""
         yield table.heading
-        with tempfile.TemporaryDirectory() as folder:
-            yield from _rows(names or (*NETWORKS, *EXPORTED, *LARGE), Path(folder), table)
-            if not names:
-                yield ""
-                yield training.heading
-                yield from _training_rows(Path(folder), training)
+        yield from _rows({name: row for name, row in found.items() if "stock" in row}, table)
+        yield ""
+        yield training.heading
+        yield from _training_rows({name: row for name, row in found.items() if "stock" not in row}, training)
 
-    keep(lines(), HERE / "process.txt" if not names else None)
+    keep(lines(), HERE / "process.txt")
 
 
 if __name__ == "__main__":
@@ -196,4 +211,4 @@ if __name__ == "__main__":
     elif asked and asked[0] == "plan":
         plan(asked[1], asked[2], bool(asked[3]))
     else:
-        main(tuple(asked))
+        main("--resume" in asked)
