@@ -170,11 +170,9 @@ def _is_packed_at_load(value: ir.Value) -> bool:
 
 def beside_tensors(model: ir.Model, is_training: bool) -> int:
     """About what a process takes beside tensors that loads one plan and runs it, modules included, on the CPU."""
+    steps = model.graph.num_nodes()
     if is_training:
-        return _MODULES + session_bytes(model, is_training)
-    nodes, steps = (
-        _nodes_in_sessions(model) if shares_sessions(model) else model.graph.num_nodes(),
-        model.graph.num_nodes(),
-    )
+        return round(_MODULES + session_bytes(model, is_training) + _CHECKED * steps)
+    nodes = _nodes_in_sessions(model) if shares_sessions(model) else steps
     base, each = _PROCESS
     return round(base + each * nodes + (_CHUNKS[0] + _CHUNKS[1] * steps if nodes < steps else 0))
