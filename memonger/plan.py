@@ -31,13 +31,14 @@ from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, required_inputs, static_shape, subgraphs
 from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
-from memonger.remat.marks import annotate
-from memonger.remat.strategy import Outcome
 from memonger.units import format_size, shown
+from memonger.words import option
 
 if TYPE_CHECKING:
     import networkx
     import numpy
+
+    from memonger.remat.strategy import Outcome
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -185,7 +186,7 @@ class Plan(BasePlan, Header):
     model: ir.Model
     budget: int | None = None
     strategy: str | None = None
-    outcome: Outcome | None = None
+    outcome: "Outcome | None" = None
     source: Model | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -288,6 +289,38 @@ class Plan(BasePlan, Header):
         return session_memory.session_bytes(self.model, self.mode == "training")
 
     @property
+    def process_bytes(self) -> int | None:
+        """About what a process takes in memory of its own that loads the saved plan and runs it, modules included.
+
+        Arena, workspace, inputs, state, weights that no file is mapped for, and what sessions take for their nodes.
+        Weights that are mapped from the plan's file are `mapped_bytes`: pages that processes share, and that the system
+        takes back when memory is short. None on a device that isn't the host.
+        """
+        if self.session_bytes is None:
+            return None
+        tensors = self.total_bytes - self.parameter_bytes + self._weights_in_process.own
+        if self.training is not None:
+            tensors += sum(self._persistent_sizes.values())
+        return tensors + session_memory.beside_tensors(self.model, self.mode == "training")
+
+    @property
+    def mapped_bytes(self) -> int | None:
+        """Bytes of weights that a process maps from the saved plan's file; see `process_bytes`."""
+        return None if self.session_bytes is None else self._weights_in_process.mapped
+
+    @cached_property
+    def _weights_in_process(self) -> session_memory.Weights:
+        persistent = self.training.persistent if self.training is not None else ()
+        packs = self.stamp is not None and self.training is None and self.weight_digests is None
+        return session_memory.weights_in_process(self.model, persistent, packs=packs, digests=self.weight_digests)
+
+    @property
+    def _persistent_sizes(self) -> Mapping[str, int]:
+        """Bytes of what persists of a training model, by name."""
+        persistent = set(self.training.persistent) if self.training is not None else set()
+        return {k: size for k, size in parameter_sizes(self.model, self.training).items() if k in persistent}
+
+    @property
     def unplanned_bytes(self) -> int:
         """The total with memory of its own for every value: `total_bytes` with all values in place of the arena."""
         return self.total_bytes - self.arena_bytes + self.activation_bytes
@@ -355,6 +388,8 @@ class Plan(BasePlan, Header):
             raise PlanError(
                 "the plan was read from a file, which doesn't contain the model it was made from: plan again."
             )
+        from memonger.remat.marks import annotate  # with the whole search, which who runs a plan has no use for
+
         marked = annotate(self.source.ir, self.graph, self.recomputed, self.origins)
         return dataclasses.replace(self.source, ir=marked)
 
@@ -371,20 +406,40 @@ class Plan(BasePlan, Header):
         super().verify()
         if check_weights and self.weight_digests is not None:
             _check_weights(self.weight_digests, plan_file.weight_digests(self.model), str(self.model.graph.name))
+            plan_file.check_packed(self.model, str(self.model.graph.name))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, weights: str = "own") -> None:
         """Write the planned model; whole or not at all, checked first. A file that is there is replaced.
 
+        Weights of 4 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
+        pages are shared by all processes that run it. In a plan for this machine's processor that file also holds
+        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own.
+
+        Args:
+            path: The file.
+            weights: ``own``; or ``source``: weights that are as in the model that was planned, which has them in files
+                of the same folder, are read from there, and take no room a second time. They aren't packed. A file that
+                was changed or moved since is an error when the plan is loaded.
+
         Raises:
-            PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out.
+            PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out;
+                there is nothing of the source to refer to.
         """
+        from memonger.runtime.packing import packed_weights, packs_here
+
+        if weights not in ("own", "source"):
+            raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
+        if weights == "source" and self.source is None:
+            raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")
         self.verify()
         record, path = self.record(), Path(path)
         if self.source is not None:
             check_not_its_weights(self.source.ir, path)
             if self.source.path is not None:
                 record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
-        plan_file.save(self.open_model, record, path)
+        packs = self.training is None and packs_here(self.stamp)
+        source = (self.source.ir, self.source.name) if self.source is not None and weights == "source" else None
+        plan_file.save(self.open_model, record, path, packed_weights if packs else None, source)
 
     @property
     def open_model(self) -> ir.Model:
@@ -495,7 +550,7 @@ class GraphPlan(BasePlan):
     schedule: tuple[object, ...]
     budget: int | None = None
     strategy: str | None = None
-    outcome: Outcome | None = None
+    outcome: "Outcome | None" = None
 
     def __repr__(self) -> str:
         """As ``<GraphPlan: 12 steps, 3 recomputed, arena 1.20 MiB>``."""

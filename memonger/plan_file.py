@@ -7,12 +7,12 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
@@ -22,10 +22,12 @@ from memonger.errors import LoadError, PlanFileError, memory_checked
 from memonger.model.checks import check_operators, check_versions
 from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.model.load import load_as_is
+from memonger.model.packed import META, Packed, all_packed, packed_size
 from memonger.model.ranges import Range
-from memonger.model.save import SMALLER, save_model
-from memonger.model.tensors import external_tensors
+from memonger.model.save import MAPPED_LIMIT, SMALLER, Pack, refer_to, save_model
+from memonger.model.tensors import content, external_tensors, read_bytes
 from memonger.model.values import static_shape
+from memonger.model.wire import fields
 from memonger.units import MOST_BATCH, MOST_THREADS
 from memonger.words import either
 
@@ -35,7 +37,7 @@ FORMAT = 1
 
 DIGEST = 32  # hexadecimal digits of a SHA-256
 
-PART = 1 << 20  # bytes of a weight read at a time
+_KEY = re.compile(r"\w+\+\d+")  # of a packed copy: the operator, and a hash
 
 Size = Annotated[int, AtLeast(0)]
 
@@ -156,7 +158,8 @@ class Header:
 class Record(Header):
     """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name.
 
-    ``weight_digests`` are by tensor, see `weight_digests`; files of earlier versions have none.
+    ``weight_digests`` are by tensor, see `weight_digests`; files of earlier versions have none. ``packed`` has by the
+    weight's name where its packed copy lies, see `memonger.model.packed`.
     """
 
     format: int = FORMAT
@@ -165,11 +168,12 @@ class Record(Header):
     graph_digest: str
     offsets: Mapping[str, Annotated[int, AtLeast(-LARGEST)]]  # the checker says whether they lie in the arena
     weight_digests: Mapping[str, str] | None = None
+    packed: Mapping[str, Packed] = field(default_factory=dict)
 
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests",
+    "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests", "packed",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -206,35 +210,14 @@ def tensor_digest(tensor: ir.TensorProtocol) -> str:
     Raises:
         PlanFileError: it lies in a file that can't be read.
     """
+    return _digest(content(tensor))
+
+
+def _digest(parts: Iterable[Any]) -> str:
     digest = hashlib.sha256()
-    for part in _content(tensor):
+    for part in parts:
         digest.update(part)
     return digest.hexdigest()[:DIGEST]
-
-
-def _content(tensor: ir.TensorProtocol) -> Iterator[Any]:
-    """A tensor's bytes, in parts: those in a file of their own may be more than the memory holds."""
-    if isinstance(tensor, ir.ExternalTensor):
-        yield from _read_external(tensor)
-    elif tensor.dtype == ir.DataType.STRING:
-        yield json.dumps([str(each) for each in tensor.numpy().ravel()]).encode()
-    elif tensor.dtype.bitwidth < 8:
-        yield tensor.tobytes()
-    else:
-        yield np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
-
-
-def _read_external(tensor: ir.ExternalTensor) -> Iterator[bytes]:
-    """Read, not mapped: mapped pages would count as this process's memory."""
-    left = tensor.nbytes
-    try:
-        with open(tensor.path, "rb") as file:
-            file.seek(tensor.offset or 0)
-            while left and (part := file.read(min(left, PART))):
-                yield part
-                left -= len(part)
-    except OSError as error:
-        raise PlanFileError(f"tensor '{tensor.name}' can't be read from {tensor.path}: {error}.") from error
 
 
 def _described(value: ir.Value) -> str:
@@ -267,7 +250,9 @@ def _to_json(record: Record) -> str:
     content["chunks"] = [dataclasses.asdict(band) for band in record.chunks]
     content["ranges"] = {name: dataclasses.asdict(one) for name, one in record.ranges.items()}
     content["source_file"] = None if record.source_file is None else dataclasses.asdict(record.source_file)
-    for optional in ("stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests"):
+    content["packed"] = {name: dataclasses.asdict(one) for name, one in record.packed.items()}
+    optionals = ("stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests", "packed")
+    for optional in optionals:
         if content[optional] in (None, {}, []):
             del content[optional]
     return json.dumps(content, separators=(",", ":"))
@@ -305,7 +290,40 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         check_operators(read, is_planned=True)
     except LoadError as error:
         raise PlanFileError(str(error)) from error
+    _find_packed(model, record.packed, name)
     return model, record
+
+
+def _find_packed(model: ir.Model, packed: Mapping[str, Packed], name: str) -> None:
+    """Note of weights where their packed copies lie, which have to be what a kernel reads, and inside the file.
+
+    Raises:
+        PlanFileError: one isn't.
+    """
+    for weight, one in packed.items():
+        value = model.graph.initializers.get(weight)
+        tensor = None if value is None else value.const_value
+        if value is None or not isinstance(tensor, ir.ExternalTensor) or packed_size(value) != one.length:
+            raise PlanFileError(f"{name}: its plan is malformed: it has a packed copy of '{weight}' that none reads.")
+        if not _KEY.fullmatch(one.key) or one.offset + one.length > os.path.getsize(tensor.path):
+            raise PlanFileError(
+                f"{name}: the packed copy of weight '{weight}' isn't in {tensor.path}: it was cut short. Plan it again."
+            )
+        tensor.meta[META] = one
+
+
+def check_packed(model: ir.Model, name: str) -> None:
+    """Compare packed copies of weights with their digests.
+
+    Raises:
+        PlanFileError: one isn't what it was when the plan was saved.
+    """
+    for tensor, packed in all_packed(model):
+        if _digest(read_bytes(tensor.path, packed.offset, packed.length, str(tensor.name))) != packed.digest:
+            raise PlanFileError(
+                f"{name}: the packed copy of its weight '{tensor.name}' was changed since the plan was saved (the "
+                "digests differ). Plan it again."
+            )
 
 
 def device_in(path: Path) -> str | None:
@@ -323,32 +341,11 @@ def device_in(path: Path) -> str | None:
 
 
 def _metadata(file: BinaryIO) -> Iterator[onnx.StringStringEntryProto]:
-    """The metadata of a model's file: fields 14 of the message, all others are passed over.
-
-    https://protobuf.dev/programming-guides/encoding has how a message is written.
-    """
-    while (tag := _number(file)) is not None:
-        if tag & 7 != 2:
-            _number(file)  # a model has no other fields but numbers
-            continue
-        size = _number(file) or 0
-        if tag >> 3 == 14:
-            yield onnx.StringStringEntryProto.FromString(file.read(size))
-        else:
-            file.seek(size, os.SEEK_CUR)
-
-
-def _number(file: BinaryIO) -> int | None:
-    """A number of seven bits a byte, the lowest first; None at the file's end."""
-    number = 0
-    for shift in range(0, 70, 7):
-        byte = file.read(1)
-        if not byte:
-            return None
-        number |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return number
-    raise ValueError("a number of more than 64 bits")
+    """The metadata of a model's file: fields 14 of the message, all others are passed over."""
+    for part in fields(file, 0, os.fstat(file.fileno()).st_size):
+        if part.number == 14 and part.is_bytes:
+            file.seek(part.content)
+            yield onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
 
 
 def _check_dims(model: ir.Model, name: str) -> None:
@@ -373,14 +370,32 @@ def _parse(content: Any, name: str) -> Record:
         raise PlanFileError(f"{name}: its plan is malformed: {error}.") from error
 
 
-def save(model: ir.Model, record: Record, path: Path) -> None:
-    """Write a planned file, with digests of the model's weights.
+def save(
+    model: ir.Model, record: Record, path: Path, pack: Pack | None = None, source: tuple[ir.Model, str] | None = None
+) -> None:
+    """Write a planned file, with digests of the model's weights, which lie beside it if they are many.
+
+    Args:
+        model: The planned model.
+        record: Its plan.
+        path: The file.
+        pack: See `memonger.model.save.save_model`.
+        source: A model and its name, whose weights the file is to refer to where it has them; None: it has its own.
 
     Raises:
-        PlanFileError: see `save_model`.
+        PlanFileError: see `save_model`, and `memonger.model.save.refer_to`.
     """
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
-        save_model(with_record(model, record), path)
+        signed = dataclasses.replace(record, weight_digests=weight_digests(model))
+
+        def finish(written: ir.Model) -> None:
+            packed = {str(tensor.name): one for tensor, one in all_packed(written)}
+            written.metadata_props[KEY] = _to_json(dataclasses.replace(signed, packed=packed))
+
+        planned = model.clone()
+        if source is not None:
+            refer_to(planned, source[0], path.parent, source[1])
+        save_model(planned, path, limit=MAPPED_LIMIT, pack=pack, finish=finish)
 
 
 def with_record(model: ir.Model, record: Record) -> ir.Model:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from html import escape
 
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
@@ -73,4 +72,6 @@ def html_table(title: str, rows: Iterable[tuple[str, str]], notes: Iterable[str]
 
 
 def _safe(text: str) -> str:
+    from html import escape
+
     return escape(shown(text))

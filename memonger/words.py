@@ -1,6 +1,5 @@
 """Messages in the words of who asked: ``mode='training'`` in Python, ``--mode training`` on the command line."""
 
-import difflib
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,6 +46,8 @@ def quoted(names: Iterable[object], most: int | None = None) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'sweep'?``, with the space, for a name that is near a known one; else nothing."""
+    import difflib  # here, as nothing is misspelt as a rule
+
     folded = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.7)
     return f" Did you mean {folded[near[0]]!r}?" if near else ""

@@ -77,6 +77,13 @@ PLAN_EXAMPLES = (
     MODE,
     click.option("-o", "--output", type=OUTPUT, help="Write the planned model here."),
     click.option(
+        "--weights",
+        type=Choice(("own", "source")),
+        default="own",
+        show_default=True,
+        help="Large weights of the planned model: files of its own, or those beside MODEL in the same folder.",
+    ),
+    click.option(
         "--annotated", type=OUTPUT, help="Write MODEL here with force_mirroring on every node: what is recomputed."
     ),
     click.option("--details", is_flag=True, help="Print every figure, and what a sweep tried."),

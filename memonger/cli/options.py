@@ -284,8 +284,9 @@ _OPTIONS = {
         "wait",
     ),
     "Output": (
-        "output", "target", "annotated", "outputs", "report", "force", "details", "layers", "timed",
-        "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "as_json", "quiet",
+        "output", "weights", "target", "annotated", "outputs", "report", "force", "details", "layers",
+        "timed", "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned",
+        "as_json", "quiet",
     ),
 }  # fmt: skip
 SECTIONS = (*_OPTIONS, "Options")

@@ -33,13 +33,13 @@ from memonger.units import format_size
 
 
 def plan(
-    model: Path, output: Path | None, annotated: Path | None, report: Path | None, details: bool, as_json: bool,
-    quiet: bool, **flags: Any,
+    model: Path, output: Path | None, weights: str, annotated: Path | None, report: Path | None, details: bool,
+    as_json: bool, quiet: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Plan a model, write what is asked for, and print the plan's figures."""
     made = search_plan(model, quiet, **flags)
     if output is not None:
-        made.save(output)
+        made.save(output, weights=weights)
     if annotated is not None:
         made.annotated.save(annotated)
     if report is not None:

@@ -17,17 +17,30 @@ grew by. A GPT-2 with tied embeddings grew by 12 % more than that, and by 10 % m
 one session: of MobileNet-v2, ResNet-50 and DenseNet-121 it took 4, 8 and 11 MiB more than sessions of their structures.
 """
 
+from collections.abc import Collection, Mapping
 from itertools import groupby
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
 from memonger.model.operators import operator_name
+from memonger.model.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
+from memonger.model.save import MAPPED_LIMIT, SMALL
 from memonger.units import KiB, MiB
 
 _TRAINING = (9 * MiB, 8.5 * KiB)
 _INFERENCE = (1.5 * MiB, 20 * KiB)
 _CHUNKS = (1.5 * MiB, 4 * KiB)  # beside those of inference: for each step its addresses
+
+_PROCESS = (26.5 * MiB, 16 * KiB)
+"""What a process takes for inference beside tensors, modules included, and for each node."""
+
+_MODULES = 25 * MiB
+"""Of that, what modules take: onnxruntime's 8.4 MiB, onnx and its libraries, and this package's own."""
+
+_CHECKED = 2.5 * KiB
+"""What the profile of the first run keeps of a node, by which its order is checked."""
 
 PACKED = MiB
 """So much may copies of a node for chunks pack again before they share a session."""
@@ -92,3 +105,74 @@ def _nodes_in_sessions(model: ir.Model) -> int:
             seen.add(key)
         count += len(nodes)
     return count
+
+
+class Weights(NamedTuple):
+    """Bytes of weights in a process that runs a plan from its file: in memory of its own, and in pages of the file."""
+
+    own: int
+    mapped: int
+
+
+_PACKED_AT_LOAD = frozenset(
+    [
+        "ConvInteger", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "MatMulInteger", "QLinearConv",
+        "QLinearMatMul",
+        *(f"com.microsoft::{name}" for name in (
+            "Attention", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "MatMulFpQ4",
+            "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm",
+        )),
+    ]
+)  # fmt: skip
+"""Operators whose kernels may pack a constant of two dimensions or more into memory of their own."""
+
+
+def weights_in_process(
+    model: ir.Model, persistent: Collection[str], *, packs: bool, digests: Mapping[str, str] | None = None
+) -> Weights:
+    """Where weights lie in a process that runs a plan from its file, as it is there or as it would be written.
+
+    Args:
+        model: The planned model.
+        persistent: Of a training model what persists: memory of the session's own, and not counted here.
+        packs: Whether the file of a plan that isn't in one yet would hold packed copies.
+        digests: Of weights, by name: onnxruntime finds packed copies by content, so that equal weights share one.
+    """
+    digests = digests or {}
+    found = {digests.get(str(tensor.name), "") for tensor, _ in all_packed(model)} - {""}
+    tensors = {v: v.const_value for v in model.graph.initializers.values() if v.const_value is not None}
+    whole, own, mapped = sum(tensor.nbytes for tensor in tensors.values()), 0, 0
+    for value, tensor in tensors.items():
+        if value.name in persistent:
+            continue
+        apart = tensor.nbytes > SMALL and (isinstance(tensor, ir.ExternalTensor) or whole >= MAPPED_LIMIT)
+        if not apart:
+            own += tensor.nbytes
+            continue
+        in_file = packed_of(tensor)
+        size = in_file.length if in_file is not None else packed_size(value)
+        if in_file is None and digests.get(str(value.name)) in found:
+            continue
+        if in_file is None and (size is None or not packs or tensor.nbytes < SMALLEST) and _is_packed_at_load(value):
+            own += tensor.nbytes
+        else:
+            read = not all(is_packing(node, index) for node, index in value.uses())
+            mapped += (tensor.nbytes if size is None or read else 0) + (size or 0)
+    return Weights(own, mapped)
+
+
+def _is_packed_at_load(value: ir.Value) -> bool:
+    """Whether some kernel packs a weight for itself."""
+    if value.const_value is None or len(value.const_value.shape) < 2:
+        return False
+    return any(index > 0 and operator_name(node) in _PACKED_AT_LOAD for node, index in value.uses())
+
+
+def beside_tensors(model: ir.Model, is_training: bool) -> int:
+    """About what a process takes beside tensors that loads one plan and runs it, modules included, on the CPU."""
+    steps = model.graph.num_nodes()
+    if is_training:
+        return round(_MODULES + session_bytes(model, is_training) + _CHECKED * steps)
+    nodes = _nodes_in_sessions(model) if shares_sessions(model) else steps
+    base, each = _PROCESS
+    return round(base + each * nodes + (_CHUNKS[0] + _CHUNKS[1] * steps if nodes < steps else 0))

@@ -21,7 +21,8 @@ import onnx_ir as ir
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import MemongerError, SessionError
 from memonger.files import ScratchFolder
-from memonger.model import checks
+from memonger.graph.liveness import ALIGNMENT
+from memonger.model import checks, training_roles
 from memonger.model.names import inner_names
 from memonger.model.values import dense, nbytes, static_shape, subgraphs
 from memonger.runtime import feeds as feeding
@@ -29,6 +30,7 @@ from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.profile import workspace_of
 from memonger.runtime.weights import LEND_ALL
+from memonger.units import MiB
 from memonger.words import FILE, option
 
 LATER_RUNS, LATER_SECONDS, LATER_NODES = 3, 1.0, 8192
@@ -37,6 +39,10 @@ run so many nodes: of each the profiler keeps 2.5 KB until the end."""
 
 LONGEST_LOOP = 10.0
 """Seconds after which the run of a model with a Loop is ended."""
+
+
+_CACHES = 64 * MiB
+"""Bytes of memory that a calibrating run reads and writes what persists in: caches don't hold it."""
 
 
 class NoRoomError(SessionError):
@@ -104,25 +110,82 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
         cuda=cuda,
         limit=ort.Limit(None) if device.is_host and _has_bodies(model) else None,
     )
-    inputs_of_model = feeding.inputs_of(model.graph)
-    given = inputs if inputs is not None else feeding.random_feeds(inputs_of_model)
+    inputs_of_model, persisting = feeding.inputs_of(model.graph), _Persisting(model)
+    given = {**persisting.inputs, **(inputs if inputs is not None else persisting.random_feeds(inputs_of_model))}
     feeding.check_feeds(inputs_of_model, given, "the model")
     if not device.is_host:
         with session(model, device, options) as (made, pool):
             nodes, workspace = _run_on_cuda(made, pool, model, given, inputs is None)
             return _seen(model, device, (nodes,), workspace)
-    runs = profile.read_runs(_run_on_host(model, options, given, inputs is None))
+    runs = profile.read_runs(_run_on_host(model, options, given, inputs is None, persisting))
     return _seen(model, device, runs, profile.read_workspace(memory) if memory.is_file() else {})
 
 
-def _run_on_host(model: ir.Model, options: ort.Options, given: feeding.Feeds, generated: bool) -> Path:
+class _Persisting:
+    """What persists of a training model, in a calibrating run: it would be there twice, as inputs and as outputs.
+
+    Nobody reads what such a run updates, so all of it lies in one piece of memory, round and round: what has no content
+    of its own (an optimizer's state), and what is written over any of it. The memory is larger than caches, so that
+    updates take the time they take.
+
+    Attributes:
+        inputs: Those that the model has no content for, by name.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        roles = training_roles.read(model, str(model.graph.name))
+        own = set(roles.persistent) if roles is not None else set()
+        inputs = {str(v.name): v for v in model.graph.inputs if v.name in own and _is_plain(v)}
+        self.inputs, self._outputs = dict[str, np.ndarray](), list[tuple[str, ir.Value, np.ndarray]]()
+        largest = max((nbytes(value) or 0 for value in inputs.values()), default=0)
+        self._memory, self._at = np.zeros(0, np.uint8), 0
+        if roles is None or not largest:
+            return
+        self._memory = np.ones(-(-max(_CACHES, largest) // 8) * 2, np.float32).view(np.uint8)  # numbers in any format
+        for name, value in inputs.items():
+            if value.const_value is None:
+                self.inputs[name] = self._piece(value)
+        written = {str(v.name): v for v in model.graph.outputs}
+        for old, new in roles.updates.items():
+            if old in inputs and new in written and static_shape(written[new]) == static_shape(inputs[old]):
+                self._outputs.append((new, written[new], self.inputs.get(old, self._piece(inputs[old]))))
+
+    def _piece(self, value: ir.Value) -> np.ndarray:
+        """The next piece of the memory, as an array for a value."""
+        size, dims = nbytes(value) or 0, static_shape(value) or ()
+        assert value.dtype is not None
+        if self._at + size > len(self._memory):
+            self._at = 0
+        begin, self._at = self._at, self._at + -(-size // ALIGNMENT) * ALIGNMENT
+        return self._memory[begin : begin + size].view(value.dtype.numpy()).reshape(dims)
+
+    def random_feeds(self, inputs: Sequence[feeding.Input]) -> feeding.Feeds:
+        """Random numbers for all other inputs."""
+        return feeding.random_feeds([each for each in inputs if each.name not in self.inputs])
+
+    def bind(self, binding: Any) -> frozenset[str]:
+        """Have a run write its updates there; returns their names."""
+        for name, value, array in self._outputs:
+            assert value.dtype is not None
+            ort.bind_output(binding, name, value.dtype, array.shape, array.ctypes.data)
+        return frozenset(name for name, *_ in self._outputs)
+
+
+def _is_plain(value: ir.Value) -> bool:
+    """Whether a value is a tensor of floating-point numbers that numpy has, of a known size above 0."""
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE) and bool(nbytes(value))
+
+
+def _run_on_host(
+    model: ir.Model, options: ort.Options, given: feeding.Feeds, generated: bool, persisting: _Persisting
+) -> Path:
     """A run to warm up, and after it one run, or a few where they are short; returns the profile of all of them."""
     most = min(LATER_RUNS, LATER_NODES // max(1, len(model.graph)))
     with session(model, CPU, options) as (made, _):
-        _run_once(made, model, given, generated)
+        _run_once(made, model, given, generated, persisting)
         begin, runs = time.perf_counter(), 0
         while runs == 0 or (runs < most and (runs + 1) / runs * (time.perf_counter() - begin) < LATER_SECONDS):
-            _run_once(made, model, given, generated)
+            _run_once(made, model, given, generated, persisting)
             runs += 1
         return Path(made.end_profiling())
 
@@ -241,7 +304,9 @@ def _with_copied_indices(
     return {**workspace, **copied}
 
 
-def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool) -> Any:
+def _run_once(
+    made: Any, model: ir.Model, given: feeding.Feeds, generated: bool, persisting: _Persisting | None = None
+) -> Any:
     """Run, and return the binding, which has the outputs."""
     types = {str(value.name): value.type for value in model.graph.inputs}
     binding = made.io_binding()
@@ -249,8 +314,10 @@ def _run_once(made: Any, model: ir.Model, given: feeding.Feeds, generated: bool)
         try:
             for name, feed in given.items():
                 binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types.get(name)))
+            bound = persisting.bind(binding) if persisting is not None else frozenset()
             for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
-                binding.bind_output(name)
+                if name not in bound:
+                    binding.bind_output(name)
             made.run_with_iobinding(binding, options)
             return binding
         except MemongerError:

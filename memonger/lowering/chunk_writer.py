@@ -12,6 +12,7 @@ from memonger.model import training_roles
 from memonger.model.marks import WINDOW
 from memonger.model.names import fresh
 from memonger.model.parts import elements
+from memonger.model.tensors import FILES
 from memonger.model.values import all_values, static_shape, tensor_shape
 
 
@@ -123,9 +124,12 @@ def sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.Ten
         dims[axis] = end - begin
         offset, length = (tensor.offset or 0) + begin * inner // 8, (end - begin) * inner // 8
         shape = ir.Shape(dims)
-        return type(tensor)(
+        part = type(tensor)(
             tensor.location, offset, length, tensor.dtype, shape=shape, name="", base_dir=tensor.base_dir
         )
+        if FILES in tensor.meta:
+            part.meta[FILES] = tensor.meta[FILES]
+        return part
     return ir.Tensor(tensor.numpy()[elements(axis, begin, end)].copy(), dtype=tensor.dtype)
 
 

@@ -33,7 +33,7 @@ from memonger.model.shape_inference import forget_symbolic, infer_once
 from memonger.model.tensors import in_memory, sizes_of_parts
 from memonger.model.values import all_values, nbytes, static_shape
 from memonger.runtime import feeds as feeding
-from memonger.runtime import ort, profile
+from memonger.runtime import ort, process_memory, profile
 from memonger.runtime.arena import host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import LEND_ALL
@@ -112,6 +112,7 @@ def device_form(
             as_stock = _computed_otherwise(unbound, model, lowered, settings, folder.path)
             if as_stock is not None:
                 lowered, calibration = _lower(written, device, settings, folder.path, as_stock)
+        process_memory.give_back()  # sessions of the whole model took as much as its weights
     except SessionError as error:
         hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
         raise PlanError(f"{model.name}: {error}{hint}") from error

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
-from memonger.model import bind_dims, checks, onnx_process
+from memonger.model import bind_dims, checks, onnx_process, wire
 from memonger.model.branches import has_branches, with_open_branches
 from memonger.model.checks import root_cause
 from memonger.model.maps import without_maps
@@ -31,7 +31,7 @@ from memonger.model.marks import inline, nodes_when_inlined
 from memonger.model.model import Model
 from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer
-from memonger.model.tensors import DataFile, external_tensors, replace_external
+from memonger.model.tensors import FILES, DataFile, external_tensors, replace_external
 from memonger.model.values import dense, static_shape, tensor_shape
 from memonger.units import in_full
 from memonger.words import did_you_mean, quoted
@@ -279,11 +279,16 @@ def _no_source(given: object) -> str:
 def _from_file(path: Path) -> Model:
     if path.is_dir():
         raise LoadError(f"{path} is a folder: name the .onnx file in it.")
+    spilled = None
     try:
-        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
-        data = _content(path)
-        text = form == "onnxtxt"
-        proto = onnx_process.parse_text(data) if text else onnx.load_from_string(data, form or "protobuf")
+        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix) or "protobuf"
+        _check_kind(path)
+        spilled = wire.read_spilled(path) if form == "protobuf" else None
+        if spilled is not None:
+            proto = spilled[0]
+        else:
+            data = _content(path)
+            proto = onnx_process.parse_text(data) if form == "onnxtxt" else onnx.load_from_string(data, form)
     except FileNotFoundError:
         raise LoadError(f"{path}: no such file.{did_you_mean(str(path), _beside(path))}") from None
     except OSError as error:
@@ -292,6 +297,8 @@ def _from_file(path: Path) -> Model:
         hint = _HINTS.get(path.suffix.lower(), "")
         raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
     model = dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
+    if spilled is not None:
+        wire.bind(model.ir, spilled[1])
     _follow_links(model.ir, path.parent.resolve(), path.resolve().parent)
     return model
 
@@ -314,17 +321,27 @@ def _follow_links(model: ir.Model, folder: Path, home: Path) -> None:
         replace_external(model, followed)
 
 
+def _check_kind(path: Path) -> None:
+    """Check that a path is a file or a pipe.
+
+    Raises:
+        LoadError: it is neither.
+        OSError: it can't be looked at.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        raise LoadError(f"{path} is a device or socket: a model is read from a file or a pipe.")
+
+
 def _content(path: Path) -> bytes:
     """The bytes of a file or pipe, whole; a pipe may never end.
 
     Raises:
-        LoadError: it is neither, or too large for a model.
+        LoadError: it is too large for a model.
         OSError: it can't be read.
     """
     status = path.stat()
     is_file = stat.S_ISREG(status.st_mode)
-    if not is_file and not stat.S_ISFIFO(status.st_mode):
-        raise LoadError(f"{path} is a device or socket: a model is read from a file or a pipe.")
     with path.open("rb") as file:
         parts, left = list[bytes](), MOST_BYTES if not is_file or status.st_size < MOST_BYTES else 0
         while left > 0 and (part := file.read(min(left, _PART))):
@@ -478,10 +495,13 @@ def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
     made = ir.serde.deserialize_model(proto)
     folders: dict[str, Any] = {}
     for tensor in external_tensors(model):
-        if folders.setdefault(str(tensor.location), tensor.base_dir) != tensor.base_dir:
+        if folders.setdefault(str(tensor.location), tensor).base_dir != tensor.base_dir:
             raise LoadError(f"two folders hold external data of the model under the name {tensor.location}.")
     for tensor in external_tensors(made):
-        tensor.base_dir = folders[str(tensor.location)]
+        before = folders[str(tensor.location)]
+        tensor.base_dir = before.base_dir
+        if FILES in before.meta:
+            tensor.meta[FILES] = before.meta[FILES]
     return made
 
 

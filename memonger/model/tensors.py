@@ -1,16 +1,24 @@
 """The tensors of a model, wherever they stand."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-_LARGE = 1024  # bytes
+from memonger.errors import PlanFileError
+
+LARGE = 1024  # bytes
+FILES = "memonger.files"
+"""In the ``meta`` of an external tensor: what keeps the temporary file alive that it lies in."""
+
+_PART = 1 << 20  # bytes of a weight read at a time
 
 
 def is_large(tensor: ir.TensorProtocol) -> bool:
     """Whether a weight is worth handling apart from the graph: smaller ones travel with it. Text never is."""
-    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _LARGE
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= LARGE
 
 
 def sizes_of_parts(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
@@ -46,12 +54,14 @@ class DataFile(ir.ExternalTensor):
     @classmethod
     def of(cls, tensor: ir.ExternalTensor, *, location: str | None = None, base_dir: Any = None) -> "DataFile":
         """The same tensor, of another file where one is given."""
-        return cls(
+        made = cls(
             tensor.location if location is None else location, tensor.offset, tensor.length, tensor.dtype,
             shape=tensor.shape, name=tensor.name or "", doc_string=tensor.doc_string,
             metadata_props=dict(tensor.metadata_props),
             base_dir=tensor.base_dir if base_dir is None else base_dir,
         )  # fmt: skip
+        made.meta.update(tensor.meta)
+        return made
 
 
 def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:
@@ -105,7 +115,7 @@ def inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 def inner_bytes(model: ir.Model) -> int:
     """Bytes of these, and of long lists of numbers in attributes, as of trees; short ones are settings."""
     lists = (attribute for body in bodies(model) for node in body for attribute in node.attributes.values())
-    long = sum(size for one in lists if (size := _list_bytes(one)) >= _LARGE)
+    long = sum(size for one in lists if (size := _list_bytes(one)) >= LARGE)
     return long + sum(one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING)
 
 
@@ -126,3 +136,42 @@ def tensor_attributes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Attr]]:
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
                 yield node, attribute
+
+
+def content(tensor: ir.TensorProtocol) -> Iterator[Any]:
+    """A tensor's bytes, in parts: those in a file of their own may be more than the memory holds.
+
+    Raises:
+        PlanFileError: it lies in a file that can't be read.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        yield from read_bytes(tensor.path, tensor.offset or 0, tensor.nbytes, str(tensor.name))
+    elif tensor.dtype == ir.DataType.STRING:
+        yield json.dumps([str(each) for each in tensor.numpy().ravel()]).encode()
+    elif tensor.dtype.bitwidth < 8:
+        yield tensor.tobytes()
+    else:
+        yield np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+
+
+def read_bytes(path: Any, offset: int, length: int, name: str) -> Iterator[bytes]:
+    """Bytes of a file in parts: read, not mapped, as mapped pages would count as this process's memory.
+
+    Args:
+        path: The file.
+        offset: Where they begin.
+        length: How many there are.
+        name: The tensor that they are of, for the error.
+
+    Raises:
+        PlanFileError: they can't be read.
+    """
+    left = length
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            while left and (part := file.read(min(left, _PART))):
+                yield part
+                left -= len(part)
+    except OSError as error:
+        raise PlanFileError(f"tensor '{name}' can't be read from {path}: {error}.") from error

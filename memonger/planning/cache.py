@@ -28,7 +28,7 @@ from memonger.files import write_whole
 from memonger.model.decoding import AtLeast, decode
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
-from memonger.model.save import save_model
+from memonger.model.save import MAPPED_LIMIT, save_model
 from memonger.model.tensors import all_tensors
 from memonger.plan import Plan
 from memonger.plan_file import tensor_digest, with_record
@@ -117,7 +117,8 @@ class Entry:
         model.metadata_props[KEY] = json.dumps(dataclasses.asdict(beside), separators=(",", ":"), default=_plain)
         try:
             _check_replaceable(self.path)
-            save_model(model, self.path)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_model(model, self.path, limit=MAPPED_LIMIT)
         except (OSError, PlanFileError) as error:
             logger.warning("the plan isn't kept in %s (%s): %s", self.path.parent, FOLDER, error)
 

@@ -45,6 +45,8 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "total_bytes": plan.total_bytes,
         "required_bytes": plan.required_bytes,
         "session_bytes": plan.session_bytes,
+        "process_bytes": plan.process_bytes,
+        "mapped_bytes": plan.mapped_bytes,
         "unplanned_bytes": plan.unplanned_bytes,
         "stock_bytes": plan.stock_bytes,
         "budget_bytes": plan.budget,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -21,8 +21,6 @@ from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
-from memonger.layout import allocate
-from memonger.layout.shrunk import Shrunk
 from memonger.model import open_dims
 from memonger.model.ranges import completed, described, in_words, own, place_of
 from memonger.model.shaping import Shape
@@ -35,6 +33,9 @@ from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, expose, program_of
 from memonger.units import in_full
+
+if TYPE_CHECKING:
+    from memonger.layout.shrunk import Shrunk
 
 KEPT, KEPT_VALUES = 16, 2000
 """Shapes that stay bound, those that ran last: so many, or more, up to so many values together, each about half a KiB
@@ -285,6 +286,8 @@ class RangedProgram:
             pass
         graph = replace(graph, planned=tuple(p and bool(s) for p, s in zip(graph.planned, graph.sizes, strict=True)))
         storage = assign_storage(graph, alignment=self._alignment)
+        from memonger.layout import allocate  # with all allocators
+
         layout = allocate(storage.buffers)
         if layout.size > self.base.arena_bytes:
             raise SessionError(
@@ -298,8 +301,10 @@ class RangedProgram:
         return {**dict.fromkeys(own, 0), **offsets}  # empty values lie anywhere
 
 
-def _shrunk(plan: Plan) -> tuple[dict[int, int], Shrunk | None]:
+def _shrunk(plan: Plan) -> tuple[dict[int, int], "Shrunk | None"]:
     """The storage of each value, and what moves storages down; None where values lie inside others."""
+    from memonger.layout.shrunk import Shrunk
+
     storage = assign_storage(plan.graph, alignment=plan.alignment, offsets=plan.offsets)
     of_value = {value: number for value, number in enumerate(storage.of_value) if number >= 0}
     if any(storage.within):

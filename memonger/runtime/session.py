@@ -101,6 +101,8 @@ class Session:
             plans, self.device, threads=intra_op_threads or plans[0].threads, check_order=check_order,
             cuda_graph=cuda_graph, pad=pad, state=_state(plans, state, threads, pad),
         )  # fmt: skip
+        del plans, one
+        process_memory.settle()  # what reading the plan took, and onnxruntime to make its sessions
         self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
         self._making = threading.Lock()  # held while a place is made, which `close` has to know of
         self._shared = self._new_place() if threads == "lock" else None

@@ -571,7 +571,7 @@ def _stores(
     for name in roles.persistent:
         start = model.graph.initializers.get(name)
         if name in tensors and start is not None and start.const_value is not None:  # else it begins as zeros
-            stores[name not in weights].fill(name, start.const_value.numpy())
+            stores[name not in weights].fill_from(name, start.const_value)
     return stores
 
 

@@ -14,8 +14,10 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 from memonger.model.checks import root_cause
-from memonger.model.tensors import external_tensors, is_large, sizes_of_parts
+from memonger.model.packed import tell
+from memonger.model.tensors import FILES, external_tensors, is_large, sizes_of_parts
 from memonger.model.values import tensor_shape
+from memonger.model.wire import varint
 from memonger.runtime.onnxruntime import onnxruntime
 
 MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB
@@ -126,8 +128,9 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
     Raises:
         SessionError: it can't be written.
     """
-    large, constants = _large(model), [v for v in model.graph.initializers.values() if _is_needed(v)]
-    inside = {value: tensor for value, tensor in large.items() if not isinstance(tensor, ir.ExternalTensor)}
+    large, folder = _large(model), _folder(model)
+    constants = [value for value in model.graph.initializers.values() if _is_needed(value)]
+    inside = {value: tensor for value, tensor in large.items() if not _lies_in(tensor, folder)}
     if sum(tensor.nbytes for tensor in inside.values()) > MOST_IN_MESSAGE:
         lending = LEND_ALL
     is_shared = lending is None or lending.is_shared
@@ -139,7 +142,7 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
         data = _serialized(model, [_lent(value, inside[value]) if value in inside else value for value in constants])
         lent = list(inside)
     weights = {} if lending is None else {str(value.name): lending.held(large[value]) for value in lent}
-    return Message(data, _folder(model), weights, is_shared)
+    return Message(data, folder, weights, is_shared)
 
 
 def _lent(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
@@ -164,29 +167,29 @@ def _serialized(model: ir.Model, constants: Sequence[ir.Value]) -> bytes:
         ),
     )  # fmt: skip
     try:
-        return ir.serde.serialize_model(view).SerializeToString()
+        message = ir.serde.serialize_model(view)
+        tell(message, {str(value.name): value.const_value for value in constants})
+        return message.SerializeToString()
     except RuntimeError as error:  # onnx-ir's
         raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
 
 
 def _folder(model: ir.Model) -> str | None:
-    """Where a model's external data lies: all in one folder, its own."""
-    return next((str(Path(tensor.base_dir).resolve()) for tensor in external_tensors(model)), None)
+    """The folder that a session reads external data from: that of a temporary file only where there is no other."""
+    found = dict.fromkeys((FILES in tensor.meta, str(tensor.base_dir)) for tensor in external_tensors(model))
+    return str(Path(min(found)[1]).resolve()) if found else None
+
+
+def _lies_in(tensor: ir.TensorProtocol, folder: str | None) -> bool:
+    """Whether a session finds a tensor in a folder."""
+    return isinstance(tensor, ir.ExternalTensor) and str(Path(tensor.base_dir).resolve()) == folder
 
 
 def _joined(weights: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[bytes]:
     for value, tensor in weights.items():
         header = onnx.TensorProto(name=value.name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
         data = tensor.tobytes()
-        fields = header.SerializeToString() + _RAW_DATA + _varint(len(data))
-        graph = _INITIALIZER + _varint(len(fields) + len(data)) + fields
-        yield _GRAPH + _varint(len(graph) + len(data)) + graph
+        fields = header.SerializeToString() + _RAW_DATA + varint(len(data))
+        graph = _INITIALIZER + varint(len(fields) + len(data)) + fields
+        yield _GRAPH + varint(len(graph) + len(data)) + graph
         yield data
-
-
-def _varint(number: int) -> bytes:
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])

@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.packing import training_like
-from memonger import layout as layout_package
 from memonger.errors import LayoutError
-from memonger.layout import ALLOCATORS, Buffer, Layout, allocate, check_layout, lower_bound, placement_search
+from memonger.layout import (
+    ALLOCATORS,
+    Buffer,
+    Layout,
+    allocate,
+    allocators,
+    check_layout,
+    lower_bound,
+    placement_search,
+)
 from memonger.layout.minimalloc_csv import read_problem
 from memonger.layout.placement_search import improve
 from memonger.layout.shrunk import Shrunk
@@ -64,7 +72,7 @@ def test_an_allocator_is_one_function_and_one_name(monkeypatch: pytest.MonkeyPat
         ends = list(itertools.accumulate(b.size for b in buffers))
         return Layout(tuple(end - b.size for end, b in zip(ends, buffers, strict=True)), ends[-1])
 
-    monkeypatch.setattr(layout_package, "ALLOCATORS", {**ALLOCATORS, "stack": on_top_of_each_other})
+    monkeypatch.setattr(allocators, "ALLOCATORS", {**ALLOCATORS, "stack": on_top_of_each_other})
     buffers = [Buffer(i, 10 + i, i, i + 2, alignment=1) for i in range(3)]
     assert allocate(buffers, ["stack"]) == Layout((0, 10, 21), 33)
     assert allocate(buffers, ["stack", "lowest-offset-size"]).size == 12 + 11

@@ -197,7 +197,7 @@ def test_out_of_memory_is_told(planned: Path, monkeypatch: pytest.MonkeyPatch) -
 
     plan = memonger.Plan.load(planned)
     with monkeypatch.context() as patch:
-        patch.setattr("memonger.model.save._serialized", fails)
+        patch.setattr("memonger.model.save.read_in", fails)
         with pytest.raises(memonger.PlanFileError, match="memory ran out"):
             plan.save(planned.with_name("again.onnx"))
     assert not planned.with_name("again.onnx").exists()

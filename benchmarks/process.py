@@ -1,0 +1,214 @@
+"""What a process takes that loads a model and runs it: ``python -m benchmarks.process``.
+
+Writes process.txt. One process loads the user's own file into stock onnxruntime with its defaults, another the planned
+file into `memonger.Session`; each runs three times. What they grow by is the operating system's account, over a Python
+that has imported numpy: pages of the process's own (anonymous), pages of files, and the most of all pages together at
+any moment (VmHWM), loading included. The prediction is `Plan.process_bytes`, and `Plan.mapped_bytes` for weights in the
+plan's file. Training plans have no stock beside them: what their tensors take, and what a process took. Planning is the
+most that the process took which planned and saved, whole; the last column is whether both gave the same bits.
+
+Memory isn't disturbed by what else runs; no times are in the table. Rows are kept in process.json: ``--resume`` takes
+them, and measures what isn't there.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+STATUS = Path("/proc/self/status")
+NETWORKS = ("resnet50", "vit_b16", "mobilenet_v2", "densenet121", "googlenet", "alexnet", "unet", "gpt", "lstm")
+LARGE = {"vit_l16": ("vit_b16", {"num_layers": 24, "heads": 16, "width": 1024})}
+EXPORTED = ("torch convnext", "torch encoder", "torch pyramid")
+TRAINING = {"resnet50": 4, "vit_b16": 1, "gpt": 8}
+RUNS = 3
+FACTOR, SPARE = 1.05, 5.0  # what a process may take beside stock's growth; MiB
+WITHIN = 0.03, 3.0  # of the prediction, or MiB
+
+
+def _resident() -> dict[str, float]:
+    """MiB of this process, by what kind of pages they are."""
+    fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+    return {key: int(fields[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile", "RssShmem", "VmRSS", "VmHWM")}
+
+
+def _grown(before: dict[str, float]) -> dict[str, float]:
+    now = _resident()
+    own = sum(now[key] - before[key] for key in ("RssAnon", "RssShmem"))
+    file, whole = now["RssFile"] - before["RssFile"], now["VmRSS"] - before["VmRSS"]
+    return {"own": own, "file": file, "all": whole, "peak": now["VmHWM"] - before["VmRSS"]}
+
+
+def child(kind: str, path: str) -> None:
+    """One process: load, run, say what it grew by."""
+    import numpy as np
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before, draw = _resident(), np.random.default_rng(0)
+
+    def array(shape: Any, is_float: bool) -> Any:
+        dims = [dim if isinstance(dim, int) else 1 for dim in shape]
+        return draw.standard_normal(dims).astype(np.float32) if is_float else draw.integers(0, 100, dims)
+
+    if kind == "stock":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        loaded, infos = _grown(before), session.get_inputs()
+        feeds = {each.name: array(each.shape, "float" in each.type) for each in infos}
+        results = [session.run(None, feeds) for _ in range(RUNS)][-1]
+    elif kind == "planned":
+        import memonger
+
+        planned = memonger.Session(path)
+        loaded, inputs = _grown(before), planned._model.programs[0].inputs
+        feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) for each in inputs}
+        results = [list(planned.run(feeds).values()) for _ in range(RUNS)][-1]
+    else:
+        import memonger
+
+        trained = memonger.TrainingSession(path)
+        loaded = _grown(before)
+        feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) % 2 for each in trained.inputs}
+        results = [np.array([trained.step(feeds) for _ in range(RUNS)])]
+    digest = hashlib.sha256(b"".join(np.asarray(each).tobytes() for each in results)).hexdigest()
+    del results
+    print(json.dumps({"loaded": loaded, "ran": _grown(before), "digest": digest}))
+
+
+def plan(source: str, target: str, training: bool) -> None:
+    """Another process: plan, save, say what that took, and what is predicted."""
+    Path("/proc/self/clear_refs").write_text("5")
+    import memonger
+
+    options: dict[str, Any] = {"device": "cpu", "mode": "inference"}
+    if training:
+        options = {
+            "device": "cpu", "mode": "training", "loss": "loss", "optimizer": memonger.SGD(lr=0.01, momentum=0.9)
+        }  # fmt: skip
+    memonger.search_plan(source, **options).save(target)
+    peak, made = _resident()["VmHWM"], memonger.Plan.load(target)
+    predicted, mapped = made.process_bytes or 0, made.mapped_bytes or 0
+    print(json.dumps({"peak": peak, "total": made.total_bytes / 2**20, "weights": made.parameter_bytes / 2**20,
+                      "predicted": predicted / 2**20, "mapped": mapped / 2**20}))  # fmt: skip
+
+
+def _ask(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-m", "benchmarks.process", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _write(name: str, path: Path, batch: int = 1, training: bool = False) -> None:
+    """A network's file, weights inside as exporters write them."""
+    if name in EXPORTED:
+        from benchmarks.exports import export
+
+        export(name, path)
+        return
+    import onnx_ir as ir
+
+    import models
+
+    network, settings = LARGE.get(name, (name, {}))
+    ir.save(models.build_ir(network, batch=batch, training=training, **settings), path)
+
+
+def _measured(name: str, folder: Path) -> dict[str, Any]:
+    """A network in processes of their own."""
+    source, target = folder / "model.onnx", folder / "planned.onnx"
+    try:
+        if name in TRAINING_NAMES:
+            network, batch = TRAINING_NAMES[name]
+            _write(network, source, batch, training=True)
+            return {"plan": _ask("plan", str(source), str(target), "training"), "own": _ask("train", str(target))}
+        _write(name, source)
+        plan_of = _ask("plan", str(source), str(target), "")
+        return {"plan": plan_of, "stock": _ask("stock", str(source)), "own": _ask("planned", str(target))}
+    finally:
+        for each in folder.iterdir():
+            each.unlink()
+
+
+TRAINING_NAMES = {f"{network}, batch {batch}": (network, batch) for network, batch in TRAINING.items()}
+
+
+def _rows(found: Mapping[str, Any], table: Any) -> Iterator[str]:
+    most, right = 0.0, 0
+    for name, row in found.items():
+        planned, stock, own = row["plan"], row["stock"], row["own"]
+        yield table.row(
+            name, planned["weights"],
+            *(where[key][kind] for where in (stock, own) for key, kind in (
+                ("loaded", "own"), ("ran", "own"), ("ran", "all"), ("ran", "peak"))),
+            planned["predicted"], planned["mapped"], planned["peak"],
+            "same" if stock["digest"] == own["digest"] else "differ",
+        )  # fmt: skip
+        for key, kind in (("loaded", "all"), ("ran", "all"), ("ran", "peak")):
+            most = max(most, own[key][kind] - FACTOR * stock[key][kind] - SPARE)
+        off, allowed = abs(own["ran"]["own"] - planned["predicted"]), max(WITHIN[0] * own["ran"]["own"], WITHIN[1])
+        right += off <= allowed
+    above = f"above {FACTOR} x stock's growth + {SPARE:.0f} MiB"
+    yield ""
+    yield f"most that a process took {above}, loaded, run or at its peak: {most:.1f} MiB"
+    yield f"memory of its own within {WITHIN[0]:.0%} or {WITHIN[1]:.0f} MiB of the prediction: {right} of {len(found)}"
+
+
+def _training_rows(found: Mapping[str, Any], table: Any) -> Iterator[str]:
+    for name, row in found.items():
+        planned, own = row["plan"], row["own"]
+        yield table.row(
+            name, planned["weights"], planned["total"], own["loaded"]["own"], own["ran"]["own"], own["ran"]["peak"],
+            planned["predicted"], planned["peak"],
+        )  # fmt: skip
+
+
+def main(resume: bool) -> None:
+    """Measure, print the table and keep it."""
+    from benchmarks.machine import HERE, Table, keep, stamp
+
+    rows = HERE / "process.json"
+    found: dict[str, Any] = json.loads(rows.read_text()) if resume and rows.is_file() else {}
+    for name in (*NETWORKS, *EXPORTED, *LARGE, *TRAINING_NAMES):
+        if name not in found:
+            with tempfile.TemporaryDirectory() as folder:
+                found[name] = _measured(name, Path(folder))
+            rows.write_text(json.dumps(found, indent=1) + "\n")
+    table = Table(
+        "network<15", "weights>8.1f", "stock loaded>13.1f", "run>7.1f", "all>8.1f", "peak>8.1f", "planned loaded>16.1f",
+        "run>7.1f", "all>8.1f", "peak>8.1f", "predicted>10.1f", "mapped>8.1f", "planning>9.0f", "bits<7",
+    )  # fmt: skip
+    training = Table(
+        "training<19", "persists>9.1f", "total>8.1f", "loaded>8.1f", "run>8.1f", "peak>8.1f", "predicted>10.1f",
+        "planning>9.0f",
+    )  # fmt: skip
+
+    def lines() -> Iterator[str]:
+        yield from stamp("process", ("onnxruntime", "onnx", "onnx-ir"))
+        yield "MiB that a process grows by; loaded, run: memory of its own; all: of files, too; peak: the most of all"
+        yield ""
+        yield table.heading
+        yield from _rows({name: row for name, row in found.items() if "stock" in row}, table)
+        yield ""
+        yield training.heading
+        yield from _training_rows({name: row for name, row in found.items() if "stock" not in row}, training)
+
+    keep(lines(), HERE / "process.txt")
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1:]
+    if asked and asked[0] in ("stock", "planned", "train"):
+        child(*asked)
+    elif asked and asked[0] == "plan":
+        plan(asked[1], asked[2], bool(asked[3]))
+    else:
+        main("--resume" in asked)

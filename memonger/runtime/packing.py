@@ -1,0 +1,78 @@
+"""Packs weights for the file of a plan: by onnxruntime's own kernels, a few nodes at a time."""
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from memonger.devices import CPU, Stamp
+from memonger.errors import SessionError
+from memonger.files import temporary_folder
+from memonger.model.extract import extract
+from memonger.model.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_size
+from memonger.runtime import onnxruntime, ort, process_memory
+from memonger.runtime.backend import backend
+
+_ENTRY = re.compile(r"(\w+\+\d+)\|(\d+);(\d+);\d+")
+_FILE = "packed.data"
+
+
+def packs_here(stamp: Stamp | None) -> bool:
+    """Whether weights can be packed here for a plan: it is bound to this machine's processor and onnxruntime."""
+    if stamp is None or stamp.provider != CPU.provider or not onnxruntime.is_available():
+        return False
+    return (stamp.runtime, stamp.machine) == (ort.runtime_name(), backend(CPU).machine_name())
+
+
+def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Copy]:
+    """Packed copies of weights among these: those that the model's file has already, and others.
+
+    A file is gone when the next weight is asked for. Weights that onnxruntime packs otherwise, or not at all, are left
+    out: they are packed when a session is made, as ever.
+    """
+    batch, size = list[ir.Value](), 0
+    for value in model.graph.initializers.values():
+        tensor, there = value.const_value, packed_of(value.const_value)
+        if tensor is None or value not in among or tensor.nbytes < SMALLEST or packed_size(value) is None:
+            continue
+        if there is not None and isinstance(tensor, ir.ExternalTensor):
+            yield Copy(value, there.key, Path(tensor.path), there.offset, there.length)
+            continue
+        batch.append(value)
+        size += tensor.nbytes
+        if size >= AT_ONCE:
+            yield from _packed(model, batch)
+            batch, size = [], 0
+    if batch:
+        yield from _packed(model, batch)
+
+
+def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
+    """Those of these weights, by a model of the first product that reads each."""
+    wanted = set(weights)
+    readers = {v: n for n in reversed(model.graph) for i, v in enumerate(n.inputs) if v in wanted and is_packing(n, i)}
+    nodes = list(dict.fromkeys(node for node in model.graph if node in set(readers.values())))
+    with temporary_folder() as folder:
+        path = folder / "packed.onnx"
+        entries = {
+            **ort.RUN_ONCE,
+            "session.optimized_model_external_initializers_file_name": _FILE,
+            "session.optimized_model_external_initializers_min_size_in_bytes": str(SMALLEST),
+            "session.save_external_prepacked_constant_initializers": "1",
+        }
+        try:
+            part = extract(model, nodes, [node.outputs[0] for node in nodes])
+            ort.make_session(part, CPU, ort.Options(threads=1, optimized=path, entries=entries))
+            message = onnx.load(path, load_external_data=False)
+        except (SessionError, OSError):
+            return
+        found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
+        for value in weights:
+            said = found.get(str(value.name), {})
+            entry = _ENTRY.fullmatch(said.get("prepacked_0", ""))
+            if entry is None or "prepacked_1" in said or int(entry[3]) != packed_size(value):
+                continue
+            yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
+    process_memory.give_back()

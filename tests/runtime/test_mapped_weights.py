@@ -1,0 +1,251 @@
+"""Weights beside a planned file: packed as kernels read them, mapped, checked; and what a process then takes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import memonger
+from memonger.model import packed
+from memonger.plan_file import KEY
+from memonger.runtime import process_memory
+from tests.support.networks import model_of
+from tests.support.stock import normal, run_stock
+
+MIB = 1 << 20
+WIDTH, LAYERS = 820, 2
+
+
+def _model(width: int = WIDTH, layers: int = LAYERS) -> onnx.ModelProto:
+    """Products with a weight each; every second one reads it transposed. 820 columns are no whole panels of 16."""
+    nodes, weights = [], {}
+    for layer in range(layers):
+        rows = (width, width - 8) if layer % 2 else (width - 8, width)
+        weights[f"w{layer}"] = normal(layer, *rows) / np.float32(width)
+        weights[f"b{layer}"] = normal(layer + 9, width)
+        attributes = {"transB": 1} if layer % 2 else {}
+        ends = [f"v{layer}", f"w{layer}", f"b{layer}"]
+        if layer % 2:
+            nodes.append(
+                helper.make_node("Slice", [f"v{layer}", "begin", "end", "axis"], [f"s{layer}"], name=f"cut{layer}")
+            )
+            ends[0] = f"s{layer}"
+        nodes.append(helper.make_node("Gemm", ends, [f"v{layer + 1}"], name=f"gemm{layer}", **attributes))
+    integers = {"begin": np.array([0]), "end": np.array([width - 8]), "axis": np.array([1])}
+    return model_of(nodes, {"v0": [4, width - 8]}, {f"v{layers}": [4, width]}, **weights, **integers)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mapped")
+    memonger.search_plan(_model(), device="cpu", mode="inference").save(folder / "planned.onnx")
+    return folder / "planned.onnx"
+
+
+def _record(path: Path) -> dict[str, Any]:
+    model = onnx.load(path, load_external_data=False)
+    found: dict[str, Any] = json.loads(next(entry.value for entry in model.metadata_props if entry.key == KEY))
+    return found
+
+
+def _with_record(path: Path, folder: Path, changes: Mapping[str, Any], data: bytes | None = None) -> Path:
+    """A copy of a planned file and its weights, with another record, and other weights."""
+    model = onnx.load(path, load_external_data=False)
+    for entry in model.metadata_props:
+        if entry.key == KEY:
+            entry.value = json.dumps({**json.loads(entry.value), **changes})
+    (beside,) = path.parent.glob("*.data")
+    (folder / beside.name).write_bytes(beside.read_bytes() if data is None else data)
+    (folder / path.name).write_bytes(model.SerializeToString())
+    return folder / path.name
+
+
+def test_packed_weights_lie_in_the_file_and_give_stocks_bits(planned: Path, tmp_path: Path) -> None:
+    (data,) = planned.parent.glob("*.data")
+    copies = _record(planned)["packed"]
+    assert set(copies) == {"w0", "w1"}
+    assert all(each["offset"] % 4096 == 0 and each["length"] == 812 * 832 * 4 for each in copies.values())
+    assert data.stat().st_size == max(each["offset"] + each["length"] for each in copies.values())
+    feed = {"v0": normal(5, 4, WIDTH - 8)}
+    expected = run_stock(_model(), feed, "ORT_ENABLE_ALL")[f"v{LAYERS}"]
+    assert np.array_equal(memonger.Session(planned).run(feed)[f"v{LAYERS}"], expected)
+    again = memonger.Plan.load(planned)
+    again.save(tmp_path / "again.onnx")
+    assert set(_record(tmp_path / "again.onnx")["packed"]) == {"w0", "w1"}
+    assert np.array_equal(memonger.Session(tmp_path / "again.onnx").run(feed)[f"v{LAYERS}"], expected)
+
+
+def test_the_same_model_gives_the_same_files(planned: Path, tmp_path: Path) -> None:
+    memonger.search_plan(_model(), device="cpu", mode="inference").save(tmp_path / "planned.onnx")
+    (one,), (other,) = planned.parent.glob("*.data"), tmp_path.glob("*.data")
+    assert one.name == other.name
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_portable_plan_holds_no_packed_weights(tmp_path: Path) -> None:
+    memonger.search_plan(_model(), device="none", mode="inference").save(tmp_path / "planned.onnx")
+    assert "packed" not in _record(tmp_path / "planned.onnx")
+    model = onnx.load(tmp_path / "planned.onnx")
+    onnx.checker.check_model(model)
+
+
+def test_packed_weights_that_were_changed_are_refused(planned: Path, tmp_path: Path) -> None:
+    copies = _record(planned)["packed"]
+    (beside,) = planned.parent.glob("*.data")
+    data = bytearray(beside.read_bytes())
+    data[copies["w1"]["offset"] + 7] ^= 1
+    changed = _with_record(planned, tmp_path, {}, bytes(data))
+    with pytest.raises(memonger.PlanFileError, match=r"packed copy of its weight 'w1' was changed.*digests differ"):
+        memonger.Session(changed)
+    cut = _with_record(planned, tmp_path, {}, bytes(data[:-8192]))
+    with pytest.raises(memonger.PlanFileError, match=r"packed copy of weight 'w1' isn't in .*cut short"):
+        memonger.Session(cut)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"length": 4096}, "packed copy of 'w0' that none reads"),
+        ({"length": 1 << 40}, "packed copy of 'w0' that none reads"),
+        ({"offset": 1 << 50}, "cut short"),
+        ({"offset": -4096}, "malformed"),
+        ({"key": "Gemm+1|0;9;0"}, "cut short"),
+    ],
+)
+def test_a_strangers_packed_weights_stay_in_the_file(
+    planned: Path, tmp_path: Path, change: Mapping[str, Any], words: str
+) -> None:
+    """A kernel reads as many bytes as the weight's shape says, so a copy has that many, and all are in the file."""
+    copies = _record(planned)["packed"]
+    path = _with_record(planned, tmp_path, {"packed": {**copies, "w0": {**copies["w0"], **change}}})
+    with pytest.raises(memonger.PlanFileError, match=words):
+        memonger.Session(path, check_weights=False)
+
+
+def test_a_packed_copy_of_what_no_product_reads_is_refused(planned: Path, tmp_path: Path) -> None:
+    copies = _record(planned)["packed"]
+    for name in ("b0", "begin", "absent"):
+        path = _with_record(planned, tmp_path, {"packed": {name: copies["w0"]}})
+        with pytest.raises(memonger.PlanFileError, match=f"packed copy of '{name}' that none reads"):
+            memonger.Plan.load(path)
+
+
+def test_what_cannot_be_packed_is_left_to_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memonger.runtime.packing.packed_size", lambda value: 4)
+    memonger.search_plan(_model(), device="cpu", mode="inference").save(tmp_path / "planned.onnx")
+    assert "packed" not in _record(tmp_path / "planned.onnx")
+    feed = {"v0": normal(5, 4, WIDTH - 8)}
+    assert np.array_equal(
+        memonger.Session(tmp_path / "planned.onnx").run(feed)[f"v{LAYERS}"],
+        run_stock(_model(), feed, "ORT_ENABLE_ALL")[f"v{LAYERS}"],
+    )
+
+
+def test_weights_that_products_read_two_ways_are_not_packed_in_the_file() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="a"),
+        helper.make_node("Gemm", ["a", "w"], ["b"], name="b", transB=1),
+        helper.make_node("MatMul", ["b", "u"], ["c"], name="c"),
+        helper.make_node("Add", ["c", "u"], ["y"], name="y"),
+    ]
+    model = model_of(nodes, {"x": [8, 8]}, {"y": [8, 8]}, w=normal(0, 8, 8), u=normal(1, 8, 8))
+    plan = memonger.search_plan(model, device="none", mode="inference")
+    weights = plan.model.graph.initializers
+    assert [packed.packed_size(weights[name]) for name in "wu"] == [None, 8 * 16 * 4]
+
+
+def _beside(folder: Path) -> Path:
+    """The model with its weights in a file of their own."""
+    folder.mkdir(exist_ok=True)
+    onnx.save(_model(), folder / "model.onnx", save_as_external_data=True, location="model.bin", size_threshold=1024)
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_a_plan_may_refer_to_its_sources_weights(device: str, tmp_path: Path) -> None:
+    source, feed = _beside(tmp_path), {"v0": normal(5, 4, WIDTH - 8)}
+    plan = memonger.search_plan(source, device=device, mode="inference")
+    plan.save(tmp_path / "planned.onnx", weights="source")
+    beside = sum(each.stat().st_size for each in tmp_path.iterdir() if each.suffix not in (".onnx", ".bin"))
+    assert (tmp_path / "planned.onnx").stat().st_size + beside < 100_000
+    expected = run_stock(_model(), feed, "ORT_ENABLE_ALL" if device == "cpu" else "ORT_DISABLE_ALL")[f"v{LAYERS}"]
+    assert np.array_equal(memonger.Session(tmp_path / "planned.onnx").run(feed)[f"v{LAYERS}"], expected)
+    data = bytearray((tmp_path / "model.bin").read_bytes())
+    data[40] ^= 1
+    (tmp_path / "model.bin").write_bytes(data)
+    with pytest.raises(memonger.PlanFileError, match=r"weight 'w0' was changed since the plan was saved"):
+        memonger.Session(tmp_path / "planned.onnx")
+    (tmp_path / "model.bin").rename(tmp_path / "moved.bin")
+    with pytest.raises(memonger.PlanFileError, match=r"external data of tensor 'w\d' is missing: no file .*model.bin"):
+        memonger.Session(tmp_path / "planned.onnx")
+
+
+def test_weights_the_source_has_not_are_the_plans_own(tmp_path: Path) -> None:
+    """A convolution's weight is laid out anew for the processor."""
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Flatten", ["c"], ["f"], name="flat"),
+        helper.make_node("Gemm", ["f", "w"], ["y"], name="gemm"),
+    ]
+    weights = {"k": normal(0, 512, 256, 3, 3), "w": normal(1, 512 * 16, 64)}
+    model = model_of(nodes, {"x": [1, 256, 4, 4]}, {"y": [1, 64]}, **weights)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.bin", size_threshold=1024)
+    plan = memonger.search_plan(tmp_path / "model.onnx", device="cpu", mode="inference")
+    plan.save(tmp_path / "planned.onnx", weights="source")
+    whole = onnx.load(tmp_path / "planned.onnx", load_external_data=False)
+    where = {each.name: each.external_data[0].value for each in whole.graph.initializer if each.external_data}
+    assert where.pop("w") == "model.bin"
+    assert [name.endswith(".data") for name in where.values()] == [True]
+    feed = {"x": normal(2, 1, 256, 4, 4)}
+    expected = run_stock(onnx.load(tmp_path / "model.onnx"), feed, "ORT_ENABLE_ALL")["y"]
+    assert np.array_equal(memonger.Session(tmp_path / "planned.onnx").run(feed)["y"], expected)
+
+
+def test_what_cannot_be_referred_to_is_told(tmp_path: Path) -> None:
+    plan = memonger.search_plan(_model(), device="cpu", mode="inference")
+    with pytest.raises(memonger.PlanFileError, match=r"has no weights in files of .*save_as_external_data"):
+        plan.save(tmp_path / "planned.onnx", weights="source")
+    elsewhere = memonger.search_plan(_beside(tmp_path / "there"), device="cpu", mode="inference")
+    with pytest.raises(memonger.PlanFileError, match="has no weights in files of"):
+        elsewhere.save(tmp_path / "planned.onnx", weights="source")
+    with pytest.raises(memonger.PlanFileError, match="'own' or 'source'"):
+        elsewhere.save(tmp_path / "planned.onnx", weights="none")
+    elsewhere.save(tmp_path / "planned.onnx")
+    with pytest.raises(memonger.PlanFileError, match="read from a file"):
+        memonger.Plan.load(tmp_path / "planned.onnx").save(tmp_path / "again.onnx", weights="source")
+    assert not (tmp_path / "again.onnx").exists()
+
+
+GROWTH = """
+import json, sys
+import numpy as np
+from pathlib import Path
+def own():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+before = own()
+import memonger
+session = memonger.Session(sys.argv[1])
+for _ in range(2):
+    session.run({"v0": np.ones((4, 2000 - 8), np.float32)})
+print(own() - before)
+"""
+
+
+@pytest.mark.skipif(not process_memory.is_measurable(), reason="this system doesn't account for memory")
+def test_a_process_takes_what_was_said(tmp_path: Path) -> None:
+    """30 MiB of weights: not once are they in memory of the process's own."""
+    memonger.search_plan(_model(2000), device="cpu", mode="inference").save(tmp_path / "planned.onnx")
+    plan = memonger.Plan.load(tmp_path / "planned.onnx")
+    done = subprocess.run([sys.executable, "-c", GROWTH, tmp_path / "planned.onnx"], capture_output=True, check=True)
+    assert plan.process_bytes is not None
+    assert plan.mapped_bytes is not None
+    assert plan.mapped_bytes > 30 * MIB
+    assert abs(int(done.stdout) - plan.process_bytes) < 5 * MIB
