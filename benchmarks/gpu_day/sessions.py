@@ -9,13 +9,20 @@ from typing import Any
 from benchmarks.gpu_day.stages import Settings
 
 FILES = {"runtime": "tests/runtime/test_cuda_sessions.py", "planning": "tests/planning/test_cuda_plans.py"}
+START = """
+import sys
+from benchmarks.side_by_side.job import load_cuda_libraries
+load_cuda_libraries()
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 REHEARSED = ("-k", "tensors_of_the_device or another_gpu")
 
 
 def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
     """One file of tests."""
     report = Path(settings.folder) / f"{item}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", FILES[item]]
+    command = [sys.executable, "-c", START, "-q", "-p", "no:cacheprovider", f"--junitxml={report}", FILES[item]]
     command += ["-o", "filterwarnings=default"]  # of whichever versions there are
     command += [*REHEARSED] if settings.rehearse else []
     result = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, seconds - 2), check=False)

@@ -14,10 +14,14 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from memonger.devices import Device
+from benchmarks.side_by_side.job import load_cuda_libraries
+from memonger.devices import Device, parse_device
+from memonger.errors import RuntimeUnavailableError
+from memonger.runtime.cuda import missing
 from tests.facts.examples import element_type
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+CUDA_DEVICE = parse_device("cuda:0")
 STAND_IN = "Fake CUDA device"  # what tests/support/fake_cuda calls its devices
 ALIGNMENT = 256
 POISON = 0xA5
@@ -32,10 +36,13 @@ NUMPY = {
 
 
 def prepare() -> None:
-    """Once in a process: CUDA's libraries from NVIDIA's wheels where those are installed, and silence."""
+    """Once in a process: CUDA's libraries from NVIDIA's wheels or PyTorch's where those are installed, and silence."""
     onnxruntime.set_default_logger_severity(4)
     with contextlib.redirect_stdout(sys.stderr):  # it prints what it can't find
-        onnxruntime.preload_dlls(msvc=False)
+        try:
+            missing.check(CUDA_DEVICE)
+        except RuntimeUnavailableError:  # PyTorch may bring them along
+            load_cuda_libraries()
 
 
 class DriverError(Exception):
