@@ -328,8 +328,9 @@ def test_at_equal_memory_stands_the_fastest_plan_that_takes_no_more() -> None:
     row = results.Row("training", "gpt", 2, (8,), tuple(results.Result(k, k, peak=p, seconds=s) for k, p, s in made))
     text = table(results.Record(("head",), 1, (row,)), cuda=False).partition("at equal memory")[2]
     assert [line.split() for line in text.splitlines() if line.startswith("gpt")] == [
-        ["gpt", "2", "0.500", "-", "-", "2.000", "-", "-", "none"]
+        ["gpt", "2", "0.500", "2.000", "none"]
     ]
+    assert "PyTorch checkpoint" not in text  # which had no part in any row
 
 
 def test_what_was_measured_on_cores_without_a_shared_cache_stands_apart() -> None:
