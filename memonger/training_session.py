@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError, SessionError
-from memonger.model import lora
+from memonger.model import forward_model, lora
 from memonger.model.load import Source, load, load_as_is
 from memonger.model.model import Model
 from memonger.model.save import save_model
@@ -70,6 +70,9 @@ class TrainingSession(Trainer):
         self, inputs: Feeds, *, pad: bool = False, averaged: bool = False, model: Source | Model | None = None
     ) -> dict[str, np.ndarray]:
         """Run the forward model in inference form, with the parameters and running statistics as they are now.
+
+        A model that came in training form, as exporters' training mode writes it, is turned: BatchNormalization reads
+        the running statistics, whose new content is no output, and Dropout drops nothing. `export` writes it as it was.
 
         Args:
             inputs: An array for each input of the forward model, of the batch size planned for.
@@ -141,6 +144,7 @@ class TrainingSession(Trainer):
     def _plan_evaluation(self, forward: ir.Model | None, averaged: bool) -> Binding:
         if forward is None:
             raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
+        forward_model.to_inference_form(forward)
         plan = search_plan(forward, mode="inference", device=self.device, threads=self._threads, cuda=self._cuda)
         fits = plan.arena_bytes <= self._arena.size and self._arena.address
         arena = self._arena if fits else backend(self.device).arena(plan.arena_bytes)

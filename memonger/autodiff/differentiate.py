@@ -120,7 +120,7 @@ def _differentiate(
     if keep_random:
         random.fix_seeds(copy.ir)
     work = _Work(copy, Emitter(copy.ir), keep_random)
-    work.roles = model.training or training_mode.roles_of_statistics(copy.ir)
+    work.roles = model.training or training_mode.roles_of_statistics(copy, work.op)
     if first is not None:
         work.take_over(first)
     work.list_inputs([*chosen, *work.roles.statistics])

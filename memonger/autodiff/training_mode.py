@@ -6,7 +6,7 @@ BatchNormalization normalizes by the batch's own statistics and moves the runnin
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -44,7 +44,8 @@ def to_training_mode(
     BatchNormalization then normalizes by the batch's mean and variance, and its running statistics get new content, the
     outputs ``<running mean>.next`` and ``<running variance>.next``, as PyTorch has it: with n values a channel, the
     variance that is blended in is the batch's times n / (n - 1). Names of parameters and of values stay. What is in
-    training form already, and all other operators, stay as they are.
+    training form already, and all other operators, stay as they are; but where nothing reads the statistics that such a
+    BatchNormalization moves, as PyTorch's exporter writes it, these are outputs too.
 
     Args:
         source: What `memonger.load` takes or gives.
@@ -72,10 +73,7 @@ def to_training_mode(
     name_nodes(copy.ir)
     work = _Work(copy, Emitter(copy.ir), momentum, sync_batch_norm)
     work.updates.update(statistics_of(copy.ir))
-    turned = [node for node in copy.graph if _is_inference_norm(node)]
-    statistics_of_norms = [[_statistic(work, node, slot) for slot in _SLOTS] for node in turned]
-    for node, statistics in zip(turned, statistics_of_norms, strict=True):
-        _turn_norm(work, node, statistics)
+    turned = _turn_norms(work, lambda node: _is_inference_norm(node) or _loses_statistics(node))
     dropped = _turn_dropouts(work) if dropout else 0
     if not turned and not dropped and not work.updates:
         logger.warning(
@@ -83,7 +81,7 @@ def to_training_mode(
             "into convolutions and leave the other out; memonger.from_torch keeps both.",
             model.name,
         )
-    logger.info("%s: %d BatchNormalization and %d Dropout turned into training form.", model.name, len(turned), dropped)
+    logger.info("%s: %d BatchNormalization and %d Dropout turned into training form.", model.name, turned, dropped)
     _finish(work, trained, model.ir)
     return copy
 
@@ -141,11 +139,36 @@ def statistics_of(model: ir.Model) -> dict[str, str]:
     return updates
 
 
-def roles_of_statistics(model: ir.Model) -> Training:
-    """The roles in a forward model that says nothing of itself, by its BatchNormalization nodes in training form."""
-    updates = statistics_of(model)
-    outputs = [str(value.name) for value in model.graph.outputs if value.name not in updates.values()]
-    return Training(outputs=tuple(outputs), updates=updates, statistics=tuple(updates))
+def roles_of_statistics(model: Model, op: Emitter) -> Training:
+    """The roles in a forward model that says nothing of itself, by its BatchNormalization nodes in training form.
+
+    Where nothing reads the statistics that one moves, they become outputs, as PyTorch moves them: the model is changed.
+    """
+    work = _Work(model, op, None, updates=statistics_of(model.ir))
+    outputs = tuple(str(value.name) for value in model.graph.outputs if value.name not in work.updates.values())
+    _turn_norms(work, _loses_statistics)
+    _output_statistics(work)
+    return Training(outputs=outputs, updates=work.updates, statistics=tuple(work.updates))
+
+
+def _loses_statistics(node: ir.Node) -> bool:
+    """Whether it is in training form, and what it moves are initializers that stay: nothing reads their new content."""
+    return (
+        _is_norm(node)
+        and not _is_inference_norm(node)
+        and not any(new.uses() or new.is_graph_output() for new in node.outputs[1:])
+        and all(old is not None and old.producer() is None and old.const_value is not None for old in node.inputs[3:5])
+    )
+
+
+def _turn_norms(work: _Work, is_turned: Callable[[ir.Node], bool]) -> int:
+    """Have BatchNormalization nodes normalize by the batch and move their statistics. Returns how many."""
+    turned = [node for node in work.model.graph if is_turned(node)]
+    nodes = frozenset(turned)
+    held = [[_statistic(work, node, slot, nodes) for slot in _SLOTS] for node in turned]
+    for node, statistics in zip(turned, held, strict=True):
+        _turn_norm(work, node, statistics)
+    return len(turned)
 
 
 def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
@@ -226,8 +249,8 @@ def _insert(work: _Work, node: ir.Node, *, before: bool) -> None:
     work.op.nodes = []
 
 
-def _statistic(work: _Work, node: ir.Node, slot: int) -> ir.Value:
-    """The running statistic at an input, one of the node's own.
+def _statistic(work: _Work, node: ir.Node, slot: int, turned: frozenset[ir.Node]) -> ir.Value:
+    """The running statistic at an input, one of the node's own; ``turned`` are all nodes that are being turned.
 
     Nodes with one scale, bias, mean and variance are one layer that runs several times: they move one statistic, one
     after the other. Otherwise tensors are shared because they were equal, and each layer gets its own.
@@ -241,15 +264,15 @@ def _statistic(work: _Work, node: ir.Node, slot: int) -> ir.Value:
     layer = (slot, *node.inputs[1:5])
     if layer in work.owners:
         return work.owners[layer]
-    if value in work.owners.values() or _is_read_elsewhere(value, slot):
+    if value in work.owners.values() or _is_read_elsewhere(value, slot, turned):
         value = _own_copy(work, node, slot, value)
     work.owners[layer] = value
     return value
 
 
-def _is_read_elsewhere(value: ir.Value, slot: int) -> bool:
-    """Whether it is read as anything but this running statistic of inference forms."""
-    return value.is_graph_output() or any(not _is_inference_norm(n) or index != slot for n, index in value.uses())
+def _is_read_elsewhere(value: ir.Value, slot: int, turned: frozenset[ir.Node]) -> bool:
+    """Whether it is read as anything but this running statistic of nodes that are being turned."""
+    return value.is_graph_output() or any(n not in turned or index != slot for n, index in value.uses())
 
 
 def _own_copy(work: _Work, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
@@ -299,13 +322,18 @@ def _bypass(work: _Work, node: ir.Node) -> None:
     work.model.graph.remove(node, safe=True)
 
 
+def _output_statistics(work: _Work) -> None:
+    """Make new statistics outputs, and note which are whose."""
+    for old, new in work.current.items():
+        new.name = work.op.fresh(f"{old.name}.next")
+        work.model.graph.outputs.append(new)
+        work.updates[str(old.name)] = str(new.name)
+
+
 def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
     model, graph = work.model.ir, work.model.graph
     outputs = [str(value.name) for value in graph.outputs if value.name not in work.updates.values()]
-    for old, new in work.current.items():
-        new.name = work.op.fresh(f"{old.name}.next")
-        graph.outputs.append(new)
-        work.updates[str(old.name)] = str(new.name)
+    _output_statistics(work)
     remove_unused(model)
     scalars = {role: str(value.name) for role, value in work.op.scalars.items()}
     roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates), scalars=scalars)

@@ -16,7 +16,8 @@ from memonger.files import ScratchFolder
 from memonger.model import load, save
 from memonger.model.tensors import is_large
 from memonger.model.training_roles import Training
-from memonger.model.values import tensor_shape
+from memonger.model.unused import remove_unused
+from memonger.model.values import input_at, tensor_shape
 from memonger.units import MiB
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,45 @@ def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | 
             forward.graph.inputs.remove(value)
             forward.graph.register_initializer(value)
     return forward
+
+
+def to_inference_form(forward: ir.Model) -> None:
+    """Turn a forward model into inference form, in place: what a user exported for training is evaluated as well.
+
+    BatchNormalization normalizes by the running statistics, and Dropout drops nothing, in branches and loops too. The
+    model's outputs that were the statistics' new content are gone; a node that reads it reads the statistics. A Dropout
+    that an input of the model tells whether to drop does as told.
+    """
+    turned = False
+    for node in list(ir.traversal.RecursiveGraphIterator(forward.graph)):
+        if node.domain != "":
+            continue
+        if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0):
+            del node.attributes["training_mode"]
+            _read_statistics_as_they_are(forward, node)
+        elif node.op_type == "Dropout" and (drops := input_at(node, 2)) is not None and not _is_fed(drops):
+            node.resize_inputs(2)
+        else:
+            continue
+        turned = True
+    if turned:
+        remove_unused(forward)
+
+
+def _read_statistics_as_they_are(forward: ir.Model, node: ir.Node) -> None:
+    """Leave a BatchNormalization its first output alone."""
+    for old, new in zip(node.inputs[3:5], node.outputs[1:3], strict=False):
+        if new in forward.graph.outputs:
+            forward.graph.outputs.remove(new)
+        if node.graph is not None and (new.uses() or new.is_graph_output()):
+            same = ir.node("Identity", [old], name=f"{node.name}.{new.name}")
+            node.graph.insert_before(node, same)
+            new.replace_all_uses_with(same.outputs[0], replace_graph_outputs=True)
+    node.resize_outputs(1)
+
+
+def _is_fed(value: ir.Value) -> bool:
+    return value.producer() is None and value.is_graph_input() and value.const_value is None
 
 
 def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFolder | None]:
