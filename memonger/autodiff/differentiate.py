@@ -73,7 +73,8 @@ def differentiate(
         ema: Keep an exponential moving average of each parameter, ``<parameter>.ema``, of which a step keeps this
             share, as 0.999; the first step's is the parameter. `TrainingSession.evaluate` and ``export`` take them.
         accumulate: ``add``: a step that adds its gradients to ``<parameter>.accumulated`` and updates no parameter;
-            ``apply``: one that adds its gradients to those, and updates.
+            ``apply``: one that adds its gradients to those, and updates. Where inputs say what the loss is the mean
+            over, as labels that count do, gradients are those of the sum, and the update divides by all of them.
         keep_random: Leave random operators as they are, seeded. Else they are a hash of key, step and element index,
             the same whenever they run.
         batch: See `memonger.load`.
@@ -126,11 +127,12 @@ def _differentiate(
     work.list_inputs([*chosen, *work.roles.statistics])
     expand(copy.ir, work.op, keep_random=keep_random)
     scaled = precision_of(copy.ir) == "float16" and (optimizer is not None or accumulate != "no")
-    _start(work, loss, scaled)
+    _start(work, loss, scaled, chosen if accumulate != "no" else None)
     _write_bodies(work, chosen)
     move_to_products(copy.ir, work.op)
     fold_into_products(copy.ir, work.op)
-    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate, ema))
+    weight = work.output(work.parts[1]) if work.parts else None
+    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate, ema, weight))
     _finish(work, model.ir)
     return copy
 
@@ -147,6 +149,7 @@ class _Work:
         keep_random: Random operators stay as they are.
         roles: The roles of its inputs and outputs.
         loss_name: The output that is differentiated, if any.
+        parts: Names of its sum and its weight, where there are any.
         begin: Name of each value the backward pass begins at → its gradient.
     """
 
@@ -155,12 +158,17 @@ class _Work:
     keep_random: bool
     roles: Training = field(default_factory=Training)
     loss_name: str | None = None
+    parts: tuple[str, ...] = ()
     begin: dict[str, ir.Value] = field(default_factory=dict)
 
     @property
     def loss(self) -> ir.Value | None:
         """The output that is differentiated, if any."""
-        return next((v for v in self.model.graph.outputs if v.name == self.loss_name), None)
+        return self.output(self.loss_name)
+
+    def output(self, name: str | None) -> ir.Value | None:
+        """The output of that name, if any."""
+        return next((v for v in self.model.graph.outputs if v.name == name), None)
 
     def seeds(self) -> dict[ir.Value, ir.Value]:
         """The values the backward pass begins at, with their gradients."""
@@ -233,19 +241,28 @@ def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str
             )
 
 
-def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool) -> None:
-    """Set what the backward pass begins at. With ``scaled`` the loss's gradient is multiplied by ``loss_scale``."""
+def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool, added_up: Sequence[str] | None) -> None:
+    """Set what the backward pass begins at.
+
+    Args:
+        work: The model.
+        loss: See `differentiate`.
+        scaled: The loss's gradient is multiplied by ``loss_scale``.
+        added_up: Names of what is trained, where micro-batches' gradients are added up.
+    """
     op = work.op
     outputs = [v for v in work.model.graph.outputs if v.name in work.roles.outputs]
     if loss is not None:
-        built = losses.attach(op, work.model, loss, work.roles.outputs)
+        active = None if added_up is None else backward.active_values(list(work.model.graph), work.values(added_up))
+        built = losses.attach(op, work.model, loss, work.roles.outputs, active)
         gradients = built.gradients
         if scaled:
             with op.at("loss"):
-                scale = loss_scale(op)
+                scale = loss_scale(op, built.terms)
                 gradients = {v: op.Mul(gradient, op.cast(scale, gradient.dtype)) for v, gradient in gradients.items()}
         work.take()
         work.loss_name = str(built.loss.name)
+        work.parts = tuple(str(value.name) for value in (built.sum, built.weight) if value is not None)
         work.begin = {str(value.name): gradient for value, gradient in gradients.items()}
         return
     floats = [v for v in outputs if is_floating(v)]
@@ -310,6 +327,8 @@ def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
         accumulated=_names(updater.accumulated),
         averages=_names(updater.averages),
         scalars={**work.roles.scalars, **{role: str(v.name) for role, v in op.scalars.items()}},
+        loss_sum=work.parts[0] if work.parts else None,
+        loss_weight=work.parts[1] if work.parts else None,
         output_gradients={} if work.loss_name else {name: str(g.name) for name, g in work.begin.items()},
         whole_gradients=_names(updater.whole),
         means_over_ranks=means_over_ranks(work.model.ir),

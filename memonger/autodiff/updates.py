@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import onnx_ir as ir
 
+from memonger.autodiff.over_ranks import over_ranks
 from memonger.model.emitter import Emitter
 
 _DOUBLE = ir.DataType.DOUBLE
@@ -150,9 +151,9 @@ def learning_rate(op: Emitter, default: float) -> ir.Value:
     return op.scalar("learning_rate", _FLOAT, default)
 
 
-def loss_scale(op: Emitter) -> ir.Value:
-    """The float32 scalar input ``loss_scale``, with its default."""
-    return op.scalar("loss_scale", _FLOAT, LOSS_SCALE)
+def loss_scale(op: Emitter, terms: int = 1) -> ir.Value:
+    """The float32 scalar input ``loss_scale``, with its default: less where a loss isn't divided by up to ``terms``."""
+    return op.scalar("loss_scale", _FLOAT, LOSS_SCALE / 2.0 ** (terms - 1).bit_length())
 
 
 @runtime_checkable
@@ -182,6 +183,9 @@ class Optimizer(Protocol):
 class Updater:
     """Writes the updates while the backward pass is written, each as soon as its gradient is whole.
 
+    Gradients of a loss with a ``weight`` are those of its sum: the update divides them by the weights of all
+    micro-batches, of all ranks, so that a step is that of one batch with all of their labels.
+
     Attributes:
         updates: Persistent input → its new content.
         state: Inputs for the optimizer's tensors.
@@ -201,6 +205,7 @@ class Updater:
         clip_norm: float | None,
         accumulate: str,
         ema: float | None = None,
+        weight: ir.Value | None = None,
     ) -> None:
         self.op, self.optimizer, self.accumulate, self.ema = op, optimizer, accumulate, ema
         self.clip_norm = None if accumulate == "add" else clip_norm
@@ -220,7 +225,10 @@ class Updater:
         with op.at("update"):
             lr = 0.0 if optimizer is None else optimizer.lr
             self._step = Step(op, lr, self.updates, self.state)
-            if accumulate == "apply":
+            if accumulate == "apply" and weight is not None:
+                total = op.Add(op.scalar("accumulated_weight", _DOUBLE), op.cast(weight, _DOUBLE))
+                self._scale = (op.Div(1.0, over_ranks(op, total)),)
+            elif accumulate == "apply":
                 self._scale = (op.cast(op.scalar("accumulation_scale", _FLOAT), _DOUBLE),)
             if self.waits and "loss_scale" in op.scalars:
                 self._scale = (*self._scale, op.Div(1.0, op.cast(loss_scale(op), _DOUBLE)))

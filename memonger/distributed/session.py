@@ -34,7 +34,9 @@ class DistributedTrainingSession(TrainingSession):
 
     Each rank takes its own batch of the size planned for. The gradients of a bucket are averaged over the ranks where
     they lie in the arena, while the segments behind run. All ranks then update alike: N ranks with batches of B train
-    as one with a batch of N·B, up to rounding. Batch statistics are each rank's own; those of rank 0 are saved.
+    as one with a batch of N·B, up to rounding; where labels say what the loss is the mean over, only in plans made with
+    ``accumulate``, else by the mean of the ranks' means, as PyTorch's DDP. Batch statistics are each rank's own; those
+    of rank 0 are saved.
 
     Args:
         plan: As `memonger.TrainingSession` takes it, planned with ``buckets=memonger.Buckets()``: the same on all
@@ -79,7 +81,6 @@ class DistributedTrainingSession(TrainingSession):
     ) -> None:
         self.trace: Trace | None = None
         self._ended = ""
-        self._losses: list[float] = []  # of micro-batches of this rank
         self._has_begun = False
         where = device_of_rank(plan, device)
         self._engine: Engine = engine_of(group, timeout, where if where is not None else CPU)
@@ -109,7 +110,6 @@ class DistributedTrainingSession(TrainingSession):
         Raises:
             SessionError: as there; a rank has ended or hangs, or takes no step: it is named, and the session has ended.
         """
-        self._losses = []
         with self._guarded():
             if not self._has_begun:
                 rate = self._rate() if learning_rate is None else learning_rate
@@ -314,36 +314,33 @@ class DistributedTrainingSession(TrainingSession):
             again = "Start all ranks again and load the last state that was saved."
             raise SessionError(f"{self._ended} {again}") from error
 
-    def _goes_on(self, index: int, numbers: list[float]) -> bool:
-        """Of the last micro-batch whether the mean of all ranks' losses is finite; the others say nothing yet."""
-        if index:
-            self._losses.append(numbers[0])
-            self._was_finite = True
-            return True
-        numbers[0] = self._between.mean_loss()
-        return super()._goes_on(index, numbers)
+    def _goes_on(self, index: int, numbers: Sequence[float]) -> bool:
+        """Of the last micro-batch whether the loss of all ranks is finite; the others say nothing yet."""
+        return index > 0 or super()._goes_on(index, numbers[2:])
 
-    def _run(self, index: int, batch: Inputs) -> float:
+    def _run(self, index: int, batch: Inputs) -> None:
         """See `Trainer._run`; where each rank has updated a part, all get it."""
-        loss = super()._run(index, batch)
+        super()._run(index, batch)
         if self._share is not None and index == 0 and self._was_finite:
             self._torn = True  # until all parts are of this step
             self._between.give_parts()
             self._torn = False
-        return loss
 
-    def _accumulated(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> float:
-        super()._accumulated(batches, interrupts)
-        return self._between.mean_loss()
+    def _loss(self) -> float:
+        """The loss of all ranks."""
+        return self._between.loss()
 
     def _key(self) -> int:
         return (super()._key() + self.rank * 0x85EBCA6B) % 2**32
 
-    def own_loss(self) -> float:
-        """The loss of this rank's batch in the step that runs, the mean over its micro-batches."""
-        loss = self._roles[0].loss
-        assert loss is not None
-        return float(np.mean([*self._losses, float(self._bound[0].result(loss).reshape(()))]))
+    def own_loss(self) -> tuple[float, float]:
+        """What this rank's batch adds to the loss of the step that runs, and what the ranks' sum is divided by.
+
+        Where labels say what the loss is the mean over, that is those of all ranks; else it is the mean of the ranks'.
+        """
+        part = self._part(0)
+        total, weight = (sum((*known[: self._earlier], own)) for known, own in zip(self._parts, part, strict=True))
+        return (total / weight, 1.0) if self._roles[0].loss_weight is None else (total, weight)
 
 
 class _Between:
@@ -357,11 +354,11 @@ class _Between:
     def __init__(self, session: DistributedTrainingSession, bound: Segments) -> None:
         self._session, self._engine = session, session._engine
         self._bound = bound
-        self._after_loss = 1 + bound.segment_of(session._roles[0].loss or "")
+        self._after_loss = 1 + max(bound.segment_of(name) for name in session._roles[0].loss_parts)
         self._under_way: dict[int, Handle] = {}
         share = session._share is not None and session._roles[0].gradient_norm is None
         self._ends = {n: self._ends_of(b) for n, b in enumerate(bound.buckets) if share and not b.is_mean}
-        self._loss = np.zeros(1)
+        self._loss = np.zeros(2)
         self._loss_handle: Handle | None = None
         self._over: Any = None  # of the trace: the segment that runs
 
@@ -373,7 +370,7 @@ class _Between:
             self._over = None
         if segment == 0:
             self._loss_handle = None
-        if segment == self._after_loss:
+        if segment == self._after_loss and self._loss_handle is None:
             self._send_loss()
         for number, bucket in enumerate(self._bound.buckets):
             if bucket.begin == segment:
@@ -428,16 +425,17 @@ class _Between:
         self._over, self._loss_handle = None, None
 
     def _send_loss(self) -> None:
-        self._loss[0] = self._session.own_loss()
+        self._loss[:] = self._session.own_loss()
         self._loss_handle = self._engine.all_reduce(self._loss)
 
-    def mean_loss(self) -> float:
-        """The mean of the ranks' losses in this step."""
+    def loss(self) -> float:
+        """The loss of all ranks in this step."""
         if self._loss_handle is None:
             self._send_loss()
         assert self._loss_handle is not None
         self._loss_handle.wait()
-        return float(self._loss[0])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return float(self._loss[0] / self._loss[1])
 
 
 def _elements_of(bucket: Bucket, arena: Arena) -> Array:

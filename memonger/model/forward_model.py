@@ -96,7 +96,7 @@ def to_inference_form(forward: ir.Model) -> None:
     for node in list(ir.traversal.RecursiveGraphIterator(forward.graph)):
         if node.domain != "":
             continue
-        if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0):
+        if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
             del node.attributes["training_mode"]
             _read_statistics_as_they_are(forward, node)
         elif node.op_type == "Dropout" and (drops := input_at(node, 2)) is not None and not _is_fed(drops):

@@ -17,7 +17,9 @@ from memonger.model.values import nbytes, static_shape
 
 KEY = "memonger.training"
 FORMAT = 1
-SCALARS = ("learning_rate", "step", "random_key", "accumulation_scale", "loss_scale", "ranks")
+SCALARS = (
+    "learning_rate", "step", "random_key", "accumulation_scale", "accumulated_weight", "loss_scale", "ranks",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,12 @@ class Training:
         accumulated: Parameter → the input its gradients are accumulated in, zero after each update.
         averages: Parameter → the input, one of ``state``, that is its average over the steps.
         scalars: Role → scalar input that a session feeds: ``learning_rate``, ``step`` (0 at first), ``random_key``,
-            ``accumulation_scale``, ``loss_scale`` (the loss's gradient is multiplied by it, and the parameters' by its
-            inverse before they are used), ``ranks`` (how many there are).
+            ``accumulation_scale`` (1 / the number of micro-batches), or where these have weights ``accumulated_weight``
+            (the sum of the earlier ones'), ``loss_scale`` (the loss's gradient is multiplied by it, and the parameters'
+            by its inverse before they are used), ``ranks`` (how many there are).
+        loss_sum: Where micro-batches are added up and inputs say what the mean is over, as labels that count do: the
+            output that is the loss before it is divided. Gradients are those of the sum until they are applied.
+        loss_weight: The output that ``loss_sum`` is divided by; there are both or neither.
         output_gradients: Output → the input that is its gradient, where there is no loss.
         whole_gradients: Parameter → the value that its update reads as its gradient, summed over micro-batches, where
             parameters are updated.
@@ -58,6 +64,8 @@ class Training:
     accumulated: Mapping[str, str] = field(default_factory=dict)
     averages: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, str] = field(default_factory=dict)
+    loss_sum: str | None = None
+    loss_weight: str | None = None
     output_gradients: Mapping[str, str] = field(default_factory=dict)
     whole_gradients: Mapping[str, str] = field(default_factory=dict)
     means_over_ranks: tuple[str, ...] = ()
@@ -79,7 +87,13 @@ class Training:
     @property
     def verdicts(self) -> tuple[str, ...]:
         """The outputs that say whether a step may update anything: nothing is updated where one isn't finite."""
-        return tuple(name for name in (self.loss, self.gradient_norm) if name is not None)
+        return tuple(name for name in (*self.loss_parts, self.gradient_norm) if name is not None)
+
+    @property
+    def loss_parts(self) -> tuple[str, ...]:
+        """The outputs that tell the loss: it alone, or what is divided and what by."""
+        parts = (self.loss,) if self.loss_sum is None else (self.loss_sum, self.loss_weight)
+        return tuple(name for name in parts if name is not None)
 
 
 def write(model: ir.Model, training: Training) -> None:
@@ -134,6 +148,8 @@ def _check_roles(training: Training, name: str) -> None:
         ),
         *(f"'{value}' has {count} classes" for value, count in training.classes.items() if count < 1),
     ]
+    if (training.loss_sum is None) != (training.loss_weight is None):
+        wrong.append("a loss has a sum without a weight, or a weight without a sum")
     if wrong:
         raise PlanError(f"{name}: its metadata '{KEY}' is malformed: {wrong[0]}. Differentiate the model again.")
 
@@ -156,6 +172,8 @@ def _check_names(model: ir.Model, training: Training, name: str) -> None:
         *training.updates.values(),
         *training.gradients.values(),
         training.loss,
+        training.loss_sum,
+        training.loss_weight,
         training.gradient_norm,
     )
     for wanted in (name for name in results if name is not None):
@@ -163,7 +181,14 @@ def _check_names(model: ir.Model, training: Training, name: str) -> None:
             raise PlanError(f"{name}: its metadata '{KEY}' names the output '{wanted}', which it doesn't have.")
     numbers = [(role, inputs[each]) for role, each in training.scalars.items()]
     numbers += [
-        (role, outputs[each]) for role, each in (("loss", training.loss), ("norm", training.gradient_norm)) if each
+        (role, outputs[each])
+        for role, each in (
+            ("loss", training.loss),
+            ("loss's sum", training.loss_sum),
+            ("loss's weight", training.loss_weight),
+            ("norm", training.gradient_norm),
+        )
+        if each
     ]
     for role, value in numbers:
         if nbytes(value) is not None and math.prod(static_shape(value) or ()) != 1:

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 Inputs = feeding.Feeds
 TYPES = {
-    "learning_rate": np.float32, "accumulation_scale": np.float32, "loss_scale": np.float32, "step": np.int64,
-    "random_key": np.uint32, "ranks": np.float32,
+    "learning_rate": np.float32, "accumulation_scale": np.float32, "accumulated_weight": np.float64,
+    "loss_scale": np.float32, "step": np.int64, "random_key": np.uint32, "ranks": np.float32,
 }  # fmt: skip
 
 
@@ -72,6 +72,8 @@ class Trainer:
         self._evaluations: dict[object, Any] = {}  # what a subclass knows of those
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
+        self._parts: tuple[list[float], list[float]] = [], []  # of the step's loss: see `_part`
+        self._earlier = 0  # how many of those are of micro-batches before the last one
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the segments of a step
         packed = _read(plan, accumulation, device, self._share, check_order)
@@ -104,20 +106,24 @@ class Trainer:
         return shown(f"<{type(self).__name__} {self._name} on {self.device}: {steps}, arena {arena}>")
 
     def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
-        """Train on one batch, or on several micro-batches whose gradients are summed and averaged.
+        """Train on one batch, or on several micro-batches: the step is that of one batch with all of their samples.
+
+        Where labels say what a loss is the mean over (``ignore_index``, class weights), it is over those of all
+        micro-batches: one in which none counts adds nothing. Where none counts in all, the loss is NaN, as PyTorch's.
 
         Args:
             inputs: An array for each input of the model, labels included, or what `memonger.Session.run` takes
                 for it; or a list of such, for a session with an ``accumulation`` plan.
             learning_rate: For this step only.
 
-        Returns: the loss; of micro-batches the mean. Where it, or the norm the gradients are clipped by, isn't finite,
+        Returns: the loss, of all micro-batches. Where it, or the norm the gradients are clipped by, isn't finite,
             parameters, statistics and optimizer state are as they were before, and ``skipped_steps`` is one more.
 
         Raises:
             SessionError: wrong inputs; the state is released; the runtime failed.
         """
         batches = self._checked(inputs)
+        self._parts = [], []
         rate = self._rate() if learning_rate is None else _checked_rate(learning_rate)
         with interrupts_later() as interrupts:
             self._set("learning_rate", rate)
@@ -126,7 +132,11 @@ class Trainer:
             self._set("ranks", self.size)
             self._set("random_key", self._key())
             self._set("loss_scale", self.loss_scale)
-            loss = self._accumulated(batches, interrupts) if len(self._bound) > 1 else self._run(0, batches[0])
+            if len(self._bound) > 1:
+                self._accumulate(batches, interrupts)
+            else:
+                self._run(0, batches[0])
+            loss = self._loss()
             if self._was_finite:
                 self.steps += 1
             else:
@@ -166,15 +176,14 @@ class Trainer:
             check_labels(self._roles[0], batch)
         return checked
 
-    def _accumulated(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> float:
+    def _accumulate(self, batches: Sequence[Inputs], interrupts: Sequence[object]) -> None:
         """All micro-batches; what the earlier ones did is undone where one fails, or has a loss that isn't finite."""
         before = {name: self._weights.array(name).copy() for name in self._roles[0].statistics}
-        losses = []
         is_whole = False
         try:
             for number, batch in enumerate(batches):
                 last = number == len(batches) - 1
-                losses.append(self._run(0 if last else 1, batch))
+                self._run(0 if last else 1, batch)
                 if not self._was_finite:
                     break
                 if interrupts and not last:
@@ -187,34 +196,47 @@ class Trainer:
                 for name, array in before.items():
                     self._weights.fill(name, array)
             self._forget_accumulated()
-        return float(np.mean(losses))
 
     def _forget_accumulated(self) -> None:
         for name in self._roles[0].accumulated.values():
             self._state.fill(name, 0)
 
-    def _run(self, index: int, batch: Inputs) -> float:
-        """Run a micro-batch, its updates only where the loss and the gradients' norm are finite. Returns the loss."""
+    def _run(self, index: int, batch: Inputs) -> None:
+        """Run a micro-batch, its updates only where the loss and the gradients' norm are finite."""
         bound, roles = self._bound[index], self._roles[index]
-        numbers: list[float] = []
 
         def goes_on() -> bool:
-            numbers.extend(float(bound.result(name).reshape(())) for name in roles.verdicts)
-            return self._goes_on(index, numbers)
+            part = self._part(index)
+            for known, number in zip(self._parts, part, strict=True):
+                known.append(number)
+            norm = [] if roles.gradient_norm is None else [float(bound.result(roles.gradient_norm).reshape(()))]
+            self._was_finite = self._goes_on(index, [*part, *norm])
+            return self._was_finite
 
         self._has_outputs = False
+        if index == 0:
+            self._earlier = len(self._parts[0])
+            self._set("accumulated_weight", sum(self._parts[1]))
         try:
             bound.run(batch, goes_on, self._exchange if index == 0 else None)
         except BaseException:
             self._torn = index == 0 and bound.changes_anything
             raise
         self._has_outputs = index == 0
-        return numbers[0]
 
-    def _goes_on(self, index: int, numbers: list[float]) -> bool:
-        """Whether a micro-batch may update anything: its loss, the first of the numbers, and all others are finite."""
-        self._was_finite = bool(np.isfinite(numbers).all())
-        return self._was_finite
+    def _part(self, index: int) -> tuple[float, ...]:
+        """What the micro-batch that runs adds to the step's loss, and what the sum of that is divided by."""
+        sums, *weights = (float(self._bound[index].result(name).reshape(())) for name in self._roles[index].loss_parts)
+        return sums, *(weights or [1.0])
+
+    def _loss(self) -> float:
+        """The loss of all micro-batches that have run in this step; NaN where nothing in them counts."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return float(np.sum(self._parts[0]) / np.sum(self._parts[1]))
+
+    def _goes_on(self, index: int, numbers: Sequence[float]) -> bool:
+        """Whether a micro-batch may update anything: its numbers are finite, and behind the last one the loss is."""
+        return bool(np.isfinite([*numbers, *([] if index else [self._loss()])]).all())
 
     def _key(self) -> int:
         """What this step's random numbers derive from."""
@@ -596,6 +618,8 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
                 raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
     if any(own.parameters != roles[0].parameters for own in roles):
         raise SessionError("the plans are of different models: their parameters differ.")
+    if any((own.loss_weight is None) != (roles[0].loss_weight is None) for own in roles):
+        raise SessionError("the plans are of different models: only one has a loss that labels say the mean of.")
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
     return {name: _tensor(name, value) for name, value in persistent.items()}

@@ -69,7 +69,7 @@ def _plan(
     rows: int, dtype: str = "float64", *, buckets: object = None, differ: Any = None, **options: Any
 ) -> memonger.Plan:
     made = {"optimizer": memonger.Adam(lr=0.02)} | (differ or {})
-    training = memonger.differentiate(_model(rows, dtype), loss="softmax_cross_entropy", **made)
+    training = memonger.differentiate(_model(rows, dtype), **({"loss": "softmax_cross_entropy"} | made))
     return memonger.search_plan(training, buckets=buckets, chunks="off", **({"strategy": "none"} | options))
 
 
@@ -78,6 +78,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
     """The folder in which two ranks ran, and what each found."""
     folder = tmp_path_factory.mktemp("ranks")
     rows = training_models.BATCH
+    counted = {"loss": memonger.SoftmaxCrossEntropy(ignore_index=-1), "clip_norm": 0.5}
     clipped, apply, add = {"clip_norm": 0.05}, {"accumulate": "apply"}, {"accumulate": "add", "optimizer": None}
     plans = {
         "plain": _plan(rows, buckets=BUCKETS),
@@ -86,6 +87,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
         "single": _plan(rows, "float32", buckets=BUCKETS),
         "apply": _plan(rows, buckets=BUCKETS, differ=apply),
         "add": _plan(rows, differ=add),
+        "apply counted": _plan(rows, buckets=BUCKETS, differ=apply | counted),
+        "add counted": _plan(rows, differ=add | counted | {"clip_norm": None}),
         "alone": _plan(rows),
         "sync": _plan_normed(rows, True, buckets=BUCKETS, strategy="cheap"),
     }
@@ -147,6 +150,27 @@ def test_two_ranks_train_as_one_with_both_batches(
         np.testing.assert_allclose(
             saved[key], array, rtol=0, atol=tolerance * max(1, float(abs(array).max())), err_msg=key
         )
+
+
+def test_labels_that_count_are_counted_over_micro_batches_and_ranks(results: Any) -> None:
+    """The last step is of one micro-batch on each rank."""
+    folder, found = results
+    differ = {"loss": memonger.SoftmaxCrossEntropy(ignore_index=-1), "clip_norm": 0.5}
+    losses, state = [], None
+    for parts, steps in ((2, range(ranks.STEPS - 1)), (1, range(ranks.STEPS - 1, ranks.STEPS))):
+        session = memonger.TrainingSession(_plan(2 * parts * training_models.BATCH, differ=differ))
+        if state is not None:
+            session.load_state_dict(state)
+            session.steps = ranks.STEPS - 1
+        for step in steps:
+            given = [ranks.counted(step, part, rank) for part in range(parts) for rank in range(2)]
+            losses.append(session.step({name: np.concatenate([one[name] for one in given]) for name in given[0]}))
+        state = session.state_dict()
+    assert state is not None
+    np.testing.assert_allclose([one["apply counted"] for one in found], [losses, losses], rtol=1e-12)
+    saved = load_file(folder / "apply counted.state")
+    for name, array in state.items():
+        np.testing.assert_allclose(saved[name], array, rtol=1e-6, atol=1e-8, err_msg=name)
 
 
 @pytest.mark.skipif(

@@ -32,6 +32,14 @@ def batch(step: int, rank: int, dtype: str = "float32") -> dict[str, np.ndarray]
     return made | {"x": made["x"].astype(dtype)}
 
 
+def counted(step: int, part: int, rank: int) -> dict[str, np.ndarray]:
+    """A micro-batch of a rank, of which some labels count for nothing: on rank 1 all of the second one's."""
+    made = batch(2 * step + part, rank, "float64")
+    ignored = training_models.BATCH if rank and part else 3 * rank + 5 * part + step
+    made["labels"][:ignored] = -1
+    return made
+
+
 def main(folder: Path) -> None:
     """Run all checks, one after the other, on both ranks."""
     import torch.distributed
@@ -65,7 +73,7 @@ def main_with_mpi(folder: Path) -> None:
 
 def _opening(folder: Path) -> Callable[..., memonger.DistributedTrainingSession]:
     def made(name: str, **options: Any) -> memonger.DistributedTrainingSession:
-        accumulation = folder / "add.onnx" if name == "apply" else None
+        accumulation = folder / f"{name.replace('apply', 'add')}.onnx" if name.startswith("apply") else None
         return memonger.DistributedTrainingSession(folder / f"{name}.onnx", accumulation=accumulation, **options)
 
     return made
@@ -92,6 +100,11 @@ def _averages(folder: Path, rank: int, made: Callable[..., Any], found: dict[str
         session.step([batch(2 * step + part, rank, "float64") for part in (0, 1)]) for step in range(STEPS)
     ]
     session.save(folder / "apply.state")
+    session = made("apply counted")
+    found["apply counted"] = [
+        session.step([counted(step, part, rank) for part in (0, 1)][: 1 + (step < 2)]) for step in range(STEPS)
+    ]
+    session.save(folder / "apply counted.state")
 
 
 def _skips(rank: int, made: Callable[..., Any], found: dict[str, Any], name: str = "skipped") -> None:

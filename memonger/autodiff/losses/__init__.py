@@ -4,14 +4,14 @@ Values and gradients are those of PyTorch's functions. The gradient is written b
 memory than its nodes' rules would take. Outputs of 16 bits are taken in float32, and so is the loss.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
+from memonger.autodiff.losses import quotient
 from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
-from memonger.autodiff.losses.common import FLOAT, Built, described
+from memonger.autodiff.losses.common import Built, described
 from memonger.autodiff.losses.ctc import CTCLoss
 from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
 from memonger.errors import PlanError
@@ -43,7 +43,9 @@ _NEW_INPUTS = ("labels", "target", "sample_weights", "score_lengths", "label_len
 """Fields of losses that name an input to add."""
 
 
-def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) -> Built:
+def attach(
+    op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str], active: Collection[ir.Value] | None = None
+) -> Built:
     """The loss to differentiate: an output of the model, or one emitted behind the model, made the output ``loss``.
 
     Args:
@@ -51,6 +53,8 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
         model: The forward model.
         loss: See `memonger.differentiate`.
         outputs: The model's outputs that a loss may take.
+        active: Where micro-batches are added up: values that change with what is trained. A mean over what inputs say
+            is then left undivided, and its sum and weight are outputs of the model too.
 
     Raises:
         PlanError: no such loss or output; the output isn't a floating-point scalar, or isn't what the loss takes; the
@@ -60,7 +64,9 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
     output_of = {str(v.name): v for v in model.graph.outputs if v.name in outputs}
     if isinstance(loss, str) and loss in output_of:
         value = _own(op, output_of[loss], name)
-        return Built(value, {value: op.constant(np.ones(op.dims(value), (value.dtype or FLOAT).numpy()))})
+        if active is None:
+            return quotient.built(op, value)
+        return _with_parts(op, model, quotient.taken_apart(op, value, active, name))
     if isinstance(loss, str) and loss not in NAMES:
         numbers = {key: value for key, value in output_of.items() if op.size(value) == 1 and is_floating(value)}
         raise PlanError(
@@ -76,10 +82,21 @@ def attach(op: Emitter, model: Model, loss: str | Loss, outputs: Sequence[str]) 
     with op.at("loss"):
         if isinstance(chosen, TripletMarginLoss):
             built = chosen.build(op, _triplet(output_of, chosen, name), name)
+        elif isinstance(chosen, SoftmaxCrossEntropy):
+            built = chosen.build(op, _output(output_of, chosen, name), name, apart=active is not None)
         else:
             built = chosen.build(op, _output(output_of, chosen, name), name)
     built.loss.name = op.fresh("loss")
     model.graph.outputs.append(built.loss)
+    return _with_parts(op, model, built)
+
+
+def _with_parts(op: Emitter, model: Model, built: Built) -> Built:
+    """Make sum and weight outputs, where there are any."""
+    for value, part in ((built.sum, "sum"), (built.weight, "weight")):
+        if value is not None:
+            value.name = op.fresh(f"{built.loss.name}.{part}")
+            model.graph.outputs.append(value)
     return built
 
 

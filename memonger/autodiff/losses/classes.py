@@ -60,8 +60,8 @@ class SoftmaxCrossEntropy:
         if not 0 <= self.label_smoothing < 1:
             raise PlanError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}.")
 
-    def build(self, op: Emitter, output: ir.Value, name: str) -> Built:
-        """Emit the loss of ``output``.
+    def build(self, op: Emitter, output: ir.Value, name: str, *, apart: bool = False) -> Built:
+        """Emit the loss of ``output``; with ``apart`` a sum and its divisor, where labels say what the mean is over.
 
         Raises:
             PlanError: it has no such axis.
@@ -74,7 +74,7 @@ class SoftmaxCrossEntropy:
         indices, counted = class_indices(op, labels, numbers, op.dims(scores)[axis], self.ignore_index)
         factors = self._factors(op, x, axis, name)
         own = None if factors is None else self._own(op, factors, indices)
-        share = self._share(op, counted, own, op.size(indices), x.dtype or FLOAT)
+        share, weight = self._share(op, counted, own, op.size(indices), x.dtype or FLOAT, apart)
         if self.sample_weights is not None:
             share = op.Mul(share, sample_factors(op, self.sample_weights, x))
         shifted = op.Sub(x, op.ReduceMax(x, op.ints(axis), keepdims=1))
@@ -84,8 +84,10 @@ class SoftmaxCrossEntropy:
         if counted is not None:
             each = op.Where(counted, each, op.constant(0.0, x.dtype or FLOAT))
         loss = op.ReduceSum(op.Mul(each, share), keepdims=0)
-        gradient = self._gradient(op, grown, sums, indices, share, factors, own)
-        return Built(loss, {scores: op.cast(gradient, scores.dtype)})
+        gradients = {scores: op.cast(self._gradient(op, grown, sums, indices, share, factors, own), scores.dtype)}
+        if weight is None:
+            return Built(loss, gradients)
+        return Built(op.Div(loss, weight), gradients, loss, weight, op.size(indices))
 
     def _factors(self, op: Emitter, x: ir.Value, axis: int, name: str) -> ir.Value | None:
         """The classes' factors, along their axis."""
@@ -117,16 +119,22 @@ class SoftmaxCrossEntropy:
         return input_of(output, name) if same else output
 
     def _share(
-        self, op: Emitter, counted: ir.Value | None, own: ir.Value | None, count: int, dtype: ir.DataType
-    ) -> ir.Value:
-        """What the loss of each label is multiplied by, its class' factor left out."""
+        self, op: Emitter, counted: ir.Value | None, own: ir.Value | None, count: int, dtype: ir.DataType, apart: bool
+    ) -> tuple[ir.Value, ir.Value | None]:
+        """What the loss of each label is multiplied by, its class' factor left out, and what divides their sum.
+
+        The latter is None where nothing is left to divide by.
+        """
         weight = None if counted is None else op.cast(counted, dtype)
         if self.reduction == "sum":
-            return op.constant(1.0, dtype) if weight is None else weight
+            return op.constant(1.0, dtype) if weight is None else weight, None
         over = own if weight is None else weight if own is None else op.Mul(weight, own)
         if over is None:
-            return op.constant(1.0 / max(count, 1), dtype)
-        return op.Div(1.0 if weight is None else weight, op.ReduceSum(over, keepdims=0))
+            return op.constant(1.0 / max(count, 1), dtype), None
+        total = op.ReduceSum(over, keepdims=0)
+        if apart:
+            return op.constant(1.0, dtype) if weight is None else weight, total
+        return op.Div(1.0 if weight is None else weight, total), None
 
     def _each(
         self, op: Emitter, shifted: ir.Value, log_sums: ir.Value, indices: ir.Value,

@@ -24,11 +24,18 @@ class Built:
 
     Attributes:
         loss: The scalar.
-        gradients: The values the backward pass begins at, each with the loss's gradient by it.
+        gradients: The values the backward pass begins at, each with the loss's gradient by it; by ``sum`` where there
+            is one.
+        sum: Where micro-batches are added up and labels say what the mean is over: the loss before it is divided.
+        weight: What that is divided by.
+        terms: How many labels the weight is at most the sum of; 1 without.
     """
 
     loss: ir.Value
     gradients: Mapping[ir.Value, ir.Value]
+    sum: ir.Value | None = None
+    weight: ir.Value | None = None
+    terms: int = 1
 
 
 def of_elements(op: Emitter, loss: Any, start: ir.Value, each: ir.Value, slope: ir.Value) -> Built:

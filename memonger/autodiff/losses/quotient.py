@@ -1,0 +1,113 @@
+"""A loss of the model's own that is a quotient whose divisor inputs decide, as a mean over the labels that count."""
+
+import logging
+import math
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.autodiff.losses.common import FLOAT, Built
+from memonger.graph.graph import read_values
+from memonger.model.emitter import Emitter
+from memonger.model.values import static_shape
+
+logger = logging.getLogger(__name__)
+
+_VIEWS = frozenset({"Cast", "Identity", "Neg", "Reshape", "Squeeze", "Unsqueeze"})  # at most with another sign
+
+
+def taken_apart(op: Emitter, loss: ir.Value, active: Collection[ir.Value], name: str) -> Built:
+    """Begin the backward pass at the dividend, where the divisor is a sum or mean that no trained parameter changes.
+
+    Args:
+        op: Where nodes go.
+        loss: One number.
+        active: Values that change with what is trained.
+        name: What messages call the model.
+    """
+    value, sign = _behind_views(loss)
+    node = value.producer()
+    if node is None or not _is_quotient(node, active):
+        if any(_is_quotient(each, active) for each in _behind(loss, active)):
+            logger.warning(
+                "%s: the loss '%s' is more than one mean over what inputs say, as labels that count do. Micro-batches "
+                "count the same, whatever they say: the step isn't that of one batch with all of them.",
+                name, loss.name,
+            )  # fmt: skip
+        return built(op, loss)
+    total, weight = node.inputs
+    assert total is not None
+    assert weight is not None
+    summed, sign_of_weight = _behind_views(weight)  # a divisor of the other sign would turn norms round
+    sign *= sign_of_weight
+    ones = op.constant(np.full(op.dims(total), sign, (total.dtype or FLOAT).numpy()))
+    with op.at("loss"):
+        parts = [op.Identity(v) if s > 0 else op.Neg(v) for v, s in ((total, sign), (weight, sign_of_weight))]
+        return Built(loss, {total: ones}, parts[0], parts[1], _terms(summed))
+
+
+def _is_quotient(node: ir.Node, active: Collection[ir.Value]) -> bool:
+    """Whether a node divides one number by a sum or mean of what a session feeds."""
+    if node.op_type != "Div" or node.domain != "":
+        return False
+    total, weight = node.inputs
+    if total is None or weight is None or any(static_shape(each) not in ((), (1,)) for each in node.inputs if each):
+        return False
+    return total in active and _terms(_behind_views(weight)[0]) > 0 and _is_fed(weight, active)
+
+
+def _terms(value: ir.Value) -> int:
+    """How many numbers a value is the sum of; 1 of a mean, and where nobody can tell; 0 of what is neither."""
+    node = value.producer()
+    if node is None or node.domain != "" or node.op_type not in ("ReduceMean", "ReduceSum"):
+        return 0
+    source = node.inputs[0]
+    shape = None if source is None or node.op_type == "ReduceMean" else static_shape(source)
+    return 1 if shape is None else max(1, math.prod(shape))
+
+
+def _behind(loss: ir.Value, active: Collection[ir.Value]) -> Iterator[ir.Node]:
+    """The nodes that a loss is computed by from what is trained."""
+    pending, seen = [loss], set[ir.Value]()
+    while pending:
+        each = pending.pop()
+        node = each.producer()
+        if node is None or each in seen or each not in active:
+            continue
+        seen.add(each)
+        yield node
+        pending.extend(read_values(node))
+
+
+def built(op: Emitter, loss: ir.Value) -> Built:
+    """A loss that the backward pass begins at."""
+    return Built(loss, {loss: op.constant(np.ones(op.dims(loss), (loss.dtype or FLOAT).numpy()))})
+
+
+def _behind_views(value: ir.Value) -> tuple[ir.Value, int]:
+    """What a value is but for shape, type and sign, and that sign."""
+    sign = 1
+    while (node := value.producer()) is not None and node.op_type in _VIEWS and node.domain == "":
+        sign = -sign if node.op_type == "Neg" else sign
+        source = node.inputs[0]
+        assert source is not None
+        value = source
+    return value, sign
+
+
+def _is_fed(value: ir.Value, active: Collection[ir.Value]) -> bool:
+    """Whether a value depends on what a session feeds, and on nothing that is trained."""
+    pending, seen, fed = [value], set[ir.Value](), False
+    while pending:
+        each = pending.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if each in active:
+            return False
+        producer = each.producer()
+        if producer is not None:
+            pending.extend(read_values(producer))
+        fed = fed or (each.is_graph_input() and each.const_value is None)
+    return fed
