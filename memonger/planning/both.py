@@ -1,6 +1,5 @@
 """A training step within a budget: by chunks, recomputation, or both, whichever holds it in the least time."""
 
-import dataclasses
 import math
 from contextlib import suppress
 from functools import cached_property
@@ -10,7 +9,7 @@ from memonger.errors import BudgetError
 from memonger.lowering.lowered import Lowered
 from memonger.planning import chunk_times, chunking
 from memonger.planning.chunking import Chunking
-from memonger.planning.decide import Budgets, Solution, decide, orders_of, total_bytes
+from memonger.planning.decide import Budgets, Solution, orders_of, total_bytes
 from memonger.planning.options import Options
 from memonger.remat import Request
 
@@ -31,7 +30,7 @@ def for_budget(
     device: Device,
     strategy: str,
 ) -> Way:
-    """Of the ways that hold the budget the one that takes least time.
+    """Of the ways that hold the budget the one that takes least time: what no budget gives is always among them.
 
     Chunks that cost next to nothing are taken before anything is recomputed. Else recomputing alone is looked at, and
     chunks of what was recomputed for larger budgets: the one that is estimated to take least.
@@ -47,26 +46,43 @@ def for_budget(
         BudgetError: none was found. Planning succeeds with the budget that the error names.
         PlanError: see `memonger.planning.chunking.choose`.
     """
-    assert request.budget is not None
     search = _Search(lowered, request, options, device, strategy)
+    try:
+        found = _searched(search, request.budget or 0)
+    except BudgetError:
+        if search.fits(search.usual):
+            return search.usual
+        raise
+    cost = search.cost(found)
+    if cost <= 0 or cost <= search.cost(search.budgets.usual) or not search.fits(search.usual):
+        return found
+    return min(found, search.usual, key=search.cost)
+
+
+def _searched(search: "_Search", budget: int) -> Way:
+    """The cheapest of the ways that are looked for within a budget.
+
+    Raises:
+        BudgetError: none was found.
+    """
     plain = search.budgets.plain
-    if total_bytes(request, plain) <= request.budget:
+    if search.total(plain) <= budget:
         return plain
     way = search.chunked(plain)
     if way is None:  # it can't run in chunks
-        return search.budgets.cheapest(request.budget)
-    if search.fits(way) and search.cost(way) <= options.max_overhead * search.once:
+        return search.budgets.cheapest(budget)
+    if search.fits(way) and search.cost(way) <= search.options.max_overhead * search.once:
         return way
     if search.is_minor(plain, way):
         with suppress(BudgetError):
-            return search.budgets.cheapest(request.budget)
-    ways: list[Way] = [way, search.recomputed(request.budget)]
+            return search.budgets.cheapest(budget)
+    ways: list[Way] = [way, search.recomputed(budget)]
     ways += search.both(plain, way, ways)
     fitting = [one for one in ways if search.fits(one)]
     if not fitting:
         again: list[Way] = [way, search.budgets.least]  # what doesn't depend on times
         again += [search.least_in_chunks] if search.least_in_chunks else []
-        raise BudgetError(request.budget, min(map(search.total, again)), request.base)
+        raise BudgetError(budget, min(map(search.total, again)), search.request.base)
     return min(fitting, key=lambda one: (search.cost(one), search.total(one)))
 
 
@@ -76,6 +92,7 @@ class _Search:
     def __init__(self, lowered: Lowered, request: Request, options: Options, device: Device, strategy: str) -> None:
         self.lowered, self.request, self.options, self.device = lowered, request, options, device
         self.budgets = Budgets(request, strategy, orders_of(options.order, request.graph))
+        self._searches: dict[tuple[int, ...], chunking.Search] = {}
         self.once = math.fsum(request.graph.costs)
         cores = chunk_times.cores_of(options.threads)
         self.pace = self.once / chunk_times.seconds_of(lowered.model, request.live_bytes.tolist(), cores, True)
@@ -106,7 +123,18 @@ class _Search:
 
     def chunked(self, solution: Solution) -> Chunking | None:
         """A schedule in chunks: the cheapest that fit, or the smallest."""
-        return chunking.choose(self.lowered, self.request, self.options, self.device, None, solution)
+        assert self.request.budget is not None
+        room = self.request.budget - self.request.base
+        return None if solution.total_bytes <= room else self._chunks_of(solution).within(float(room))
+
+    def _chunks_of(self, solution: Solution) -> chunking.Search:
+        """What looks for chunks of a schedule; of those that are looked at twice it is kept."""
+        found = self._searches.get(solution.schedule)
+        if found is None:
+            found = chunking.search_of(self.lowered, self.request, self.options, self.device, None, solution)
+        if any(solution is one for one in (self.budgets.plain, self.budgets.usual)):
+            self._searches[solution.schedule] = found
+        return found
 
     def both(self, plain: Solution, way: Chunking, ways: list[Way]) -> list[Chunking]:
         """Chunks of schedules that were found for larger budgets, by about what chunks take off."""
@@ -126,7 +154,8 @@ class _Search:
                 return made
             target -= (self.total(tried) - budget) << attempt
         if not any(map(self.fits, (*ways, *made))):
-            made += filter(None, (self.chunked(self.swept()), self.least_in_chunks))
+            # the worst step of what was searched may be one without slices
+            made += filter(None, (self.chunked(self.budgets.usual), self.least_in_chunks))
         return made
 
     @cached_property
@@ -134,6 +163,8 @@ class _Search:
         """Chunks of the smallest schedule."""
         return self.chunked(self.budgets.least)
 
-    def swept(self) -> Solution:
-        """The default's schedule without a budget: the worst step of what was searched may be one without slices."""
-        return decide(dataclasses.replace(self.request, budget=None), "sweep", self.options.order)
+    @cached_property
+    def usual(self) -> Way:
+        """What is planned where nobody gives a budget."""
+        kept = self.budgets.usual
+        return kept if kept.total_bytes <= chunking.SMALL else self._chunks_of(kept).quick() or kept

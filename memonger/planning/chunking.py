@@ -174,20 +174,27 @@ def choose(
     Raises:
         PlanError: a number of chunks is asked for that can't be.
     """
-    roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
     budget = request.budget
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
+    search = search_of(lowered, request, options, device, batch, plain)
+    if budget is not None or options.axis_and_chunks is not None:
+        return search.within(math.inf if budget is None else float(budget - request.base))
+    return search.quick()
+
+
+def search_of(
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
+) -> "Search":  # fmt: skip
+    """What looks for chunks of a schedule; see `choose`."""
+    roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
     ordered = dataclasses.replace(lowered, model=lowered.model.clone())
     schedule_model(ordered.model, plain.schedule, plain.graph)
     for node in ordered.model.graph:  # whose marks would be taken for ours
         node.metadata_props.pop(CHUNK, None)
         node.metadata_props.pop(WINDOW, None)
     works = {str(node.name): work_of(node) for node in ordered.model.graph}
-    search = _Search(_Job(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch)
-    if budget is not None or options.axis_and_chunks is not None:
-        return search.within(math.inf if budget is None else float(budget - request.base))
-    return search.quick()
+    return Search(_Job(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch)
 
 
 def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
@@ -198,22 +205,18 @@ def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
     return band.axes[largest], largest
 
 
-class _Search:
+class Search:
     """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
 
     def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
-        self._check, self._refused = SliceCheck(options.threads), dict[str, str]()
-        self._known: dict[frozenset[str], list[_Ladder]] = {}
-        self._most = math.inf
-        if job.request.budget is None and options.axis_and_chunks is None:
-            near = _near(job.plain.graph, assign_storage(job.plain.graph))
-            once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
-            self._most = options.max_overhead * once
+        self._check, self._refused, self._most = SliceCheck(options.threads), dict[str, str](), math.inf
+        self._known: dict[tuple[frozenset[str], float], list[_Ladder]] = {}
+        self._axes: dict[frozenset[str], _Axis] = {}  # of a training step
 
     def within(self, room: float) -> "Chunking | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
-        way = None
+        self._refused, self._most, way = {}, math.inf, None
         for _ in range(ROUNDS):
             way = self._same_bits(partial(_cheapest, room))
             if way is None or way.total <= room or self.options.axis_and_chunks is not None:
@@ -223,6 +226,10 @@ class _Search:
 
     def quick(self) -> "Chunking | None":
         """The smallest way that takes no longer than the options allow."""
+        job = self.job
+        near = _near(job.plain.graph, assign_storage(job.plain.graph))
+        once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
+        self._refused, self._most = {}, self.options.max_overhead * once
         sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
         return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
 
@@ -240,7 +247,7 @@ class _Search:
 
     def _ladders(self) -> list["_Ladder"]:
         """Ways along each axis."""
-        key = frozenset(self._refused)
+        key = frozenset(self._refused), self._most
         if key not in self._known:
             self._known[key] = self._made()
         return self._known[key]
@@ -248,7 +255,10 @@ class _Search:
     def _made(self) -> list["_Ladder"]:
         asked = self.options.axis_and_chunks
         if self.job.training is not None:
-            axis = _of_training(self.job, self._refused)
+            key = frozenset(self._refused)
+            if key not in self._axes:
+                self._axes[key] = _of_training(self.job, self._refused)
+            axis = self._axes[key]
             return [_Ladder(self.job, axis, ways_of(self.job, axis, self._most), None)]
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)

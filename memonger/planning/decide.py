@@ -83,6 +83,11 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
         return _without(request, names)
     if request.budget is not None:
         return Budgets(request, strategy, names).cheapest(request.budget)
+    return _by(request, strategy, names)
+
+
+def _by(request: Request, strategy: str, names: Sequence[str]) -> Solution:
+    """What a strategy recomputes where there is no budget."""
     ordered, schedule = order_for_least(request, names)
     return lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
 
@@ -145,7 +150,10 @@ class Budgets:
         return f"{format_size(self.total(solution))} in total, {solution.cost / once - 1 if once else 0:+.1%}"
 
     def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
-        """The cheapest solution found within the budget; see `memonger.remat.targets`."""
+        """The cheapest solution found within the budget, or what no budget gives if that is cheaper and fits too.
+
+        See `memonger.remat.targets`.
+        """
         if self.total(self.plain) <= budget:
             return self.plain
         limit, begin = self.request.time_limit if time_limit is None else time_limit, time.monotonic()
@@ -156,10 +164,19 @@ class Budgets:
             solutions = map(self._laid_out, outcomes)
             return counted, (Tried(self.total(each), each.cost, each) for each in solutions)
 
-        solution = cheapest_within(budget, tried)
+        found = cheapest_within(budget, tried)
+        fitting = (each for each in (found, self.usual) if each is not None and self.total(each) <= budget)
+        solution = min(fitting, key=lambda each: each.cost, default=None)
         if solution is None:
             raise BudgetError(budget, self.total(self.least), self._lower_bound)
         return solution
+
+    @cached_property
+    def usual(self) -> Solution:
+        """What is planned where nobody gives a budget: a sweep's choice, or without a backward pass all is kept."""
+        if all(self.request.graph.forward):
+            return self.plain
+        return _by(dataclasses.replace(self.request, budget=None), "sweep", self.names)
 
     @cached_property
     def _lower_bound(self) -> int:

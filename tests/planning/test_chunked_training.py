@@ -145,3 +145,32 @@ def test_chunks_and_recomputation_share_a_budget() -> None:
     with pytest.raises(memonger.BudgetError) as error:
         plan(scores(), budget=base + 1000, effort=100)
     assert plan(scores(), budget=error.value.smallest, effort=100).total_bytes <= error.value.smallest
+
+
+@pytest.mark.parametrize("name", ["scores", "table"])
+@pytest.mark.parametrize("search", ["finds nothing", "finds something dearer"])
+def test_what_no_budget_gives_is_taken_where_the_search_does_worse(
+    name: str, search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How chunks are found hangs on the budget: nodes that gave other bits in slices too fine stay whole in all."""
+    model = {"scores": scores, "table": table}[name]()
+    usual = plan(model)
+    tried = []
+
+    def worse(made: Any, budget: int) -> Any:
+        tried.append(budget)
+        if search == "finds nothing":
+            raise memonger.BudgetError(budget, budget + 240, 0, "")
+        monkeypatch.setattr(type(made), "cost", lambda self, one: 2.0 if one is plain else 1.0)
+        plain = made.budgets.plain
+        return plain
+
+    monkeypatch.setattr("memonger.planning.both._searched", worse)
+    found = plan(model, budget=usual.total_bytes)
+    assert tried == [usual.total_bytes]
+    assert found.total_bytes == usual.total_bytes
+    assert (found.graph.nodes, found.offsets) == (usual.graph.nodes, usual.offsets)
+    monkeypatch.setattr("memonger.planning.both._Search.fits", lambda self, one: False)
+    if search == "finds nothing":
+        with pytest.raises(memonger.BudgetError):
+            plan(model, budget=usual.total_bytes)

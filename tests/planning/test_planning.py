@@ -335,3 +335,17 @@ def test_a_device_plan_of_training_keeps_the_models_order() -> None:
     steps = [step[str(node.outputs[0].name)] for node in plan.model.graph if node.outputs[0].name in step]
     assert len(steps) > len(step) / 2
     assert steps == sorted(steps)
+
+
+def test_what_no_budget_gives_is_taken_where_the_search_for_a_budget_finds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = plan(chain())
+    assert usual.recomputed
+    monkeypatch.setattr("memonger.planning.decide.cheapest_within", lambda budget, tried: None)
+    found = plan(chain(), budget=usual.total_bytes)
+    assert (found.total_bytes, found.graph.nodes, found.overhead) == (
+        usual.total_bytes, usual.graph.nodes, usual.overhead,
+    )  # fmt: skip
+    with pytest.raises(BudgetError):
+        plan(chain(), budget=usual.total_bytes - 1)
