@@ -19,8 +19,8 @@ from memonger.model.values import LARGEST, SMALL, all_values, nbytes, static_sha
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 
-RUNTIME_OPERATORS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
-"""What onnxruntime's optimizer writes into ONNX's own domain, whether the operator set has it or not."""
+RUNTIME_OPERATORS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "MemcpyFromHost", "MemcpyToHost"})
+"""What onnxruntime writes into ONNX's own domain, whether the operator set has it or not."""
 
 
 PLAIN = frozenset({
