@@ -83,7 +83,7 @@ def test_the_largest_batch_with_adapters_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
-        (("--memory", "8"), 2, "is no size"),
+        (("--memory", "8.5"), 2, "is no size"),
         (("--vary", "bach"), 1, "Did you mean 'batch'"),
         (("--batch", "4"), 1, "leave --batch out"),
         (("--certificate", "fit.json"), 2, "No such option"),
