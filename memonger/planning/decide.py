@@ -16,11 +16,14 @@ from memonger.graph.window_choice import storages
 from memonger.layout import EFFORT, Layout, allocate, lower_bound
 from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
 from memonger.remat.budget import BUDGET
-from memonger.remat.every_schedule import EFFORT as BOUND_EFFORT
+from memonger.remat import every_schedule
 from memonger.remat.every_schedule import least_arena, output_bytes
 from memonger.remat.orders import ORDERS
 from memonger.remat.targets import ATTEMPTS, Tried, cheapest_within
 from memonger.units import KiB, format_size
+
+BOUND_EFFORT = every_schedule.EFFORT
+"""Effort for a lower bound."""
 
 _QUICK = EFFORT // 20
 """Effort for each layout that is compared."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Literal
 
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.plan import Plan
@@ -103,7 +104,7 @@ class InChunks:
             self.made, self.bound = made, bound
             return True
         whole = least_total(asked, again=sizing.strategy != "none")
-        status = "proven" if bound > sizing.memory else "open"
+        status: Literal["proven", "open"] = "proven" if bound > sizing.memory else "open"
         self.beyond = Beyond(size, status, total, bound, max(bound, whole), asked.run_time or 0)
         return False
 

@@ -566,7 +566,7 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
     hint = (hint if kept else "") + _offered(job, error.budget)
     bound = error.lower_bound
-    if job.mode == "inference" and may_run_in_chunks(job):
+    if may_run_in_chunks(job):
         bound = min(bound, decide.least_total(job.request, whole=False))
     return BudgetError(error.budget, error.smallest, bound, hint)
 

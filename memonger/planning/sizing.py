@@ -354,7 +354,7 @@ class Sizing:
     def too_large_to_measure(self, size: int) -> str | None:
         """Why a size can't be lowered here, if so: the calibrating run has no plan yet, and takes what it takes."""
         device = device_of(self.options.device)
-        room = _available() if device.is_host and not device.facts.is_portable else None
+        room = available_memory() if device.is_host and not device.facts.is_portable else None
         if room is None or self.smallest is None or (needs := self._unplanned(size)) <= room:
             return None
         return (
@@ -391,7 +391,7 @@ class Sizing:
         return attempt.solution
 
 
-def _available() -> int | None:
+def available_memory() -> int | None:
     """Bytes of memory that this machine could give a process now; None where the system doesn't tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
