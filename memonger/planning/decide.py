@@ -14,9 +14,8 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, needed_bytes
 from memonger.graph.window_choice import storages
 from memonger.layout import EFFORT, Layout, allocate, lower_bound
-from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
+from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request, every_schedule
 from memonger.remat.budget import BUDGET
-from memonger.remat import every_schedule
 from memonger.remat.every_schedule import least_arena, output_bytes
 from memonger.remat.orders import ORDERS
 from memonger.remat.targets import ATTEMPTS, Tried, cheapest_within
