@@ -113,7 +113,7 @@ def row(name: str, case: Case, folder: Path) -> str:
     onnx.save(case.make(), path)
     begin = time.perf_counter()
     mode = "training" if case.options else "inference"
-    found = memonger.fit(path, case.memory, case.vary, mode=mode, device="cpu", **case.options)
+    found = memonger.fit(path, case.memory, case.vary, mode=mode, device="cpu", chunks="off", **case.options)
     seconds = time.perf_counter() - begin
     plan, beyond = found.plan, found.beyond
     assert plan is not None

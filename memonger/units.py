@@ -77,22 +77,23 @@ def in_full(size: int) -> str:
 
 
 _UNITS = {
-    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": 1024 * GiB,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(-?[0-9]{1,40}(?:\.[0-9]{0,40})?|-?\.[0-9]{1,40})\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str) -> int:
-    """Bytes from a text such as ``4GiB``, ``1.5 GB``, ``800 MiB`` or ``65536B``; letters of either case.
+    """Bytes from a text such as ``4GiB``, ``1.5 GB``, ``800 MiB`` or ``65536``; letters of either case.
 
     Raises:
-        ValueError: no number, no unit, an unknown one, or a negative size.
+        ValueError: no number, a fraction of a byte, an unknown unit, or a negative size.
     """
     match = _SIZE.fullmatch(text)
-    if match is None or match[2].upper() not in _UNITS:
+    if match is None or match[2].upper() not in _UNITS or ("." in match[1] and not match[2]):
         raise ValueError(
-            f"{text!r} is no size: write a number and its unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), as in 4GiB."
+            f"{text!r} is no size: write bytes as a whole number, or a number and its unit (B, KB, MB, GB, TB, KiB, "
+            "MiB, GiB, TiB), as in 4GiB."
         )
     if match[1].startswith("-"):
         raise ValueError(f"{text!r} is negative: a size is at least 0.")

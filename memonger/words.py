@@ -1,7 +1,7 @@
 """Messages in the words of who asked: ``mode='training'`` in Python, ``--mode training`` on the command line."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -67,14 +67,34 @@ def call(name: str, model: str, **options: object) -> str:
     return " ".join([f"memonger {name} {_quoted(model)}", *said])
 
 
+def again(name: str, value: object) -> str:
+    """What was asked once more with an option besides: the whole command line, or the keyword in Python.
+
+    Args:
+        name: As of `option`.
+        value: As of `option`.
+    """
+    command, said = _command.get(), option(name, value)
+    if command is None or _speaker.get() is _in_python:
+        return said
+    return " ".join(filter(None, (command[0], said, command[1])))
+
+
 @contextmanager
-def on_the_command_line() -> Iterator[None]:
-    """Within it messages name flags."""
-    token = _speaker.set(_as_flag)
+def on_the_command_line(program: str | None = None, arguments: Sequence[str] = ()) -> Iterator[None]:
+    """Within it messages name flags.
+
+    Args:
+        program: What was called: ``memonger plan``; None where that isn't known.
+        arguments: The rest of the command line.
+    """
+    command = None if program is None else (program, " ".join(map(_quoted, arguments)))
+    tokens = _speaker.set(_as_flag), _command.set(command)
     try:
         yield
     finally:
-        _speaker.reset(token)
+        _speaker.reset(tokens[0])
+        _command.reset(tokens[1])
 
 
 def _in_python(name: str, value: object) -> str:
@@ -99,5 +119,7 @@ _SPECIAL = frozenset(" \t\"'\\$`*?[]{}()<>|&;!#~")
 
 _FLAGS = {"dims": "--dim"}
 """Flags that aren't called as the keyword."""
+
+_command: ContextVar[tuple[str, str] | None] = ContextVar("command", default=None)
 
 _speaker: ContextVar[Speaker] = ContextVar("speaker", default=_in_python)

@@ -16,18 +16,20 @@ from memonger.units import format_size, in_full, parse_size
         ("2.MiB", 2 * MiB),
         ("0B", 0),
         ("65537b", 65537),
+        ("84768208", 84768208),
+        (" 4 ", 4),
         ("1TiB", 1024 * GiB),
         ("3TB", 3 * 10**12),
         ("9007199254740993B", 9007199254740993),  # one that float64 can't hold
         ("0.3MB", 300_000),  # 299,999 where it is rounded down from float64
     ],
 )
-def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
+def test_a_size_is_a_number_of_bytes_or_a_number_and_a_unit(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(
-    "text", ["", "4", "GiB", "4 XiB", "4GiB2", "1e3MiB", "four GiB", "nan B", "infGiB", "1,5GiB", "9" * 500 + "GiB"]
+    "text", ["", "4.5", "GiB", "4 XiB", "4GiB2", "1e3MiB", "four GiB", "nan B", "infGiB", "1,5GiB", "9" * 500 + "GiB"]
 )
 def test_a_text_that_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="as in 4GiB") as caught:

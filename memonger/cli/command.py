@@ -32,12 +32,16 @@ from memonger.errors import MemongerError
 from memonger.units import shown
 from memonger.words import on_the_command_line
 
+_ARGUMENTS = "memonger.arguments"
+"""In a context's ``meta``: the command line behind the command's name."""
+
 
 class _Escaping(click.Command):
     """Escapes what isn't printable in click's own messages, which repeat the command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _print_on_any_terminal()
+        ctx.meta[_ARGUMENTS] = tuple(args)
         with _escaped():
             return super().parse_args(ctx, args)
 
@@ -111,7 +115,7 @@ class Command(_Escaping):
         logger.addHandler(notes)
         ctx.call_on_close(lambda: logger.removeHandler(notes))
         try:
-            with on_the_command_line():
+            with on_the_command_line(ctx.command_path, ctx.meta.get(_ARGUMENTS, ())):
                 _check_targets(ctx)
                 return super().invoke(ctx)
         except MemongerError as error:
@@ -151,6 +155,14 @@ class Group(_Escaping, click.Group):
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The help where no command is named, with status 0: click's own is an error since 8.2."""
+        if not args and not ctx.resilient_parsing:
+            _print_on_any_terminal()
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands by what they are for."""

@@ -199,6 +199,11 @@ CHUNKS = (
     *MOST_EXTRA_TIME,
 )  # fmt: skip
 
+WHOLE = click.option(
+    "--chunks", default="auto", metavar="auto", show_default=True, shell_complete=completes("auto", "off"),
+    help="auto: as memonger plan; off: only plans whose nodes run whole, which takes less time.",
+)  # fmt: skip
+
 RECOMPUTATION = (
     click.option("--strategy", type=Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "

@@ -18,7 +18,7 @@ from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning.options import Options
-from memonger.units import MOST_ARENAS, in_bytes, shown, whole
+from memonger.units import MOST_ARENAS, format_size, in_bytes, shown, whole
 from memonger.words import did_you_mean, option
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
@@ -103,7 +103,7 @@ def export(
     if write is None:
         raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.{did_you_mean(str(target), TARGETS)}")
     sharing = _sharing(target, arenas, limit, wait)
-    models, whole, notes = _models(plans, target, batches, options)
+    models, whole, notes, own = _models(plans, target, batches, options)
     if force:
         check_outside(files_of(models), Path(output))
     if name is not None and len(models) == 1 and whole is None:
@@ -113,6 +113,8 @@ def export(
         check_runs(package)
     with new_folder(Path(output), force) as folder:
         estimate, written = write(package, folder)
+    if own is not None:
+        notes = (*notes, _beside_own(target, estimate, own))
     said = tuple(map(shown, dict.fromkeys((*notes, *package.notes, *written))))
     names = tuple(model.name for model in package.models)
     return Exported(Path(output), target, package.name, names, estimate, files_in(Path(output)), said)
@@ -120,8 +122,10 @@ def export(
 
 def _models(
     given: Any, target: str, batches: Sequence[int], options: Options | None
-) -> tuple[dict[str, Plans], str | None, tuple[str, ...]]:
+) -> tuple[dict[str, Plans], str | None, tuple[str, ...], Plan | None]:
     """What is served: plans by name, the name of the whole if it has one of its own, and notes on what was planned.
+
+    The last is the plan that memonger's own sessions would run in chunks, where the target can't.
 
     Raises:
         PlanError: models without a plan beside others; options of planning for what has a plan.
@@ -132,10 +136,10 @@ def _models(
     if not without and (batches or options is not None):
         raise PlanError("what is exported has a plan already: batches and options are for a model without one.")
     if several is not None:
-        return several, "models" if isinstance(given, Mapping) else Path(sources[0]).resolve().name, ()
+        return several, "models" if isinstance(given, Mapping) else Path(sources[0]).resolve().name, (), None
     name = name_of(sources[0]) if sources else "model"
     if not without:
-        return {name: sources}, None, ()
+        return {name: sources}, None, (), None
     if len(sources) > 1:
         where = f"{without[0]} has" if isinstance(without[0], str | Path) else "one of the models has"
         raise PlanError(
@@ -144,7 +148,18 @@ def _models(
         )
     plans = form.plans_for(target, without[0], batches, options or Options())
     notes = (*form.notes_for(target, plans), *(note for plan in plans for note in plan.notes))
-    return {name: list(plans)}, None, notes
+    own = form.own_plan(target, without[0], plans, options or Options())
+    return {name: list(plans)}, None, notes, own
+
+
+def _beside_own(target: str, estimate: Estimate, own: Plan) -> str:
+    """What an export that has no chunks takes, beside a session of memonger that has."""
+    batch = "" if own.batch is None else f" at batch {own.batch}"
+    return (
+        f"An export for {target} has no chunks: one instance is predicted to take "
+        f"{format_size(estimate.instance_bytes)}{batch}, where a session of memonger on this CPU takes "
+        f"{format_size(own.total_bytes)} in chunks."
+    )
 
 
 def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: float | None) -> Sharing | None:

@@ -1,10 +1,11 @@
 """form: a model without a plan → the plans that a target serves."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from memonger.errors import PlanError
+from memonger.errors import MemongerError, PlanError
 from memonger.export.package import Package, ServedModel
 from memonger.model.bind_dims import has_open_batch
 from memonger.model.load import Source, load_as_is
@@ -12,7 +13,8 @@ from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.planning.options import Options, without_ranges
-from memonger.planning.search_plan import search_plan
+from memonger.planning.search_plan import device_of, search_plan
+from memonger.planning.sizing import available_memory
 from memonger.units import MOST_BATCH
 from memonger.words import option
 
@@ -92,6 +94,27 @@ def smaller(source: Source | Model, plans: tuple[Plan, ...], chosen: Sequence[Op
         return plans
     whole = tuple(search_plan(source, options=replace(one, chunks="off")) for one in chosen)
     return min(plans, whole, key=lambda each: Package("", (ServedModel("", each),)).as_planned().instance_bytes)
+
+
+def own_plan(target: str, source: Source | Model, plans: Sequence[Plan], options: Options) -> Plan | None:
+    """The plan in chunks that memonger's own sessions would run here, where what a target serves can't have chunks.
+
+    Args:
+        target: One of `memonger.export.TARGETS`.
+        source: The model.
+        plans: What the target serves of it.
+        options: As they were given.
+
+    Returns: None where plans of that target may have chunks, where none pays, or where it can't be measured here.
+    """
+    largest = plans[-1]
+    is_free = target in PORTABLE and options.device is None and options.chunks == "auto"
+    if not is_free or device_of(None).facts.is_portable or largest.unplanned_bytes > (available_memory() or 0):
+        return None
+    with suppress(MemongerError):
+        plan = search_plan(source, options=replace(options, batch=largest.batch, device="cpu", mode="inference"))
+        return plan if plan.chunks else None
+    return None
 
 
 def notes_for(target: str, plans: Sequence[Plan]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from memonger.errors import LoadError
 from memonger.model.model import Model
 from memonger.model.ranges import Range, in_terms_of, sum_of, terms_of
 from memonger.model.values import tensor_shape
-from memonger.words import FILE, SIZE, N, did_you_mean, option, quoted
+from memonger.words import FILE, N, again, did_you_mean, option, quoted
 
 Dim = int | ir.SymbolicDim
 
@@ -45,6 +45,7 @@ def bind(
         batch, sizes = 1, {**dict.fromkeys(left, 1), **sizes}
         notes = (_open_batch_note(left),)
     sizes = {**_sums(tensors, sizes), **sizes}
+    _check_sizes(name, tensors, sizes)
     bound = [ir.Shape([_size(name, v, axis, dim, sizes) for axis, dim in enumerate(_dims(v))]) for v in tensors]
     for value, shape in zip(tensors, bound, strict=True):
         value.shape = shape
@@ -218,23 +219,40 @@ def _batch_sizes(values: Sequence[ir.Value], name: str, batch: int) -> dict[str,
     return sizes
 
 
+def _check_sizes(name: str, values: Sequence[ir.Value], sizes: Mapping[str, int]) -> None:
+    """Check that every dimension has a size.
+
+    Raises:
+        LoadError: it names all that have none, and gives an example of a call that gives each one.
+    """
+    missing: dict[str, str] = {}
+    for value in values:
+        for axis, dim in enumerate(_dims(value)):
+            keys = _keys(value, axis)
+            if not isinstance(dim, int) and not any(key in sizes for key in keys):
+                called = f"'{keys[1]}'" if keys[1:] else "without a name"
+                missing.setdefault(keys[-1], f"dimension {axis} of input '{value.name}' ({called})")
+    if not missing:
+        return
+    example = {key: 1 if key.endswith("[0]") else _EXAMPLE for key in missing}
+    derived = _sums(values, {**sizes, **{key: size for key, size in example.items() if len(terms_of(key)) < 2}})
+    asked = {key: size for key, size in example.items() if key not in derived} or example
+    listed, last = [where for key, where in missing.items() if key in asked][:-1], missing[list(asked)[-1]]
+    which, have, each = (f"{', '.join(listed)} and {last}", "have", "each") if listed else (last, "has", "it")
+    raise LoadError(
+        f"{name}: {which} {have} no size. Plans need static shapes: give {each} one, for example: "
+        f"{again('dims', asked)}"
+    )
+
+
+_EXAMPLE = 64
+"""The size of a dimension in an example: images, texts and sounds of so many are what most models take."""
+
+
 def _size(name: str, value: ir.Value, axis: int, dim: Dim, sizes: Mapping[str, int]) -> int:
     keys = [key for key in _keys(value, axis) if key in sizes]
     if not isinstance(dim, int):
-        if keys:
-            return sizes[keys[0]]
-        raise LoadError(_unbound_message(name, value, axis))
+        return sizes[keys[0]]
     if keys and sizes[keys[0]] != dim:
         raise LoadError(f"{name}: dimension {keys[0]} is {dim} in the model and can't be set to {sizes[keys[0]]}.")
     return dim
-
-
-def _unbound_message(name: str, value: ir.Value, axis: int) -> str:
-    symbol = _symbol(_dims(value)[axis])
-    flag = option("dims", {symbol or _key(value, axis): SIZE})
-    called = f"'{symbol}'" if symbol else "without a name"
-    also = f" or {option('batch', N)}" if axis == 0 else ""
-    return (
-        f"{name}: dimension {axis} of input '{value.name}' ({called}) has no size. "
-        f"Plans need static shapes: give it one with {flag}{also}."
-    )

@@ -1,4 +1,4 @@
-"""A model at one size of a dimension: lowered for the search, and the bytes that no plan of it can do without."""
+"""A model at one size of a dimension, lowered for the search."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,8 +11,6 @@ from memonger.model.model import Model
 from memonger.planning.dimension import Dimension
 from memonger.planning.options import Options
 from memonger.planning.search_plan import Job, prepare
-from memonger.remat import Request
-from memonger.remat.every_schedule import EFFORT, least_arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +52,3 @@ def lower(source: Source | Model, dimension: Dimension, size: int, options: Opti
         options = dataclasses.replace(options, batch=None, dims=None)
     job = prepare(source, options)
     return dataclasses.replace(job, request=dataclasses.replace(job.request, progress=None))
-
-
-def lower_bound(request: Request, *, recomputes: bool, effort: int = EFFORT) -> int:
-    """Bytes that the total of every plan takes: what is there at each step, the largest workspace, the least arena.
-
-    Args:
-        request: The graph, what is there beside it, and what may share bytes.
-        recomputes: Whether nodes may run more than once.
-        effort: See `least_arena`.
-    """
-    graph = request.graph
-    arena = least_arena(graph, request.sharing, again=recomputes, effort=effort)
-    return request.base + max(graph.workspace, default=0) + arena

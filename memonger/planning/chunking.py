@@ -158,6 +158,11 @@ def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
     return not why_not and options.chunks != "off"
 
 
+def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
+    """Whether a model on a device may run in chunks, as far as that shows without looking at what its nodes compute."""
+    return not _why_not(lowered, options, device)
+
+
 def choose(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
 ) -> "Chunking | None":  # fmt: skip

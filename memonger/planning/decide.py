@@ -14,12 +14,15 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, needed_bytes
 from memonger.graph.window_choice import storages
 from memonger.layout import EFFORT, Layout, allocate, lower_bound
-from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request
+from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request, every_schedule
 from memonger.remat.budget import BUDGET
-from memonger.remat.every_schedule import least_arena
+from memonger.remat.every_schedule import least_arena, output_bytes
 from memonger.remat.orders import ORDERS
 from memonger.remat.targets import ATTEMPTS, Tried, cheapest_within
 from memonger.units import KiB, format_size
+
+BOUND_EFFORT = every_schedule.EFFORT
+"""Effort for a lower bound."""
 
 _QUICK = EFFORT // 20
 """Effort for each layout that is compared."""
@@ -63,6 +66,24 @@ class Solution:
 def total_bytes(request: Request, solution: Solution) -> int:
     """What has to fit a budget: arena, largest workspace, parameters and inputs. It is `Plan.total_bytes`."""
     return request.base + solution.total_bytes
+
+
+def least_total(request: Request, *, again: bool = True, whole: bool = True, effort: int = BOUND_EFFORT) -> int:
+    """Bytes that the total of every plan takes, in whatever order: what is there at each step, and the least arena.
+
+    What the inputs decide the size of isn't counted: other inputs may take less.
+
+    Args:
+        request: The graph, what is there beside it, and what may share bytes.
+        again: Whether nodes may run more than once.
+        whole: Whether every node runs whole. In chunks the outputs alone are sure to be there whole.
+        effort: See `memonger.remat.every_schedule.least_arena`.
+    """
+    graph, fixed = request.graph, request.base - (request.run_time or 0)
+    if not whole:
+        return fixed + output_bytes(graph, request.sharing)
+    workspace = max(graph.workspace, default=0) if request.run_time is None else 0
+    return fixed + workspace + least_arena(graph, request.sharing, again=again, effort=effort)
 
 
 def decide(request: Request, strategy: str, order: str) -> Solution:
@@ -180,10 +201,8 @@ class Budgets:
 
     @cached_property
     def _lower_bound(self) -> int:
-        """No plan takes less, whatever its order and whatever it computes again."""
-        request = self.request
-        arena = least_arena(request.graph, request.sharing)
-        return request.base + arena + max(request.graph.workspace, default=0)
+        """No plan of these nodes takes less, whatever its order and whatever it computes again."""
+        return least_total(self.request)
 
     @cached_property
     def least(self) -> Solution:

@@ -91,7 +91,10 @@ class Family:
             windows=(),  # as byte offsets they hold at one size: without them a little more is counted
         )
         (base,) = self._polynomial([(each.base,) for each in self.requests], size)
-        return dataclasses.replace(last, graph=graph, base=base)
+        run_time = last.run_time
+        if run_time is not None:
+            (run_time,) = self._polynomial([(each.run_time or 0,) for each in self.requests], size)
+        return dataclasses.replace(last, graph=graph, base=base, run_time=run_time)
 
     def _polynomial(self, columns: Sequence[Sequence[int]], size: int) -> tuple[int, ...]:
         """What each row of three values is at a size, by Lagrange's formula, in integers."""

@@ -13,11 +13,12 @@ from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan
 from memonger.planning.at_size import Changes
+from memonger.planning.decide import Solution, total_bytes
 from memonger.planning.fit_chunks import InChunks
 from memonger.planning.names import Strategy
 from memonger.planning.options import Keywords, Options, combine, takes_options, without_ranges
-from memonger.planning.search_plan import device_of
-from memonger.planning.sizing import Attempt, Beyond, Sizing
+from memonger.planning.search_plan import Job
+from memonger.planning.sizing import Beyond, Sizing
 from memonger.units import MOST_POINTS, in_bytes, whole
 from memonger.words import either, option
 
@@ -104,7 +105,7 @@ class Fit:
         )
 
 
-@takes_options("budget", chunks="off")
+@takes_options("budget")
 def fit(
     source: Source | Model,
     memory: float | str = "8GiB",
@@ -118,8 +119,9 @@ def fit(
 ) -> Fit:
     """The largest size of a dimension with which a model fits into a memory, with its plan.
 
-    With ``chunks="auto"`` sizes above the largest that fits without chunks are planned with them, each from the model
-    itself, as `memonger.search_plan` does. What no plan takes less than is known for nodes that run whole alone.
+    Sizes above the largest that fits without chunks are planned as `memonger.search_plan` plans them, chunks among its
+    means, each from the model itself. What no plan takes less than is then what is there beside the arena and the
+    outputs, and a second bound, of plans without chunks, is larger. ``chunks="off"`` takes less time.
 
     Args:
         source: What `memonger.load` takes, with a dimension that is open.
@@ -145,40 +147,31 @@ def fit(
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"fit takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
     frontier = whole("frontier", frontier, 0, MOST_POINTS, PlanError)
-    device = device_of(chosen.device)
-    if not device.is_host or device.facts.is_portable:
-        chosen = dataclasses.replace(chosen, chunks="off")
     with collecting_later():
         sizing = Sizing(source, in_bytes("memory", memory, PlanError), vary, Changes(train_mode, *(lora or ())), chosen)
         sizing.run()
-        answer = _answer(sizing, frontier)
-        return answer if chosen.chunks == "off" else _in_chunks(answer, sizing)
+        search = InChunks(sizing) if sizing.chunks else None
+        if search is not None:
+            search.run()
+        return _answer(sizing, search, frontier)
 
 
-def _in_chunks(answer: Fit, sizing: Sizing) -> Fit:
-    """The answer where the model may run in chunks."""
-    search = InChunks(sizing)
-    search.run()
-    plan, seconds = search.plan(), time.perf_counter() - sizing.begin
-    tried = dict(sorted({**answer.tried, **search.tried}.items()))
-    if plan is not None:
-        bound = plan.parameter_bytes + plan.input_bytes
-        answer = dataclasses.replace(answer, size=search.size, plan=plan, lower_bound_bytes=bound)
-    return dataclasses.replace(answer, beyond=search.beyond, tried=tried, seconds=seconds)
-
-
-def _answer(sizing: Sizing, frontier: int) -> Fit:
-    points = _frontier(sizing, frontier) if frontier else ()
-    best = sizing.best
-    plan = None if best is None else sizing.plan(best)
+def _answer(sizing: Sizing, search: InChunks | None, frontier: int) -> Fit:
+    """What the search without chunks found, and the one with them where there was one."""
+    points = _frontier(sizing, search, frontier) if frontier else ()
+    best, tried = sizing.best, {size: each.total for size, each in sizing.attempts.items() if each.total is not None}
+    plan = None if search is None else search.plan()
+    if plan is None and best is not None:
+        plan = sizing.plan(best)
+    bound = best.bound if best else None
     return Fit(
         memory=sizing.memory,
         vary=sizing.vary,
-        size=best.size if best else 0,
+        size=search.size if search is not None else best.size if best else 0,
         plan=plan,
-        lower_bound_bytes=best.bound if best else None,
-        beyond=sizing.beyond,
-        tried={size: each.total for size, each in sorted(sizing.attempts.items()) if each.total is not None},
+        lower_bound_bytes=bound if search is None else search.bound,
+        beyond=sizing.beyond if search is None else search.beyond,
+        tried=dict(sorted({**tried, **({} if search is None else search.tried)}.items())),
         frontier=points,
         seconds=time.perf_counter() - sizing.begin,
         strategy=sizing.strategy,
@@ -186,23 +179,25 @@ def _answer(sizing: Sizing, frontier: int) -> Fit:
     )
 
 
-def _frontier(sizing: Sizing, points: int) -> tuple[Point, ...]:
+def _frontier(sizing: Sizing, search: InChunks | None, points: int) -> tuple[Point, ...]:
     """Plans of so many sizes up to the largest."""
-    best = sizing.best
-    if best is None:
-        return ()
-    sizes = sorted({max(1, best.size * number // points) for number in range(1, points + 1)})
-    made = (sizing.attempt(size) for size in sizes)
-    return tuple(_point(sizing, each) for each in made if each.fits)
+    whole = sizing.best.size if sizing.best is not None else 0
+    most = whole if search is None else search.size
+    made = list[Point]()
+    for size in sorted({max(1, most * number // points) for number in range(1, points + 1)}) if most else ():
+        if size > whole and search is not None:
+            found = search.made_at(size)
+            made += [_point(sizing, size, *found)] if found is not None else []
+        elif (attempt := sizing.attempt(size)).fits and attempt.job is not None:
+            made.append(_point(sizing, size, attempt.job, sizing.cheaper(attempt)))
+    return tuple(made)
 
 
-def _point(sizing: Sizing, attempt: Attempt) -> Point:
-    solution, job = sizing.cheaper(attempt), attempt.job
-    assert job is not None
-    assert attempt.total is not None
-    once, cost = math.fsum(job.request.graph.costs), solution.cost
+def _point(sizing: Sizing, size: int, job: Job, solution: Solution) -> Point:
+    once = math.fsum(job.request.graph.costs)
     calibration = job.lowered.calibration
+    cost = solution.cost + math.fsum(band.seconds for band in job.chunks)
     seconds = cost if calibration is not None and calibration.seconds is not None else None
-    batch = attempt.size if sizing.dimension.is_batch else sizing.options.batch
+    batch = size if sizing.dimension.is_batch else sizing.options.batch
     rate = batch / seconds if batch and seconds else None
-    return Point(attempt.size, attempt.total, cost / once - 1 if once else 0.0, seconds, rate)
+    return Point(size, total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0, seconds, rate)

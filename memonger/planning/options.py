@@ -291,6 +291,9 @@ class FrontierOfModel(FrontierOfGraph, total=False):
     threads: int
     inputs: Mapping[str, Any] | None
     cuda: Cuda
+    chunks: str | int
+    max_overhead: float
+    allow_rounding: bool
 
 
 class Keywords(ForGraph, FrontierOfModel, total=False):
@@ -298,9 +301,6 @@ class Keywords(ForGraph, FrontierOfModel, total=False):
 
     mirror: Sequence[str]
     state: Mapping[str, str] | None
-    chunks: str | int
-    max_overhead: float
-    allow_rounding: bool
     buckets: Buckets | None
 
 

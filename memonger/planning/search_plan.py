@@ -1,9 +1,11 @@
 """From a model to its plan through all stages: `search_plan`, `pareto`, `make_mirror_plan` and `get_cost`."""
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -134,8 +136,7 @@ def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
         tell("rehearse")
         job = rehearsed(job, begin)
     tell("search")
-    job = in_chunks(_joined(job))
-    solution = solve(job)
+    job, solution = decided(job)
     tell("verify")
     return finish(job, solution, begin)
 
@@ -162,7 +163,7 @@ def pareto(
 ) -> tuple[GraphPlan, ...]: ...
 
 
-@takes_options("budget", "strategy", "mirror", "state", "chunks", "max_overhead", "allow_rounding")
+@takes_options("budget", "strategy", "mirror", "state")
 def pareto(
     source: Any,
     *,
@@ -173,16 +174,17 @@ def pareto(
 ) -> tuple[Plan, ...] | tuple[GraphPlan, ...]:
     """The frontier: plans of which none is better than another in both total and extra cost, by falling total.
 
-    The first recomputes nothing, the last takes the least memory that was found. The plan for a budget is the first
-    that fits it: of two budgets the smaller never has the larger total, nor the cheaper plan.
+    The first recomputes nothing and has no chunks, the last takes the least memory that was found. The others are what
+    `memonger.search_plan` gives without a budget, and for budgets in between. The plan for a budget is the first that
+    fits it: of two budgets the smaller never has the larger total, nor the cheaper plan. The extra cost is that of what
+    is recomputed, and what more and smaller nodes are estimated to take (`memonger.Plan.chunks`).
 
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
         points: How many budgets are tried, between the total with nothing recomputed and the smallest one found.
         budgets: The budgets to try instead, as `memonger.search_plan` takes one.
         options: A record of options to start from; keywords given beside it replace its fields.
-        keywords: The fields of `Options` but ``budget``, ``strategy``, ``mirror`` and those of chunks, which these
-            plans don't have.
+        keywords: The fields of `Options` but ``budget``, ``strategy``, ``mirror`` and ``state``.
 
     Raises:
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
@@ -194,14 +196,14 @@ def pareto(
         own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
         raise PlanError(f"{own}: leave budget, strategy and mirror out.")
     if chosen.axis_and_chunks is not None:
-        raise PlanError(f"pareto plans without chunks: leave {option('chunks')} out.")
+        raise PlanError(f"pareto takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
     if chosen.state:
         raise PlanError(f"pareto plans without a state: leave {option('state')} out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
         return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order, sizes)
-    job = dataclasses.replace(prepare(source, chosen), strategy="budget")
+    job = prepare(source, chosen)
     if job.is_uncalibrated:
         raise PlanError(
             f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
@@ -209,9 +211,13 @@ def pareto(
             f"({option('device', 'none')})."
         )
     tell("search")
-    solutions = decide.frontier(job.request, points, chosen.order, sizes)
+    if chosen.chunks != "off" and may_run_in_chunks(job):
+        made = _frontier(job, points, sizes, begin)
+    else:
+        job = dataclasses.replace(job, strategy="budget")
+        made = [(job.copy(), one) for one in decide.frontier(job.request, points, chosen.order, sizes)]
     tell("verify")
-    return tuple(finish(job.copy() if one is not solutions[-1] else job, one, begin) for one in solutions)
+    return tuple(finish(*one, begin) for one in made)
 
 
 @takes_options(device="none", mode="training")
@@ -384,6 +390,7 @@ def _asked(
     base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + held
     return dataclasses.replace(
         _request(options, graph, base),
+        run_time=held if is_sized_at_run_time(model) else None,
         stages=recorded.stages,
         forced=recorded.forced,
         parts=recorded.parts,
@@ -433,14 +440,72 @@ def _joined(job: Job) -> Job:
     return job if made is None else dataclasses.replace(job, lowered=made[0], request=made[1], solution=made[2])
 
 
+def decided(job: Job) -> tuple[Job, Solution]:
+    """A prepared model with all that a plan may do with it: products joined, chunks, an order, what runs again.
+
+    Raises:
+        BudgetError: nothing was found that holds the request's budget.
+        PlanError: what is asked for can't be.
+    """
+    job = in_chunks(_joined(job))
+    return job, solve(job)
+
+
+def _frontier(job: Job, points: int, budgets: Sequence[int], begin: float) -> list[tuple[Job, Solution]]:
+    """Jobs with their solutions, by falling total: with nothing done, as by default, for budgets, and the least."""
+    request, tell, order = job.request, job.options.progress or _silent, job.options.order
+    plain = decide.decide(request, "none", order)
+    made = [(dataclasses.replace(job.copy(), strategy="none"), plain), decided(job.copy())]
+
+    def at(budget: int) -> tuple[Job, Solution]:
+        asked = dataclasses.replace(request, budget=budget, progress=None)
+        known = plain if job.mode == "inference" else None
+        return decided(dataclasses.replace(job.copy(), request=asked, strategy="budget", solution=known))
+
+    with suppress(BudgetError):
+        try:
+            made.append(at(0))
+        except BudgetError as error:
+            made.append(at(error.smallest))
+    totals = [decide.total_bytes(one.request, solution) for one, solution in made]
+    lowest, span = min(totals), totals[0] - min(totals)
+    tried = sorted(budgets) or [lowest + span * point // points for point in range(1, points)]
+    for number, budget in enumerate(tried):
+        if request.time_limit is not None and time.perf_counter() - begin > request.time_limit:
+            break
+        with suppress(BudgetError):
+            made.append(at(budget))
+            total = decide.total_bytes(made[-1][0].request, made[-1][1])
+            tell(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
+    return _undominated(made)
+
+
+def _undominated(made: Sequence[tuple[Job, Solution]]) -> list[tuple[Job, Solution]]:
+    """Those of which none is better than another in both total and cost, by falling total."""
+
+    def figures(one: tuple[Job, Solution]) -> tuple[int, float]:
+        job, solution = one
+        return decide.total_bytes(job.request, solution), solution.cost + math.fsum(c.seconds for c in job.chunks)
+
+    best: list[tuple[Job, Solution]] = []
+    for one in sorted(made, key=figures):
+        if not best or figures(one)[1] < figures(best[-1])[1]:
+            best.append(one)
+    return best[::-1]
+
+
+def may_run_in_chunks(job: Job) -> bool:
+    """Whether chunks are among what plans of a model can do, whatever the options say of them."""
+    return not _excludes_chunks(job) and chunking.are_possible(job.lowered, job.options, job.device)
+
+
+def _excludes_chunks(job: Job) -> bool:
+    return bool(job.ranges or job.options.state or job.options.buckets)
+
+
 def in_chunks(job: Job) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.planning.chunking`."""
-    if (
-        job.ranges
-        or job.options.state
-        or job.options.buckets
-        or not chunking.are_wanted(job.lowered, job.options, job.device)
-    ):
+    if _excludes_chunks(job) or not chunking.are_wanted(job.lowered, job.options, job.device):
         return job
 
     options, trains = job.options, job.mode == "training"
@@ -500,7 +565,9 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     kept = sum(not recomputed for recomputed in job.request.forced.values())
     hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
     hint = (hint if kept else "") + _offered(job, error.budget)
-    bound = min(error.lower_bound, job.request.base) if job.chunks else error.lower_bound  # other chunks may do
+    bound = error.lower_bound
+    if may_run_in_chunks(job):
+        bound = min(bound, decide.least_total(job.request, whole=False))
     return BudgetError(error.budget, error.smallest, bound, hint)
 
 

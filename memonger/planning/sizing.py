@@ -17,17 +17,16 @@ from memonger.model import training_roles
 from memonger.model.load import Source
 from memonger.model.model import Model
 from memonger.plan import Plan, parameter_bytes
-from memonger.planning.at_size import Changes, lower, lower_bound
+from memonger.planning.at_size import Changes, lower
 from memonger.planning.course import Course
-from memonger.planning.decide import Solution, decide, orders_of, total_bytes
+from memonger.planning.decide import BOUND_EFFORT, Solution, decide, least_total, orders_of, total_bytes
 from memonger.planning.dimension import open_dimension
 from memonger.planning.family import Family
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import Options
 from memonger.planning.schedules import Schedules, largest
-from memonger.planning.search_plan import Job, device_of, finish, rehearsed
+from memonger.planning.search_plan import Job, device_of, finish, may_run_in_chunks, rehearsed
 from memonger.remat import STRATEGIES, Request
-from memonger.remat.every_schedule import EFFORT
 from memonger.units import MOST_BATCH, format_size, in_full
 from memonger.words import option
 
@@ -57,7 +56,10 @@ class Beyond:
             the model can't have this size, or this machine can't measure it, whatever the memory.
         total_bytes: The smallest total of a plan that was found; None if refused.
         lower_bound_bytes: No plan of this size takes less, under the switches that `Fit.bound_holds_for` names; None if
-            refused.
+            refused. What the inputs decide the size of isn't in it.
+        whole_bound_bytes: No plan without chunks takes less; None if refused, or where no plan of the model can run in
+            chunks, or none was to.
+        run_time_bytes: Of ``total_bytes`` what the inputs decide, as a run showed it.
         reason: Why it is refused, in words.
     """
 
@@ -65,6 +67,8 @@ class Beyond:
     status: Literal["proven", "open", "refused"]
     total_bytes: int | None = None
     lower_bound_bytes: int | None = None
+    whole_bound_bytes: int | None = None
+    run_time_bytes: int = 0
     reason: str = ""
 
 
@@ -115,6 +119,7 @@ class Sizing:
             options, strategy=self.strategy, budget=budget, device=str(device_of(options.device))
         )
         self.mode: Mode | None = None
+        self.chunks = False  # whether plans may run in chunks
         self.smallest: tuple[int, Request] | None = None
         self.orders: list[str] = []
         self.schedules: Schedules | None = None
@@ -170,6 +175,7 @@ class Sizing:
             raise complaint
         self._check_weights(job)
         self.mode, self.smallest = job.mode, (size, job.request)
+        self.chunks = self.options.chunks != "off" and may_run_in_chunks(job)
         self.orders = orders_of(self.options.order, job.request.graph)
         self.samples[size] = job.request
         self.attempts[size] = self._planned(size, job)
@@ -238,8 +244,8 @@ class Sizing:
         assert self.family is not None
         return self._bound(self.family.request(size), effort=0) <= self.memory
 
-    def _bound(self, request: Request, effort: int = EFFORT) -> int:
-        return lower_bound(request, recomputes=self.strategy != "none", effort=effort)
+    def _bound(self, request: Request, effort: int = BOUND_EFFORT) -> int:
+        return least_total(request, again=self.strategy != "none", effort=effort)
 
     # Sizes planned from the model itself
 
@@ -308,7 +314,8 @@ class Sizing:
         solution, total = self._solved(size, job, bound)
         if solution is not None:
             return Attempt(size, total, bound, job, solution)
-        beyond = Beyond(size, "proven" if bound > self.memory else "open", total, bound)
+        run_time = job.request.run_time or 0
+        beyond = Beyond(size, "proven" if bound > self.memory else "open", total, bound, run_time_bytes=run_time)
         return Attempt(size, total, bound, beyond=beyond)
 
     def _solved(self, size: int, job: Job, bound: int) -> tuple[Solution | None, int]:
@@ -347,7 +354,7 @@ class Sizing:
     def too_large_to_measure(self, size: int) -> str | None:
         """Why a size can't be lowered here, if so: the calibrating run has no plan yet, and takes what it takes."""
         device = device_of(self.options.device)
-        room = _available() if device.is_host and not device.facts.is_portable else None
+        room = available_memory() if device.is_host and not device.facts.is_portable else None
         if room is None or self.smallest is None or (needs := self._unplanned(size)) <= room:
             return None
         return (
@@ -384,7 +391,7 @@ class Sizing:
         return attempt.solution
 
 
-def _available() -> int | None:
+def available_memory() -> int | None:
     """Bytes of memory that this machine could give a process now; None where the system doesn't tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -52,6 +52,17 @@ def least_arena(graph: Graph, sharing: Sharing | None = None, *, again: bool = T
     return max([most, *(_bottleneck(steps, values, effort // len(sets)) for values in dict.fromkeys(sets) if values)])
 
 
+def output_bytes(graph: Graph, sharing: Sharing | None = None) -> int:
+    """Bytes of the arena that a graph's outputs take, which are there together, and whole, when a run ends.
+
+    Args:
+        graph: Its nodes in any topological order.
+        sharing: Which values may share an address.
+    """
+    steps, outputs = _Steps.of(graph, sharing or Sharing())
+    return steps.bytes_of(outputs)
+
+
 @dataclass(frozen=True, slots=True)
 class _Steps:
     """What each node reads and writes of the arena, views being what they are views of.

@@ -21,6 +21,8 @@ class Request:
     Attributes:
         graph: Its nodes in file order.
         base: Bytes in use at every step beside the arena: parameters, inputs.
+        run_time: Of ``base`` the bytes that the inputs decide, as a run showed them: no bound holds them. Workspace is
+            then the inputs' to decide as well. None: the inputs decide no size.
         budget: Bytes for everything, for the strategies that take a budget.
         sharing: Which values may share an address.
         alignment: Of every address, in bytes.
@@ -36,6 +38,7 @@ class Request:
 
     graph: Graph
     base: int = 0
+    run_time: int | None = None
     budget: int | None = None
     sharing: Sharing = field(default_factory=Sharing)
     alignment: int = ALIGNMENT

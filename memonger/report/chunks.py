@@ -40,6 +40,11 @@ def chunks_words(records: Sequence[Mapping[str, Any]]) -> str:
     return f"{sum(band.nodes for band in bands)} nodes{_of_axis(bands, ' along')}, in {_slices(bands)}"
 
 
+def slices_words(records: Sequence[Mapping[str, Any]]) -> str:
+    """How many slices what runs in chunks has, from `chunk_records`; empty where nothing does."""
+    return _slices([ChunkedBand(**record) for record in records]) if records else ""
+
+
 def axis_words(band: ChunkedBand) -> str:
     """The axis that a band is cut along, as people call it."""
     if band.value:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from memonger.planning.fit import Fit
+from memonger.planning.sizing import Beyond
 from memonger.report.chunks import chunks_lines
 from memonger.report.summary import plan_record
 from memonger.report.text import table_of
@@ -72,28 +73,34 @@ def _beyond(fit: Fit) -> str:
     if beyond.status == "refused":
         return f"{what} is more than the model itself takes: {beyond.reason}"
     assert beyond.lower_bound_bytes is not None
-    least = format_size(beyond.lower_bound_bytes)
+    least = f"takes at least {format_size(beyond.lower_bound_bytes)}"
     if beyond.status == "proven":
         over = in_full(beyond.lower_bound_bytes - fit.memory)
-        return f"{what} doesn't, proven: {_every(fit.recomputes)} takes at least {least}, {over} too much{_holds(fit)}."
+        return f"{what} doesn't, proven: {_every(fit, beyond)} {least}, {over} too much.{_not_counted(beyond)}"
     assert beyond.total_bytes is not None
+    whole = beyond.whole_bound_bytes
+    without = "" if whole is None else f", and without chunks at least {format_size(whole)}"
     return (
         f"{what} is open: the smallest plan found takes {format_size(beyond.total_bytes)}, "
-        f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit.recomputes)} takes at least "
-        f"{least}{_holds(fit)}."
+        f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit, beyond)} {least}{without}."
+        f"{_not_counted(beyond)}"
     )
 
 
-def _every(recomputes: bool) -> str:
+def _every(fit: Fit, beyond: Beyond) -> str:
     """What a lower bound is said of."""
-    return (
-        "every plan, in any order and whatever it recomputes," if recomputes else "every plan that recomputes nothing"
-    )
+    switches = f" with {', '.join(fit.bound_holds_for)}" if fit.bound_holds_for else ""
+    again = "whatever it recomputes" if fit.recomputes else "recomputing nothing"
+    chunks = "" if beyond.whole_bound_bytes is None else ", in chunks or not"
+    return f"every plan{switches}, in any order, {again}{chunks},"
 
 
-def _holds(fit: Fit) -> str:
-    """The switches that a lower bound is for."""
-    return f" ({', '.join(fit.bound_holds_for)})" if fit.bound_holds_for else ""
+def _not_counted(beyond: Beyond) -> str:
+    """What isn't in a lower bound."""
+    if not beyond.run_time_bytes:
+        return ""
+    size = format_size(beyond.run_time_bytes)
+    return f" Of the smallest plan {size} are for what the inputs decide the size of; no bound counts these."
 
 
 def sizes_table(fit: Fit) -> Table:

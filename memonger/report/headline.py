@@ -71,7 +71,7 @@ def _why_unknown(device: str, ranges: object) -> str:
     if ranges:
         return "What stock onnxruntime takes depends on the shapes that it has run before."
     if device == "none":
-        return "What stock onnxruntime takes is known with --device cpu."
+        return "A portable plan is made without a run, so what stock onnxruntime takes isn't known."
     if not parse_device(device).is_host:
         return "What stock onnxruntime takes there is measured by memonger run --compare."
     return "What stock onnxruntime would take isn't in this file: plan the model again."

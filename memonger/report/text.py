@@ -1,5 +1,6 @@
 """Tables for the terminal, made with rich. To be printed without markup: names in them are as the model has them."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from memonger.graph.liveness import live_bytes, worst_step
 from memonger.plan import Plan
 from memonger.planning.plan_all import Row
 from memonger.remat import Candidate
+from memonger.report.chunks import slices_words
 from memonger.report.memory_count import KIND_NAMES, MemoryCount
 from memonger.units import format_size
 
@@ -37,12 +39,23 @@ def table_of(title: str, *names: str, words: Collection[str] = ()) -> Table:
 
 def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Plans by falling memory, one a row, each with what it takes and costs."""
-    table = table_of("Memory against extra cost", "total", "of the most", "arena", "run again", "extra cost")
+    chunked = any(record["chunks"] for record in records)
+    names = (
+        "total",
+        "of the most",
+        "arena",
+        "run again",
+        "extra cost",
+        *(("in chunks", "more time") if chunked else ()),
+    )
+    table = table_of("Memory against extra cost", *names, words=("in chunks",))
     most = max((record["total_bytes"] for record in records), default=0) or 1
     for record in records:
+        more = math.fsum(band["seconds"] for band in record["chunks"])
         table.add_row(
             format_size(record["total_bytes"]), f"{record['total_bytes'] / most:.0%}",
             format_size(record["arena_bytes"]), str(record["recomputed_nodes"]), f"{record['overhead']:+.1%}",
+            *((slices_words(record["chunks"]), f"{more * 1e3:.2f} ms" if more else "") if chunked else ()),
         )  # fmt: skip
     return table
 

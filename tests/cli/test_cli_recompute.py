@@ -96,7 +96,7 @@ def test_a_budget_that_cannot_be_held_names_one_that_can(model: Path) -> None:
     assert _invoke("plan", model, *TRAIN, "--budget", f"{smallest}B", "--time-limit", 0).exit_code == 0
 
 
-@pytest.mark.parametrize("size", ["100", "4 parsecs", "-1GiB", "GiB", ""])
+@pytest.mark.parametrize("size", ["100.5", "4 parsecs", "-1GiB", "GiB", ""])
 def test_a_budget_that_is_no_size_is_wrong_usage(model: Path, size: str) -> None:
     result = _invoke("plan", model, *TRAIN, "--budget", size)
     assert result.exit_code == 2

@@ -90,6 +90,46 @@ def test_the_program_of_one_command_has_its_help() -> None:
     assert "\nMemory:\n" in text
 
 
+def test_without_a_command_the_help_is_printed() -> None:
+    result = _invoke()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == _invoke("--help").stdout
+    assert "\\n" not in result.stdout
+
+
+# Messages
+
+
+@pytest.mark.parametrize("name", ["plan --device none", "draw", "fit --vary height --memory 64MiB --device none"])
+def test_every_size_that_is_missing_is_named_with_a_command_that_works(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "two images.onnx"
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[batch, 3, height, width] x, float[batch, 5, length, n, both] z) => (y, q) {
+            y = Relu (x)  q = Relu (z)
+        }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.input[1].type.tensor_type.shape.dim[4].dim_param = "n + length"  # which follows from the others
+    onnx.save(proto, path)
+    result = _invoke(*name.split(), path)
+    assert result.exit_code == 1
+    named, _, command = result.stderr.partition(" have no size. Plans need static shapes: give each one, for example: ")
+    missing = {"height", "width", "length", "n"} - ({"height"} if "height" in name else set())
+    assert set(re.findall(r"input '[xz]' \('([^']*)'\)", named)) == missing
+    _, *words = shlex.split(command)
+    assert _invoke(*words).exit_code == 0
+
+
+def test_a_size_may_be_plain_bytes(model: Path) -> None:
+    result = _invoke("plan", model, "--device", "none", "--budget", "84768208", "--json")
+    assert json.loads(result.stdout)["budget_bytes"] == 84768208
+    assert _invoke("plan-all", model, "--device", "none", "--budget", "84768208").exit_code == 0
+
+
+def test_no_message_sends_to_a_device_that_may_have_sent_here(model: Path) -> None:
+    """What can't run on this machine is planned with --device none: that then mustn't name --device cpu."""
+    assert "--device" not in _invoke("plan", model, "--device", "none").stdout
+
+
 # Completion
 
 

@@ -187,7 +187,7 @@ def test_what_cannot_run_in_strips_says_why() -> None:
         _plan(parse(text, opset=20, ir_version=10), chunks="strips:4")
     with pytest.raises(PlanError, match="can't run in 33 strips: around the step"):
         _plan(_unet(), chunks="strips:33")
-    with pytest.raises(PlanError, match="pareto plans without chunks"):
+    with pytest.raises(PlanError, match="pareto takes chunks='auto' or chunks='off'"):
         memonger.pareto(_unet(), chunks="strips:2", mode="inference")  # type: ignore[call-arg]
 
 

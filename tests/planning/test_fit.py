@@ -1,5 +1,6 @@
 """`memonger.fit`: the largest size that fits a memory, and what is known of one more."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import memonger
 import models
 from memonger.errors import BudgetError, LoadError, PlanError
+from memonger.planning.decide import least_total
 from memonger.planning.family import Family, structure
 from memonger.planning.options import Options
 from memonger.planning.search_plan import prepare
@@ -53,7 +55,12 @@ def test_a_larger_batch_fits_in_chunks(model: Path) -> None:
     assert found.plan.batch == found.size
     assert found.total_bytes == found.plan.total_bytes <= 25_000
     assert found.beyond.size == found.size + 1
-    assert found.beyond.total_bytes > 25_000
+    assert found.beyond.status == "open"  # what is proven without chunks isn't with them
+    assert found.beyond.lower_bound_bytes <= 25_000 < min(found.beyond.total_bytes, found.beyond.whole_bound_bytes)
+    assert found.lower_bound_bytes <= found.total_bytes
+    assert whole.beyond.status == "proven"
+    with pytest.raises(BudgetError):
+        memonger.search_plan(model, batch=found.size + 1, budget=25_000, **options)
     x = np.random.default_rng(0).standard_normal((found.size, *_shape(model)), np.float32)
     plain = memonger.Session(memonger.search_plan(model, batch=found.size, chunks="off", **options)).run({"x": x})
     for name, value in memonger.Session(found.plan).run({"x": x}).items():
@@ -73,7 +80,7 @@ def test_without_recomputation_it_is_what_trying_every_size_gives(memory: int) -
     assert found.size == max(tried)
     assert not found.recomputes
     assert found.overhead == 0
-    assert found.bound_holds_for == ("chunks='off'", "strategy='none'")
+    assert found.bound_holds_for == ("strategy='none'",)
 
 
 def test_a_bound_says_what_may_share_bytes_under_it() -> None:
@@ -83,7 +90,18 @@ def test_a_bound_says_what_may_share_bytes_under_it() -> None:
         for sharing in (memonger.Sharing(), memonger.Sharing(inplace=False, windows=False))
     )
     assert alone.size < usual.size
-    assert alone.bound_holds_for == ("chunks='off'", "Sharing(inplace=False)", "Sharing(windows=False)")
+    assert alone.bound_holds_for == ("Sharing(inplace=False)", "Sharing(windows=False)")
+
+
+def test_what_the_inputs_decide_is_in_no_bound() -> None:
+    request = prepare(block(), Options(mode="inference", device="none", batch=4)).request
+    seen = dataclasses.replace(request, base=request.base + 5000, run_time=5000)
+    workspace = tuple(100 for _ in request.graph.nodes)
+    busy = dataclasses.replace(seen, graph=dataclasses.replace(seen.graph, workspace=workspace))
+    assert least_total(seen) == least_total(busy) == least_total(request)
+    assert least_total(seen, whole=False) == least_total(request, whole=False) <= least_total(request)
+    outputs = sum(request.graph.sizes[value] for value in request.graph.outputs)
+    assert least_total(request, whole=False) == request.base + outputs
 
 
 def test_training_recomputes_for_a_larger_batch() -> None:

@@ -1,0 +1,131 @@
+"""One model, one answer: every command that states what a model takes is asked the same, and agrees with the others."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from memonger.cli import commands
+from memonger.units import format_size
+from tests.support.stock import normal
+
+BATCH = 4
+
+MODELS = {
+    "convolutions": (
+        "(float[batch,3,8,8] x) => (float[batch,8] y)",
+        'a = Conv<pads=[1,1,1,1]>(x, "w3") b = Relu(a) c = Conv<pads=[1,1,1,1]>(b, "w8") d = Add(b, c) '
+        "e = Tanh(d) f = GlobalAveragePool(e) y = Flatten(f)",
+        {"w3": (8, 3, 3, 3), "w8": (8, 8, 3, 3)},
+    ),
+    "inverted bottleneck": (
+        "(float[batch,3,8,8] x) => (float[batch,3,8,8] y)",
+        'a = Conv(x, "wide") b = Clip(a, "zero", "six") c = Conv<group=16, pads=[1,1,1,1]>(b, "each") '
+        'd = Clip(c, "zero", "six") e = Conv(d, "narrow") y = Add(x, e)',
+        {"wide": (16, 3, 1, 1), "each": (16, 1, 3, 3), "narrow": (3, 16, 1, 1), "zero": (), "six": ()},
+    ),
+    "fire": (
+        "(float[batch,3,8,8] x) => (float[batch,16,1,1] y)",
+        'a = Conv(x, "few") b = Relu(a) c = Conv(b, "one") d = Conv<pads=[1,1,1,1]>(b, "three") '
+        "e = Concat<axis=1>(c, d) f = Relu(e) y = GlobalAveragePool(f)",
+        {"few": (4, 3, 1, 1), "one": (8, 4, 1, 1), "three": (8, 4, 3, 3)},
+    ),
+    "layers": (
+        "(float[batch,64] x) => (float[batch,4] y)",
+        'a = MatMul(x, "up") b = Relu(a) c = MatMul(b, "same") d = Tanh(c) y = MatMul(d, "down")',
+        {"up": (64, 512), "same": (512, 512), "down": (512, 4)},
+    ),
+    "attention": (
+        "(float[batch,6,16] x) => (float[batch,6,16] y)",
+        'q = MatMul(x, "wq") k = MatMul(x, "wk") v = MatMul(x, "wv") t = Transpose<perm=[0,2,1]>(k) '
+        "s = MatMul(q, t) p = Softmax<axis=-1>(s) m = MatMul(p, v) y = Add(x, m)",
+        {"wq": (16, 16), "wk": (16, 16), "wv": (16, 16)},
+    ),
+}
+
+
+def _written(name: str, folder: Path) -> Path:
+    signature, nodes, weights = MODELS[name]
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 17]> g {signature} {{ {nodes} }}')
+    for number, (key, shape) in enumerate(weights.items()):
+        array = normal(number, *shape) if shape else np.array({"zero": 0, "six": 6}[key], np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, key))
+    path = folder / f"{name.replace(' ', '_')}.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def _asked(command: str, *arguments: object, status: int = 0) -> Any:
+    words = [command, *map(str, arguments), "--threads", "1", "--json", "--quiet"]
+    done = CliRunner().invoke(commands.main, words)
+    assert done.exit_code == status, done.output
+    return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stderr
+
+
+def _refused(model: Path, batch: int, budget: int) -> tuple[int, int]:
+    """The smallest budget that works, and the one below which none does, as the error says."""
+    told = _asked("plan", model, "--batch", batch, "--budget", budget, status=1)
+    sizes = re.search(r"found to work is (?:[^;]*\()?(\d+) bytes\)?; none below (?:[^)]*\()?(\d+) bytes", told)
+    assert sizes is not None, told
+    return int(sizes[1]), int(sizes[2])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_commands_give_one_answer(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model, planned = _written(name, tmp_path), tmp_path / "planned.onnx"
+
+    # what it takes by default: plan, the file, plan-all, and a frontier that has nothing worse
+    default = _asked("plan", model, "--batch", BATCH, "-o", planned)
+    total = default["total_bytes"]
+    opened = json.loads(CliRunner().invoke(commands.main, ["inspect", str(planned), "--json"]).stdout)
+    assert opened["plan"]["total_bytes"] == total
+    assert opened["plan"]["arena_bytes"] == default["arena_bytes"]
+    assert _asked("plan-all", model, "--batches", BATCH)["plans"][0]["total_bytes"] == total
+    frontier = _asked("pareto", model, "--batch", BATCH, "--points", 3)
+    totals = [one["total_bytes"] for one in frontier]
+    assert totals == sorted(totals, reverse=True)
+    whole = _asked("plan", model, "--batch", BATCH, "--chunks", "off")
+    assert (totals[0], frontier[0]["chunks"]) == (whole["total_bytes"], [])
+    assert totals[-1] <= total
+
+    # points of the frontier are budgets that plan and plan-all hold; below the last nothing is found
+    middle = totals[len(totals) // 2]
+    assert _asked("plan", model, "--batch", BATCH, "--budget", middle)["total_bytes"] <= middle
+    last = _asked("plan-all", model, "--batches", BATCH, "--budget", totals[-1])
+    assert last["plans"][0]["total_bytes"] <= totals[-1]
+    least, _ = _refused(model, BATCH, 1)
+    assert least <= totals[-1]
+
+    # what fits a memory: the largest batch holds it as a budget, the next one doesn't, and nothing refutes a bound
+    memory = (totals[0] + totals[-1]) // 2
+    fitted = _asked("fit", model, "--memory", memory)
+    assert fitted["size"] >= BATCH
+    assert fitted["lower_bound_bytes"] <= fitted["total_bytes"] <= memory
+    assert _asked("plan", model, "--batch", fitted["size"], "--budget", memory)["total_bytes"] <= memory
+    beyond = fitted["beyond"]
+    assert beyond["size"] == fitted["size"] + 1
+    found, bound = _refused(model, beyond["size"], memory)
+    assert max(bound, beyond["lower_bound_bytes"]) <= found
+    assert (beyond["status"] == "proven") == (beyond["lower_bound_bytes"] > memory)
+    without = _asked("fit", model, "--memory", memory, "--chunks", "off")
+    assert without["size"] <= fitted["size"]
+    assert without["bound_holds_for"] == ["--chunks off"]
+
+
+def test_an_export_without_chunks_says_what_they_would_take(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = _written("convolutions", tmp_path)
+    total = _asked("plan", model, "--batch", 4096)
+    assert total["chunks"]
+    exported = _asked("export", model, "--batch", 4096, "--target", "onnxruntime", "-o", tmp_path / "out")
+    (note,) = [note for note in exported["notes"] if "has no chunks" in note]
+    sizes = re.findall(r"[\d.]+ [KM]iB", note)
+    assert sizes == [format_size(exported["instance_bytes"]), format_size(total["total_bytes"])]
+    small = _asked("export", model, "--batch", 1, "--target", "onnxruntime", "-o", tmp_path / "small")
+    assert not any("has no chunks" in note for note in small["notes"])
