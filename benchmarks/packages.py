@@ -376,7 +376,8 @@ def _unpacked(wanted: str, path: str, cache: Path) -> Path:
             else:
                 with tarfile.open(archive) as packed:
                     packed.extractall(inside, filter="data")
-            inside.rename(home)
+            if not home.is_dir():  # another call may have been quicker
+                inside.rename(home)
     return home / path
 
 
