@@ -226,7 +226,6 @@ def _learnt(name: str, target: Path) -> None:
         "logistic": make_pipeline(StandardScaler(), linear_model.LogisticRegression()),
         "forest": ensemble.RandomForestClassifier(20, random_state=0),
         "boosting": ensemble.GradientBoostingRegressor(n_estimators=30, random_state=0),
-        "histograms": ensemble.HistGradientBoostingClassifier(max_iter=20, random_state=0),
         "perceptron": neural_network.MLPClassifier((32, 16), max_iter=20, random_state=0),
         "svc": svm.SVC(probability=True, random_state=0),
         "neighbours": neighbors.KNeighborsClassifier(),
@@ -282,7 +281,7 @@ def _keras(name: str, target: Path) -> None:
 
 
 IMAGE_NETS = ("resnet18", "mobilenet_v2", "googlenet")
-SKLEARN = ("logistic", "logistic plain", "forest", "forest plain", "boosting", "histograms plain", "perceptron plain",
+SKLEARN = ("logistic", "logistic plain", "forest", "forest plain", "boosting", "perceptron plain",
            "svc plain", "neighbours plain", "kmeans", "pca", "bayes plain", "gaussian")  # fmt: skip
 TOOLS = {
     "learners": ("skl2onnx", "onnxmltools", "onnxconverter-common", "lightgbm"),
