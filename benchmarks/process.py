@@ -43,10 +43,24 @@ def _grown(before: dict[str, float]) -> dict[str, float]:
     return {"own": own, "file": file, "all": whole, "peak": now["VmHWM"] - before["VmRSS"]}
 
 
-def child(kind: str, path: str) -> None:
-    """One process: load, run, say what it grew by."""
+def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
+    """One process: load, run, say what it grew by.
+
+    Args:
+        kind: ``stock``, ``planned`` or ``train``.
+        path: The model.
+        given: An npz file of the inputs; without one they are drawn. Growth is then over a Python that has imported
+            onnxruntime, too, which took ``runtime`` of the process's own memory.
+        results_to: An npz file that the results are written to.
+    """
     import numpy as np
 
+    runtime = 0.0
+    if given:
+        feeds, bare = dict(np.load(given, allow_pickle=True)), _resident()
+        import onnxruntime
+
+        runtime = _grown(bare)["own"]
     Path("/proc/self/clear_refs").write_text("5")
     before, draw = _resident(), np.random.default_rng(0)
 
@@ -61,14 +75,16 @@ def child(kind: str, path: str) -> None:
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         loaded, infos = _grown(before), session.get_inputs()
-        feeds = {each.name: array(each.shape, "float" in each.type) for each in infos}
+        if not given:
+            feeds = {each.name: array(each.shape, "float" in each.type) for each in infos}
         results = [session.run(None, feeds) for _ in range(RUNS)][-1]
     elif kind == "planned":
         import memonger
 
         planned = memonger.Session(path)
         loaded, inputs = _grown(before), planned._model.programs[0].inputs
-        feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) for each in inputs}
+        if not given:
+            feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) for each in inputs}
         results = [list(planned.run(feeds).values()) for _ in range(RUNS)][-1]
     else:
         import memonger
@@ -77,32 +93,53 @@ def child(kind: str, path: str) -> None:
         loaded = _grown(before)
         feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) % 2 for each in trained.inputs}
         results = [np.array([trained.step(feeds) for _ in range(RUNS)])]
-    digest = hashlib.sha256(b"".join(np.asarray(each).tobytes() for each in results)).hexdigest()
-    del results
-    print(json.dumps({"loaded": loaded, "ran": _grown(before), "digest": digest}))
+    ran, kinds = _grown(before), [type(each).__name__ for each in results]
+    digest = hashlib.sha256(b"".join(_bytes(each) for each in results)).hexdigest()
+    if results_to:
+        np.savez(results_to, *(each if isinstance(each, np.ndarray) else np.array(repr(each)) for each in results))
+    print(json.dumps({"loaded": loaded, "ran": ran, "digest": digest, "kinds": kinds, "runtime": runtime}))
 
 
-def plan(source: str, target: str, training: bool) -> None:
+def _bytes(value: Any) -> bytes:
+    """A result's bytes, with its type and shape; of what is no tensor of numbers, its text."""
+    import numpy as np
+
+    array = np.asarray(value) if not isinstance(value, list) else None
+    if array is None or array.dtype == object:
+        return repr(value.tolist() if array is not None else value).encode()
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+
+
+def plan(source: str, target: str, mode: str, sizes: str = "{}", given: str = "") -> None:
     """Another process: plan, save, say what that took, and what is predicted."""
     Path("/proc/self/clear_refs").write_text("5")
     import memonger
 
-    options: dict[str, Any] = {"device": "cpu", "mode": "inference"}
-    if training:
-        options = {
-            "device": "cpu", "mode": "training", "loss": "loss", "optimizer": memonger.SGD(lr=0.01, momentum=0.9)
-        }  # fmt: skip
-    memonger.search_plan(source, **options).save(target)
+    options: dict[str, Any] = {"device": "cpu", "mode": mode}
+    if mode == "training":
+        options |= {"loss": "loss", "optimizer": memonger.SGD(lr=0.01, momentum=0.9)}
+    if given:
+        import numpy as np
+
+        options["inputs"] = dict(np.load(given, allow_pickle=True))
+    memonger.search_plan(source, dims=json.loads(sizes), **options).save(target)
     peak, made = _resident()["VmHWM"], memonger.Plan.load(target)
     predicted, mapped = made.process_bytes or 0, made.mapped_bytes or 0
     print(json.dumps({"peak": peak, "total": made.total_bytes / 2**20, "weights": made.parameter_bytes / 2**20,
                       "predicted": predicted / 2**20, "mapped": mapped / 2**20}))  # fmt: skip
 
 
-def _ask(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", "benchmarks.process", *arguments], capture_output=True, text=True)
+def ask(*arguments: str, limit: float | None = None) -> dict[str, Any]:
+    """What a process of this module says, one of ``stock``, ``planned``, ``train`` or ``plan``, within a limit in s.
+
+    Raises:
+        RuntimeError: it failed; the message is the end of what it said.
+        subprocess.TimeoutExpired: it took longer.
+    """
+    command = [sys.executable, "-m", "benchmarks.process", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
+        raise RuntimeError(done.stderr.strip()[-2000:] or f"exit status {done.returncode}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -129,10 +166,10 @@ def _measured(name: str, folder: Path) -> dict[str, Any]:
         if name in TRAINING_NAMES:
             network, batch = TRAINING_NAMES[name]
             _write(network, source, batch, training=True)
-            return {"plan": _ask("plan", str(source), str(target), "training"), "own": _ask("train", str(target))}
+            return {"plan": ask("plan", str(source), str(target), "training"), "own": ask("train", str(target))}
         _write(name, source)
-        plan_of = _ask("plan", str(source), str(target), "")
-        return {"plan": plan_of, "stock": _ask("stock", str(source)), "own": _ask("planned", str(target))}
+        plan_of = ask("plan", str(source), str(target), "inference")
+        return {"plan": plan_of, "stock": ask("stock", str(source)), "own": ask("planned", str(target))}
     finally:
         for each in folder.iterdir():
             each.unlink()
@@ -209,6 +246,6 @@ if __name__ == "__main__":
     if asked and asked[0] in ("stock", "planned", "train"):
         child(*asked)
     elif asked and asked[0] == "plan":
-        plan(asked[1], asked[2], bool(asked[3]))
+        plan(*asked[1:])
     else:
         main("--resume" in asked)

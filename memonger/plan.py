@@ -411,7 +411,7 @@ class Plan(BasePlan, Header):
     def save(self, path: str | Path, *, weights: str = "own") -> None:
         """Write the planned model; whole or not at all, checked first. A file that is there is replaced.
 
-        Weights of 4 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
+        Weights of 1 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
         pages are shared by all processes that run it. In a plan for this machine's processor that file also holds
         weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own.
 

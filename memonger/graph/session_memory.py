@@ -116,11 +116,11 @@ class Weights(NamedTuple):
 
 _PACKED_AT_LOAD = frozenset(
     [
-        "ConvInteger", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "MatMulInteger", "QLinearConv",
+        "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "MatMulInteger", "QLinearConv",
         "QLinearMatMul",
         *(f"com.microsoft::{name}" for name in (
             "Attention", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "MatMulFpQ4",
-            "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm",
+            "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QLinearConv",
         )),
     ]
 )  # fmt: skip

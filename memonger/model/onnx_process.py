@@ -43,12 +43,13 @@ def call(what: str, model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     return onnx.ModelProto.FromString(_ask(what, model.SerializeToString(), options))
 
 
-def check_nodes(nodes: onnx.ModelProto, *, here: bool) -> tuple[int, str] | None:
+def check_nodes(nodes: onnx.ModelProto, *, here: bool, once: bool = False) -> tuple[int, str] | None:
     """Check nodes against their operators' schemas, by onnx's own checker; what they read isn't looked at.
 
     Args:
         nodes: A model with nothing but nodes and operator sets.
         here: In this process.
+        once: A child that is started for it ends with it.
 
     Returns: the first node that is wrong, by its number, and what is wrong with it.
 
@@ -56,7 +57,7 @@ def check_nodes(nodes: onnx.ModelProto, *, here: bool) -> tuple[int, str] | None
         RuntimeError, MemoryError: as `call`.
     """
     data = nodes.SerializeToString()
-    answer = json.loads(_answer("check_nodes", data, {}) if here else _ask("check_nodes", data, {}))
+    answer = json.loads(_answer("check_nodes", data, {}) if here else _ask("check_nodes", data, {}, once))
     return None if answer is None else (answer[0], answer[1])
 
 
@@ -75,8 +76,9 @@ _CHILD: tuple[int, subprocess.Popen[bytes]] | None = None
 """The child, and the process that started it: a fork of that must not talk to it."""
 
 
-def _ask(what: str, data: bytes, options: dict[str, Any]) -> bytes:
+def _ask(what: str, data: bytes, options: dict[str, Any], once: bool = False) -> bytes:
     with _LOCK:
+        once = once and not _is_running()
         child = _child()
         if child is None:
             return _answer(what, data, options)
@@ -91,15 +93,22 @@ def _ask(what: str, data: bytes, options: dict[str, Any]) -> bytes:
         except BaseException:  # Ctrl-C, say: what was asked would be answered later
             _end()
             raise
+        if once:
+            _end()
     if head["error"] is not None:
         raise MemoryError(head["error"]) if head["memory"] else RuntimeError(head["error"])
     return answer
 
 
+def _is_running() -> bool:
+    """Whether this process has a child already."""
+    return _CHILD is not None and _CHILD[0] == os.getpid() and _CHILD[1].poll() is None
+
+
 def _child() -> subprocess.Popen[bytes] | None:
     """The child process; None where none can be started."""
     global _CHILD
-    if _CHILD is not None and _CHILD[0] == os.getpid() and _CHILD[1].poll() is None:
+    if _CHILD is not None and _is_running():
         return _CHILD[1]
     program = "import sys; sys.path[:] = sys.argv[2:]; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
     try:

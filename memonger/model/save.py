@@ -29,7 +29,7 @@ from memonger.words import option
 SMALL = 256  # bytes of a weight that stays in the model when others go into a file of their own
 INLINE_LIMIT = 1_500_000_000
 """Bytes of weights from which they go into a file of their own: nearly what one message of protobuf holds."""
-MAPPED_LIMIT = 4 * MiB
+MAPPED_LIMIT = MiB
 """The same of a planned model: onnxruntime maps such a file, where it copies what lies in the model's own."""
 PAGE = 4096  # bytes; what weights of a page or more begin at a multiple of, and others at one of _ALIGNED
 _ALIGNED = 64

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 
 import memonger
 from memonger.model import packed
-from memonger.plan_file import KEY
+from memonger.plan_file import KEY, graph_digest
 from memonger.runtime import process_memory
 from tests.support.networks import model_of
 from tests.support.stock import normal, run_stock
@@ -249,3 +250,40 @@ def test_a_process_takes_what_was_said(tmp_path: Path) -> None:
     assert plan.mapped_bytes is not None
     assert plan.mapped_bytes > 30 * MIB
     assert abs(int(done.stdout) - plan.process_bytes) < 5 * MIB
+
+
+SERVER = """
+import json, sys
+import memonger
+from memonger.model import checks, onnx_process
+
+found = []
+for path in sys.argv[1:]:
+    try:
+        memonger.Session(path)
+        found.append(None)
+    except memonger.MemongerError as error:
+        found.append(str(error))
+    child = onnx_process._CHILD
+    found.append([checks._signature.cache_info().currsize > 0, child is not None and child[1].poll() is None])
+print(json.dumps(found))
+"""
+
+
+def test_a_process_that_runs_a_plan_keeps_neither_onnxs_definitions_nor_another_process(
+    planned: Path, tmp_path: Path
+) -> None:
+    """The file has a Slice, which isn't looked at where it could do harm; one with an attribute too many is refused."""
+    model = onnx.load(planned, load_external_data=False)
+    cut = next(node for node in model.graph.node if node.op_type == "Slice")
+    cut.attribute.append(helper.make_attribute("depth", 3))
+    other = _with_record(planned, tmp_path, {"graph_digest": graph_digest(ir.from_proto(model))})
+    changed = onnx.load(other, load_external_data=False)
+    changed.graph.CopyFrom(model.graph)
+    other.write_bytes(changed.SerializeToString())
+    done = subprocess.run([sys.executable, "-c", SERVER, planned, other], capture_output=True, check=True)
+    right, kept, wrong, _ = json.loads(done.stdout)
+    assert right is None
+    assert kept == [False, False]
+    assert "Slice" in wrong
+    assert "depth" in wrong
