@@ -199,7 +199,7 @@ class Plan(BasePlan, Header):
         """What a training model says of itself; None for any other."""
         return training_roles.read(self.model, str(self.model.graph.name))
 
-    @property
+    @cached_property
     def parameter_bytes(self) -> int:
         """Weights of the model, those of branches and trees too; of a training model all that persists, with the
         optimizer's state."""

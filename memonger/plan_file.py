@@ -26,7 +26,7 @@ from memonger.model.packed import META, Packed, all_packed, packed_size
 from memonger.model.ranges import Range
 from memonger.model.save import MAPPED_LIMIT, SMALLER, Pack, refer_to, save_model
 from memonger.model.tensors import content, external_tensors, read_bytes
-from memonger.model.values import static_shape
+from memonger.model.values import graphs, static_shape
 from memonger.model.wire import fields
 from memonger.units import MOST_BATCH, MOST_THREADS
 from memonger.words import either
@@ -182,7 +182,7 @@ def graph_digest(model: ir.Model) -> str:
     """A digest of the graph: opsets, nodes, attributes, names, types and shapes; of the weights all but their data."""
     digest = hashlib.sha256()
     digest.update(f"{sorted(model.opset_imports.items())};".encode())
-    for graph in model.graphs():
+    for graph in graphs(model):
         for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
             digest.update(f"{value.name}:{_described(value)};".encode())
         for node in graph:
@@ -198,7 +198,7 @@ def weight_digests(model: ir.Model) -> dict[str, str]:
     """A digest of every tensor's bytes, by name; tensors of subgraphs have the subgraph's number before their name."""
     return {
         f"{number}/{name}" if number else name: tensor_digest(value.const_value)
-        for number, graph in enumerate(model.graphs())
+        for number, graph in enumerate(graphs(model))
         for name, value in graph.initializers.items()
         if value.const_value is not None
     }
@@ -349,7 +349,7 @@ def _metadata(file: BinaryIO) -> Iterator[onnx.StringStringEntryProto]:
 
 
 def _check_dims(model: ir.Model, name: str) -> None:
-    for graph in model.graphs():
+    for graph in graphs(model):
         for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
             if any(isinstance(dim, int) and dim < 0 for dim in value.shape or ()):
                 raise PlanFileError(f"{name}: '{value.name}' has a dimension below 0: {value.shape}.")

@@ -13,7 +13,7 @@ from memonger.model.marks import WINDOW
 from memonger.model.names import fresh
 from memonger.model.parts import elements
 from memonger.model.tensors import FILES
-from memonger.model.values import all_values, static_shape, tensor_shape
+from memonger.model.values import all_values, graphs, static_shape, tensor_shape
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class Writer:
         roles = training_roles.read(self.model, str(self.model.graph.name))
         self._persistent = frozenset(roles.updates) if roles is not None else frozenset()
         self._taken = {str(v.name) for v in all_values(self.model.graph)}
-        self._taken.update(str(node.name) for graph in self.model.graphs() for node in graph)
-        self._taken.update(str(v.name) for graph in self.model.graphs() for node in graph for v in node.outputs)
+        self._taken.update(str(node.name) for graph in graphs(self.model) for node in graph)
+        self._taken.update(str(v.name) for graph in graphs(self.model) for node in graph for v in node.outputs)
 
     def fresh(self, name: str) -> str:
         """A name that nothing else has."""

@@ -15,7 +15,7 @@ from memonger.model import onnx_process
 from memonger.model.model import Model
 from memonger.model.operators import RANKS
 from memonger.model.tensors import all_tensors, bodies, external_tensors
-from memonger.model.values import LARGEST, SMALL, all_values, nbytes, static_shape, subgraphs
+from memonger.model.values import LARGEST, SMALL, all_values, graphs, nbytes, static_shape, subgraphs
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 
@@ -153,7 +153,7 @@ def check_structure(model: Model) -> None:
     if not model.graph.outputs:
         nothing = "" if model.graph.num_nodes() else "an empty graph: no nodes and "
         raise LoadError(f"{model.name} has {nothing}no outputs, so there is nothing to plan.")
-    for graph in model.ir.graphs():
+    for graph in graphs(model.ir):
         counts = Counter(value.name for value in graph.inputs)
         twice = next((each for each, count in counts.items() if count > 1), None)
         if twice is not None:
@@ -363,7 +363,7 @@ def _misuse(node: ir.Node, signature: _Signature) -> str | None:
 
 def sort(model: Model) -> None:
     """Put every node after the nodes it reads from, where that isn't so yet."""
-    if all(is_sorted(graph) for graph in model.ir.graphs()):
+    if all(is_sorted(graph) for graph in graphs(model.ir)):
         return
     try:
         model.graph.sort()

@@ -32,7 +32,7 @@ from memonger.model.model import Model
 from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer
 from memonger.model.tensors import FILES, DataFile, external_tensors, replace_external
-from memonger.model.values import dense, static_shape, tensor_shape
+from memonger.model.values import dense, graphs, static_shape, tensor_shape
 from memonger.units import in_full
 from memonger.words import did_you_mean, quoted
 
@@ -228,7 +228,7 @@ def load_as_is(source: Source) -> Model:
 
 def _open_minus_one(model: ir.Model) -> None:
     """A dimension of -1 has no size, as the runtime reads it: Paddle's and Keras' exporters write it so."""
-    for graph in model.graphs():
+    for graph in graphs(model):
         for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
             if value.shape is not None and any(isinstance(dim, int) and dim == -1 for dim in value.shape):
                 dims = (ir.SymbolicDim(None) if isinstance(dim, int) and dim == -1 else dim for dim in value.shape)
@@ -243,7 +243,7 @@ def _copy(source: Source) -> Model:
             if source.functions and any(not str(tensor.base_dir) for tensor in external_tensors(source)):
                 raise LoadError(NOWHERE.format(name))  # `onnx_ir.load` leaves out the tensors of functions
             checks.check_structure(model)  # what nothing writes can't be cloned
-            in_order = all(checks.is_sorted(graph) for graph in source.graphs())
+            in_order = all(checks.is_sorted(graph) for graph in graphs(source))
             try:
                 copy = source.clone() if in_order else _from_proto_of(source, ir.serde.serialize_model(source))
             except RuntimeError as error:

@@ -5,6 +5,8 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
+from memonger.model.values import graphs
+
 
 def matches(names: Iterable[str], pattern: str) -> bool:
     """Whether a pattern is one of the names, or fits one as a glob pattern."""
@@ -24,7 +26,7 @@ def fresh(base: str, taken: set[str]) -> str:
 def name_nodes(model: ir.Model) -> None:
     """Give every node, those of subgraphs included, a name no other node has."""
     used: set[str] = set()
-    for graph in model.graphs():
+    for graph in graphs(model):
         for node in graph:
             base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else len(used)}"
             node.name = fresh(base, used)
@@ -32,4 +34,4 @@ def name_nodes(model: ir.Model) -> None:
 
 def inner_names(model: ir.Model) -> set[str]:
     """Names of the nodes inside subgraphs."""
-    return {str(node.name) for graph in model.graphs() if graph is not model.graph for node in graph}
+    return {str(node.name) for graph in graphs(model) if graph is not model.graph for node in graph}

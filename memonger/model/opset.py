@@ -11,7 +11,7 @@ from memonger.model import checks, load
 from memonger.model.model import Model
 from memonger.model.operators import facts
 from memonger.model.shape_inference import infer
-from memonger.model.values import all_values
+from memonger.model.values import all_values, graphs
 
 OPSET = 20
 """The newest operator set for whose every operator used here onnxruntime 1.23 and later has a CPU kernel."""
@@ -27,9 +27,9 @@ def raise_opset(model: Model) -> Model:
     if opset is None or opset >= OPSET:
         model.ir.opset_imports[""] = max(opset or OPSET, OPSET)
         return model
-    if all(_is_same(node, opset) for graph in model.ir.graphs() for node in graph):
+    if all(_is_same(node, opset) for graph in graphs(model.ir) for node in graph):
         model.ir.opset_imports[""] = OPSET
-        for graph in model.ir.graphs():
+        for graph in graphs(model.ir):
             for node in graph:
                 node.version = None
         return model

@@ -22,7 +22,7 @@ from memonger.model.tensors import (
     replace_external,
     sizes_of_parts,
 )
-from memonger.model.values import tensor_shape
+from memonger.model.values import graphs, tensor_shape
 from memonger.units import MiB, in_full
 from memonger.words import option
 
@@ -190,7 +190,7 @@ class _Writer:
 def _weights_in_order(model: ir.Model, kept: Kept) -> list[tuple[ir.Value, ir.TensorProtocol]]:
     """The weights that go into a file of their own, in the order in which nodes read them."""
     found = dict[ir.Value, ir.TensorProtocol]()
-    for graph in model.graphs():
+    for graph in graphs(model):
         inside, own = sizes_of_parts(graph), dict.fromkeys(graph.initializers.values())
         read = (v for node in graph for v in node.inputs if v is not None and v in own)
         for value in dict.fromkeys((*read, *own)):
@@ -303,4 +303,4 @@ def _identity(tensor: ir.TensorProtocol) -> tuple[object, ...]:
 
 
 def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
-    return [v.const_value for g in model.graphs() for v in g.initializers.values() if v.const_value is not None]
+    return [v.const_value for g in graphs(model) for v in g.initializers.values() if v.const_value is not None]

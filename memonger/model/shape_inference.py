@@ -15,7 +15,7 @@ from memonger.model.model import Model
 from memonger.model.runtime_types import complete_shapes, complete_types
 from memonger.model.shape_folding import fold_shape_arithmetic, run_time_sized
 from memonger.model.tensors import in_memory
-from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, static_shape, tensor_shape
+from memonger.model.values import INFERENCE_ERRORS, SMALL, all_values, dense, graphs, static_shape, tensor_shape
 
 LONG = 1 << 20
 """Inference goes element by element through the content of vectors: longer ones take more memory than they should."""
@@ -23,7 +23,7 @@ LONG = 1 << 20
 
 def forget_symbolic(model: ir.Model) -> None:
     """Drop every shape with a symbolic dimension: inference fills it in anew from the inputs' sizes."""
-    for graph in model.graphs():
+    for graph in graphs(model):
         for node in graph:
             for value in node.outputs:
                 if value.shape is not None and static_shape(value) is None:

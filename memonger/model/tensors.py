@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError
+from memonger.model.values import graphs, inner_graphs
 
 LARGE = 1024  # bytes
 FILES = "memonger.files"
@@ -83,10 +84,10 @@ def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.Ten
 
 def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
     """Whatever holds nodes: the graph, the bodies of functions, and the subgraphs in all of them."""
-    yield from model.graphs()
+    yield from graphs(model)
     for function in model.functions.values():
         yield function
-        yield from function.subgraphs()
+        yield from inner_graphs(function)
 
 
 def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
@@ -114,7 +115,7 @@ def inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 def inner_bytes(model: ir.Model) -> int:
     """Bytes of these, and of long lists of numbers in attributes, as of trees; short ones are settings."""
-    lists = (attribute for body in bodies(model) for node in body for attribute in node.attributes.values())
+    lists = (each for body in bodies(model) for node in body for each in node.attributes.values())
     long = sum(size for one in lists if (size := _list_bytes(one)) >= LARGE)
     return long + sum(one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING)
 

@@ -1,5 +1,6 @@
 """What nodes need of the arena, whatever their order: the problem that `memonger.remat.least_peak` searches."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -48,13 +49,14 @@ class Needs:
             tuple(dict.fromkeys(each for value in (*reads, *writes) for each in held[value]))
             for reads, writes in zip(graph.reads, graph.writes, strict=True)
         ]
+        bytes_of = tuple(sizes.values())
         return cls(
             before=_before(graph),
-            sizes=tuple(sizes.values()),
+            sizes=bytes_of,
             kept=tuple(each in outputs for each in range(len(sizes))),
             touched=touched,
             touching=_touching(touched, len(sizes)),
-            over=[tuple(_over(graph, storage, node, tuple(sizes.values()))) for node in range(len(graph.nodes))],
+            over=[tuple(_over(graph, storage, node, bytes_of)) for node in range(len(graph.nodes))],
             workspace=graph.workspace,
         )
 
@@ -74,10 +76,10 @@ def _touching(touched: Sequence[Sequence[int]], count: int) -> list[list[int]]:
 
 
 def _over(graph: Graph, storage: Sequence[int], node: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    reads = [storage[value] for value in graph.reads[node]]
+    reads = Counter(storage[value] for value in graph.reads[node]) if graph.inplace[node] else Counter[int]()
     for source, target in graph.inplace[node]:
         under, over = storage[source], storage[target]
-        if under >= 0 and over not in (-1, under) and reads.count(under) == 1 and sizes[under] == graph.sizes[source]:
+        if under >= 0 and over not in (-1, under) and reads[under] == 1 and sizes[under] == graph.sizes[source]:
             yield over, under
 
 

@@ -17,7 +17,7 @@ from memonger.devices import CPU, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.model.tensors import is_large, sizes_of_parts
-from memonger.model.values import NARROW, tensor_shape
+from memonger.model.values import NARROW, graphs, tensor_shape
 from memonger.plan import Plan
 from memonger.runtime import ort
 from memonger.runtime.engine import remedy
@@ -78,7 +78,7 @@ def changes(plan: Plan) -> tuple[list[str], list[str]]:
 def _empty_weights(model: ir.Model, folder: Path) -> None:
     """Put zeros of a sparse file in the place of every large weight, also of those in branches."""
     path, largest = folder / "zeros", 0
-    for graph in model.graphs():
+    for graph in graphs(model):
         inside = sizes_of_parts(graph)
         for value in graph.initializers.values():
             tensor = value.const_value
