@@ -23,7 +23,7 @@ from memonger.cli import commands
 from memonger.export import TARGETS
 from memonger.model.save import save_model
 from tests.support import training_models
-from tests.support.fuzzing import compared, corpus, fleets, mutate, sessions
+from tests.support.fuzzing import compared, corpus, fleets, forms, mutate, sessions
 from tests.support.fuzzing.compared import Tell
 from tests.support.fuzzing.outcomes import Wrong
 from tests.support.stock import parse
@@ -271,4 +271,6 @@ def _value(choice: random.Random, parameter: click.Parameter, files: list[str]) 
             return choice.choice(["y", "*", "[", "Gemm", "x", "classifier", "[!"])
 
 
-KINDS: dict[str, Case] = {"models": models, "plans": plans, "cli": cli, **sessions.KINDS, **fleets.KINDS}
+KINDS: dict[str, Case] = {
+    "models": models, "plans": plans, "cli": cli, **sessions.KINDS, **fleets.KINDS, **forms.KINDS,
+}  # fmt: skip
