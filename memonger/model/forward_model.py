@@ -14,6 +14,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError, PlanError
 from memonger.files import ScratchFolder
 from memonger.model import load, save
+from memonger.model.checks import root_cause
 from memonger.model.tensors import is_large
 from memonger.model.training_roles import Training
 from memonger.model.unused import remove_unused
@@ -128,6 +129,9 @@ def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFol
     """The model as a message, which takes a fraction of its memory, and a folder of its large weights if they are many.
 
     These aren't trained: onnxruntime has them, and only evaluation and export read them again. `unpacked` undoes it.
+
+    Raises:
+        PlanError: the model can't be written as a message, for an attribute without a type, say.
     """
     if forward is None:
         return None, None
@@ -143,7 +147,12 @@ def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFol
         except OSError as error:
             logger.warning("frozen weights stay in memory for evaluation, as no folder takes them: %s.", error)
             folder = None
-    return ir.to_proto(forward), folder
+    try:
+        return ir.to_proto(forward), folder
+    except ir.serde.SerdeError as error:
+        raise PlanError(
+            f"{forward.graph.name}: the forward model in its metadata '{KEY}' is malformed: {root_cause(error)}."
+        ) from error
 
 
 def unpacked(message: onnx.ModelProto | None, folder: ScratchFolder | None) -> ir.Model | None:

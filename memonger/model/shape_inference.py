@@ -46,6 +46,9 @@ def infer(model: Model) -> None:
         complaint = _infer_and_fold(model)
     if complaint is not None and _has_unknown(model.graph):
         raise LoadError(_contradiction(model.name, complaint)) from complaint
+    for value in model.graph.outputs:  # onnx's checker wants their ranks
+        if value.shape is None and value in declared:
+            value.shape = ir.Shape([None] * len(declared[value]))
     checks.check_sizes(model)
 
 
