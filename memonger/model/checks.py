@@ -21,8 +21,11 @@ RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx.ml", "ai.onnx.preview.training"})
 
-RUNTIME_OPERATORS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "MemcpyFromHost", "MemcpyToHost"})
-"""What onnxruntime writes into ONNX's own domain, whether the operator set has it or not."""
+RUNTIME_OPERATORS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""What onnxruntime's optimizer writes into ONNX's own domain, whether the operator set has it or not."""
+
+_WITHOUT_SCHEMA = RUNTIME_OPERATORS | {"MemcpyFromHost", "MemcpyToHost"}
+"""These, and the copies between host and device that it writes there."""
 
 
 PLAIN = frozenset({
@@ -211,7 +214,7 @@ def _check_signatures(model: Model, is_planned: bool) -> None:
             continue
         opset = model.ir.opset_imports.get(node.domain)
         if opset is None or not onnx.defs.has(node.op_type, opset, node.domain):
-            if opset is not None and not node.domain and node.op_type in RUNTIME_OPERATORS:
+            if opset is not None and not node.domain and node.op_type in _WITHOUT_SCHEMA:
                 continue
             raise LoadError(f"{model.name}{_unknown(node, opset)}")
         problem = _misuse(node, _signature(node.op_type, opset, node.domain))
@@ -253,7 +256,7 @@ def _kinds(model: Model) -> dict[bool, list[ir.Node]]:
     kinds: dict[bool, dict[object, ir.Node]] = {True: {}, False: {}}
     for node in model.graph.all_nodes():
         known = node.domain in model.ir.opset_imports and node.domain not in RUNTIME_DOMAINS
-        if known and node.op_type not in RUNTIME_OPERATORS and node.op_type != "Constant":
+        if known and node.op_type not in _WITHOUT_SCHEMA and node.op_type != "Constant":
             is_plain = not node.domain and node.op_type in PLAIN
             kinds[is_plain].setdefault(_kind(node), node)
     return {is_plain: list(nodes.values()) for is_plain, nodes in kinds.items()}
