@@ -82,7 +82,7 @@ STAGES = (
     Stage("facts", "What docs/CUDA.md says of onnxruntime", FACTS, ("graph-unbound",), 75, 5, 90),
     Stage(
         "inference", "Inference beside stock onnxruntime",
-        tuple(f"{name}:{batch}" for name in INFERENCE for batch in reversed(BATCHES)), ("resnet18:2", "gpt:2"),
+        tuple(f"{name}:{batch}" for name in INFERENCE for batch in reversed(BATCHES)), ("gpt:2",),
         150, 7, 60, 16 << 30,
     ),
     Stage(
