@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.side_by_side import turns
 from benchmarks.side_by_side.devices import Watch, used_bytes
 from memonger.devices import Cuda, parse_device
 
@@ -96,11 +97,11 @@ def contest(makers: Mapping[str, Callable[[], Any]], device: str) -> tuple[dict[
             made[name], rows[name] = _warm(make, index)
         except Exception as error:  # its row says why
             rows[name] = {"failed": " ".join(str(error).split())[:200]}
-    turns: dict[str, list[float]] = {name: [] for name in made}
+    times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(ROUNDS):
         for name, session in made.items():
-            turns[name].append(_turn(session))
-    for name, found in turns.items():
+            times[name].append(_turn(session))
+    for name, found in times.items():
         rows[name]["milliseconds"] = round(statistics.median(found) * 1e3, 4)
     return made, rows
 
@@ -133,11 +134,8 @@ def same_bits(mine: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
 
 def apart(mine: list[np.ndarray], theirs: list[np.ndarray]) -> float:
     """The largest difference over the largest magnitude, of the output where that is most."""
-    found = [0.0]
-    for a, b in zip(mine, theirs, strict=True):
-        largest = max(float(np.abs(b).max()), np.finfo(np.float32).tiny)
-        found.append(float(np.abs(a.astype(np.float64) - b).max()) / largest)
-    return max(found)
+    pairs = zip(mine, theirs, strict=True)
+    return max(turns.apart(one.astype(np.float64), other.astype(np.float64)) for one, other in pairs)
 
 
 def feeds_of(path: Path, tokens: int) -> dict[str, np.ndarray]:
