@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memonger import late_sympy
+from memonger import late_imports
 from memonger.devices import Cuda
 from memonger.errors import (
     BudgetError,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-late_sympy.install()
+late_imports.install()
 
 __all__ = [
     "SGD", "Adam", "AdamW", "BinaryCrossEntropy", "Buckets", "BudgetError", "Buffer", "BusyError", "CTCLoss", "Cuda",

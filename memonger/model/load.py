@@ -49,12 +49,6 @@ MOST_BYTES = 1 << 31
 
 _PART = 1 << 24  # bytes read at a time
 
-# What onnx raises for a file it can't make sense of, in any of its formats.
-NOT_A_MODEL = (
-    DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError, TypeError,
-    AttributeError, RecursionError, RuntimeError,
-)  # fmt: skip
-
 NOT_A_GRAPH = (
     ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError, RecursionError,
     ir.serde.SerdeError,
@@ -293,7 +287,7 @@ def _from_file(path: Path) -> Model:
         raise LoadError(f"{path}: no such file.{did_you_mean(str(path), _beside(path))}") from None
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
-    except NOT_A_MODEL as error:
+    except _not_a_model() as error:
         hint = _HINTS.get(path.suffix.lower(), "")
         raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
     model = dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
@@ -301,6 +295,14 @@ def _from_file(path: Path) -> Model:
         wire.bind(model.ir, spilled[1])
     _follow_links(model.ir, path.parent.resolve(), path.resolve().parent)
     return model
+
+
+def _not_a_model() -> tuple[type[Exception], ...]:
+    """What onnx raises for a file it can't make sense of, in any of its formats: asked for once it has raised."""
+    return (
+        DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError, TypeError,
+        AttributeError, RecursionError, RuntimeError,
+    )  # fmt: skip
 
 
 def _follow_links(model: ir.Model, folder: Path, home: Path) -> None:

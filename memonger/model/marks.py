@@ -16,7 +16,6 @@ from graphlib import CycleError, TopologicalSorter
 from typing import ClassVar
 
 import onnx_ir as ir
-from onnx_ir.passes import common as passes
 
 from memonger.errors import PlanError
 from memonger.model.model import Model
@@ -120,8 +119,10 @@ _MANY = 2000
 
 def _write_out(model: ir.Model) -> None:
     """Write functions out: of many nodes first into one another, as onnx-ir tries a name for each of the same name."""
+    from onnx_ir.passes.common import InlinePass  # with all passes that it has
+
     if nodes_when_inlined(model) <= _MANY:
-        passes.InlinePass()(model)
+        InlinePass()(model)
         return
     while model.functions:
         inner = {
@@ -129,9 +130,9 @@ def _write_out(model: ir.Model) -> None:
             for key, function in model.functions.items()
             if not any(node.op_identifier() in model.functions for node in function.all_nodes())
         }
-        found = passes.InlinePass(lambda function, inner=inner: function.identifier() in inner)(model)  # type: ignore[misc]
+        found = InlinePass(lambda function, inner=inner: function.identifier() in inner)(model)  # type: ignore[misc]
         if not found.modified:  # a cycle, or functions that nobody calls
-            passes.InlinePass()(model)
+            InlinePass()(model)
             return
 
 

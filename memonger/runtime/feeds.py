@@ -87,7 +87,7 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
     return feeds
 
 
-def _random_array(rng: np.random.Generator, dtype: ir.DataType, dims: tuple[int, ...], fill: int) -> np.ndarray:
+def _random_array(rng: "np.random.Generator", dtype: ir.DataType, dims: tuple[int, ...], fill: int) -> np.ndarray:
     if dtype == ir.DataType.STRING:
         return np.full(dims, "", dtype=object)
     if dtype.is_floating_point():
