@@ -425,21 +425,23 @@ class Plan(BasePlan, Header):
             PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out;
                 there is nothing of the source to refer to.
         """
+        from memonger.model.emitter import collecting_later  # with what writes nodes, which no run of a plan needs
         from memonger.runtime.packing import packed_weights, packs_here
 
         if weights not in ("own", "source"):
             raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
         if weights == "source" and self.source is None:
             raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")
-        self.verify()
-        record, path = self.record(), Path(path)
-        if self.source is not None:
-            check_not_its_weights(self.source.ir, path)
-            if self.source.path is not None:
-                record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
-        packs = self.training is None and packs_here(self.stamp)
-        source = (self.source.ir, self.source.name) if self.source is not None and weights == "source" else None
-        plan_file.save(self.open_model, record, path, packed_weights if packs else None, source)
+        with collecting_later():
+            self.verify()
+            record, path = self.record(), Path(path)
+            if self.source is not None:
+                check_not_its_weights(self.source.ir, path)
+                if self.source.path is not None:
+                    record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
+            packs = self.training is None and packs_here(self.stamp)
+            source = (self.source.ir, self.source.name) if self.source is not None and weights == "source" else None
+            plan_file.save(self.open_model, record, path, packed_weights if packs else None, source)
 
     @property
     def open_model(self) -> ir.Model:
