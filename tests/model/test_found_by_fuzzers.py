@@ -14,7 +14,8 @@ from tests.support.stock import parse
 @pytest.mark.parametrize("shape", ["9,8", "9,k", "0,8"])
 def test_an_output_of_a_size_that_only_the_run_can_tell_keeps_its_rank(tmp_path: Path, shape: str) -> None:
     model = parse(
-        f"g (int32 n, int32 l, int32 r, float a, float b) => (float[{shape}] y) {{ y = MelWeightMatrix(n, l, r, a, b) }}",
+        f"g (int32 n, int32 l, int32 r, float a, float b) => (float[{shape}] y)"
+        " { y = MelWeightMatrix(n, l, r, a, b) }",
         opset=17,
     )
     onnx.checker.check_model(model)
