@@ -1,8 +1,9 @@
 """Several planned models that share arenas, workspace and equal weights, within a limit of memory.
 
 **Turns.** A run needs its models in memory and an arena; it gets all of it at once, or waits and holds nothing
-(`_Turn`). So nobody holds what another waits for. Whoever gives something back serves those who wait: the first one
-first, and one that can't be served now is overtaken a few times at most.
+(`_Turn`). So nobody holds what another waits for. Whoever gives something back serves those who wait: first those whose
+models are loaded, as no model is to go while somebody waits for it; then the others. Among these the first one is the
+first, and one that isn't served is overtaken a few times at most.
 
 **Locks**, in the order in which they are taken; no thread takes one that stands before another that it holds:
 
@@ -421,17 +422,24 @@ class Fleet:
                 self._end(turn)
 
     def _serve(self) -> None:
-        """Serve those who wait, as far as there is what they need."""
-        before: list[_Turn] = []
-        for turn in tuple(self._queue):
-            if before and before[0].overtaken >= MOST_OVERTAKEN:
-                return  # nobody else was overtaken more often
-            self._try(turn)
-            if turn.waits:
-                before.append(turn)
-            elif turn.members:
-                for one in before:
-                    one.overtaken += 1
+        """Serve those who wait, as far as there is what they need; see the module's first lines."""
+        for is_loading in (False, True):
+            before: list[_Turn] = []
+            for turn in tuple(self._queue):
+                if before and before[0].overtaken >= MOST_OVERTAKEN:
+                    break  # nobody else was overtaken more often
+                if is_loading or self._is_there(turn):
+                    self._try(turn)
+                if turn.waits:
+                    before.append(turn)
+                elif turn.members:
+                    for one in before:
+                        one.overtaken += 1
+
+    def _is_there(self, turn: _Turn) -> bool:
+        """Whether all models of a turn are loaded, or being loaded."""
+        members = [self._members.get(name, turn.added) for name in turn.names]
+        return all(one in self._present for one in members if one is not None)
 
     def _try(self, turn: _Turn) -> None:
         """Serve a turn, or refuse it if it can never be served; it waits where neither can be said."""
