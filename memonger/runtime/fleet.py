@@ -71,6 +71,7 @@ class _Member:
         users: Turns that have it, and so keep it.
         used: Number of the last run.
         runs: How many there were.
+        loads: How often it was loaded.
     """
 
     key: str
@@ -85,6 +86,7 @@ class _Member:
     users: int = 0
     used: int = 0
     runs: int = 0
+    loads: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -334,6 +336,7 @@ class Fleet:
             *self.waiting.figures(),
             Figure("memonger_runs_total", "Runs.", "model", {name: member.runs for name, member in members}),
             Figure("memonger_loaded", "Whether the model is loaded.", "model", loaded),
+            Figure("memonger_loads_total", "Loads.", "model", {name: member.loads for name, member in members}),
         ]
 
     def release(self) -> None:
@@ -559,7 +562,7 @@ class Fleet:
                     if missing:
                         self._changed.wait()
                     continue
-                member.is_loading = True
+                member.is_loading, member.loads = True, member.loads + 1
             model = None
             try:
                 model = self._loaded(name, member, plans)
@@ -647,11 +650,11 @@ def _is_checked(member: _Member) -> bool:
 
 
 def _key(plans: Sequence[Plan], pad: bool) -> str:
-    """A digest of all that plans do: nodes, weights, addresses, device."""
+    """A digest of all that plans do: nodes, weights (as their files say, which was checked), addresses, device."""
     digest = hashlib.sha256(f"{pad};{len(plans)};".encode())
     for plan in plans:
         offsets = sorted((plan.graph.values[value], offset) for value, offset in plan.offsets.items())
-        weights = sorted(weight_digests(plan.model).items())
+        weights = sorted((plan.weight_digests or weight_digests(plan.model)).items())
         made_for = (plan.stamp, plan.threads, dict(plan.ranges))
         digest.update(repr((graph_digest(plan.model), weights, offsets, *made_for)).encode())
     return digest.hexdigest()
