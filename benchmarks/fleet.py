@@ -103,7 +103,7 @@ def _planned(job: Job) -> tuple[Run, Callable[[], object], int, Callable[[], int
         predicted += max(plan.workspace_bytes or 0 for plan in plans)
         del plans
         made = {name: memonger.Session(path) for name, path in job.plans.items()}
-        return lambda n, f: made[n].run(f), lambda: [one.release() for one in made.values()], predicted, lambda: 0
+        return lambda n, f: made[n].run(f), lambda: [one.release() for one in made.values()], predicted, int
     fleet = memonger.Fleet(job.plans, arenas=2 if "2" in job.contestant else job.arenas, limit=job.limit)
 
     def loads() -> int:
@@ -166,7 +166,7 @@ def work(job: Job) -> None:
             feeds[name] = dict(archive)
     process_memory.settle()
     before, predicted, release = process_memory.resident().now, None, None
-    loads: Callable[[], int] = lambda: 0
+    loads: Callable[[], int] = int  # none
     if job.contestant.startswith("stock"):
         run = _stock(job)
     else:
