@@ -30,7 +30,7 @@ from memonger.model.tensors import inner_bytes
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, required_inputs, static_shape, subgraphs
 from memonger.plan_file import Header, Record
-from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
+from memonger.plan_records import PlannedBuffer, Shape, Spent, html_table, planned_buffers
 from memonger.units import format_size, shown
 from memonger.words import option
 
@@ -181,6 +181,7 @@ class Plan(BasePlan, Header):
             plan from a file.
         files: Keeps temporary files alive that the model's tensors lie in.
         weight_digests: Digests of the weights in the file that the plan is from, if any; None where there are none.
+        spent: What of the model was run to plan it; None for a plan from a file.
     """
 
     model: ir.Model
@@ -193,6 +194,7 @@ class Plan(BasePlan, Header):
     live_before: "numpy.ndarray | None" = None
     files: object = None
     weight_digests: Mapping[str, str] | None = None
+    spent: Spent | None = None
 
     @cached_property
     def training(self) -> Training | None:

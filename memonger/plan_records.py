@@ -1,4 +1,4 @@
-"""A plan as people hold it: a record for each buffer, and a table for notebooks."""
+"""A plan as people hold it: a record for each buffer, a table for notebooks, and what was run to make it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +9,33 @@ from memonger.graph.liveness import last_reads
 from memonger.units import shown
 
 Shape = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How long a run took without chunks and with them: the seconds of the fastest of each, taking turns."""
+
+    whole: float
+    chunked: float
+
+
+@dataclass(slots=True)
+class Spent:
+    """What of a model was run to plan it.
+
+    Attributes:
+        runs: How often the whole model ran by itself, before anything was planned.
+        seconds: How long all of these runs took.
+        alone: How long its nodes took that ran alone, whole and on slices, sessions and inputs included.
+        turns: How long it took to compare plans in chunks with one without.
+        turn: Of the last that was compared, how long a run took; None where none was.
+    """
+
+    runs: int = 0
+    seconds: float = 0.0
+    alone: float = 0.0
+    turns: float = 0.0
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.devices import Device, parse_device
-from memonger.errors import BudgetError, PlanError
+from memonger.errors import BudgetError, PlanError, SessionError
 from memonger.graph import schedule, stock
 from memonger.graph.collectives import with_collectives
 from memonger.graph.graph import Graph
@@ -203,7 +203,7 @@ def pareto(
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
         return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order, sizes)
-    job = prepare(source, chosen)
+    job = prepare(source, chosen, times=True)
     if job.is_uncalibrated:
         raise PlanError(
             f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
@@ -315,8 +315,14 @@ class Job:
         return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
 
 
-def prepare(source: Source | Model, options: Options) -> Job:
-    """Load, differentiate, lower, and make the graph."""
+def prepare(source: Source | Model, options: Options, *, times: bool = False) -> Job:
+    """Load, differentiate, lower, and make the graph.
+
+    Args:
+        source: What `search_plan` takes.
+        options: How to plan.
+        times: What nodes take decides something, though the options ask for nothing to be computed again.
+    """
     tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
     own, open_in_file = _own(source, options)
@@ -339,7 +345,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     if options.ranges:
         lowered, ranges = _lower_open(source, device, options, mode)
     else:
-        lowered = _lower(model, device, options, open_in_file)
+        lowered = _lower(model, device, options, open_in_file, times or options.chosen_strategy != "none")
     tell("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     _keep_state(lowered.model, options.state or {}, ranges, own.name)
@@ -522,8 +528,33 @@ def in_chunks(job: Job) -> Job:
     if asked is not None and asked[0] == ROWS:
         return _with_strips(job, plain, asked[1])
 
-    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain)
+    is_slow = None if trains else _is_slow(job, plain)
+    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain, is_slow)
     return _taken(job, plain if chosen is None else chosen)
+
+
+def _is_slow(job: Job, plain: Solution) -> Callable[[chunking.Chunking], bool] | None:
+    """Says by runs whether chunks take longer than the options allow; None where runs are too long for that."""
+    from memonger.planning.rehearse import LONGEST, Turns
+
+    measured, spent, begin = job.lowered.calibration, job.lowered.spent, time.perf_counter()
+    if measured is None or math.fsum((measured.seconds or {}).values()) > LONGEST:
+        return None
+    made: list[Turns] = []
+
+    def is_slow(way: chunking.Chunking) -> bool:
+        start = time.perf_counter()
+        try:
+            if not made:
+                made.append(Turns(finish(job.copy(), plain, begin), job.options.inputs))
+            chunked = _with_chunks(job, way)
+            slow, spent.turn = made[0].slower(finish(chunked.copy(), way.solution, begin), job.options.max_overhead)
+        except SessionError:
+            return False  # it doesn't run on these inputs: nothing is known of its time
+        spent.turns += time.perf_counter() - start
+        return slow
+
+    return is_slow
 
 
 def _taken(job: Job, way: both.Way) -> Job:
@@ -654,6 +685,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         chunks=job.chunks,
         ranges=job.ranges,
         run_time=dict(sorted(calibration.run_time.items())) if calibration else {},
+        spent=job.lowered.spent,
     )
     plan = _limited(plan, job.device)
     plan.verify()
@@ -779,16 +811,19 @@ def _lower_open(
         return ranged.portable_form(model, ranges), ranges
     from memonger.lowering.device_form import Settings, device_form
 
-    settings = Settings(options.level or "all", options.threads, options.inputs, ranges=ranges)
+    times = options.chosen_strategy != "none"
+    settings = Settings(options.level or "all", options.threads, options.inputs, ranges=ranges, times=times)
     return device_form(model, device, settings), ranges
 
 
-def _lower(model: Model, device: Device, options: Options, unbound: Model | None) -> Lowered:
+def _lower(model: Model, device: Device, options: Options, unbound: Model | None, times: bool) -> Lowered:
     if device.facts.is_portable:
         return portable(model)
     from memonger.lowering.device_form import Settings, device_form
 
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
-    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
+    settings = Settings(
+        level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times
+    )
     return device_form(model, device, settings, None if training else unbound)
