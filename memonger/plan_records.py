@@ -24,18 +24,20 @@ class Spent:
     """What of a model was run to plan it.
 
     Attributes:
-        runs: How often the whole model ran by itself, before anything was planned.
+        runs: How often the whole model ran.
         seconds: How long all of these runs took.
         alone: How long its nodes took that ran alone, whole and on slices, sessions and inputs included.
-        turns: How long it took to compare plans in chunks with one without.
-        turn: Of the last that was compared, how long a run took; None where none was.
+        turn: Of the plan in chunks that was timed last, how long a run took; None where none was.
     """
 
     runs: int = 0
     seconds: float = 0.0
     alone: float = 0.0
-    turns: float = 0.0
     turn: Turn | None = None
+
+    def count(self, seconds: float) -> None:
+        """One more run, which took so long."""
+        self.runs, self.seconds = self.runs + 1, self.seconds + seconds
 
 
 @dataclass(frozen=True, slots=True)

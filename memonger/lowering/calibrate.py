@@ -361,7 +361,7 @@ def _run_once(
                     binding.bind_output(name)
             begin = time.perf_counter()
             made.run_with_iobinding(binding, options)
-            spent.runs, spent.seconds = spent.runs + 1, spent.seconds + time.perf_counter() - begin
+            spent.count(time.perf_counter() - begin)
             return binding
         except MemongerError:
             raise

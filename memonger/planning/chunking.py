@@ -72,6 +72,10 @@ MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
 
 
+Stages = tuple[tuple[Stage, ...], ...]
+"""Of each band."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunking:
     """A way to run a model in chunks.
@@ -232,7 +236,8 @@ class Search:
         self._check, self._refused, self._most = SliceCheck(options.threads, job.lowered.spent), dict[str, str](), math.inf
         self._finest = MOST_SLICES
         self._known: dict[tuple[frozenset[str], float, int], list[_Ladder]] = {}
-        self._axes: dict[frozenset[str], _Axis] = {}  # of a training step
+        self._axes: dict[frozenset[str], list[_Axis]] = {}
+        self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
 
     def within(self, room: float) -> "Chunking | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
@@ -245,14 +250,12 @@ class Search:
         return way
 
     def at_most(self, room: float) -> "Chunking | None":
-        """`within`, or what no budget gives, where that fits and is faster or nothing else fits."""
+        """`within`, or what no budget gives where that is faster and fits: it is one of the ways of which one fits."""
         way = self.within(room)
-        if way is not None and way.total <= room and way.extra <= 0:
+        if way is None or way.total > room:
             return way
         usual = self.quick()
-        if usual is None or usual.total > room:
-            return way
-        return usual if way is None or way.total > room or usual.extra < way.extra else way
+        return usual if usual is not None and usual.total <= room and usual.extra < way.extra else way
 
     def quick(self, finest: int = MOST_SLICES) -> "Chunking | None":
         """The smallest way that takes no longer than the options allow, by estimate.
@@ -288,24 +291,29 @@ class Search:
 
     def _made(self) -> list["_Ladder"]:
         asked = self.options.axis_and_chunks
-        if self.job.training is not None:
-            key = frozenset(self._refused)
-            if key not in self._axes:
-                self._axes[key] = _of_training(self.job, self._refused)
-            axis = self._axes[key]
-            return [_Ladder(self.job, axis, ways_of(self.job, axis, self._most, self._finest), None)]
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
-            return [_Ladder(self.job, axis, [in_slices(axis, asked[1])], None)]
-        seeds = seeds_of(self.job.lowered.model, self.batch)
-        found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
-        axes = [
-            _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
-        ]
-        ladders = [_Ladder(self.job, axis, ways_of(self.job, axis, self._most, self._finest), None) for axis in axes]
+            return [self._ladder(axis, [in_slices(axis, asked[1])])]
+        key = frozenset(self._refused)
+        if key not in self._axes:
+            trains = self.job.training is not None
+            self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
+        axes = self._axes[key]
+        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most, self._finest)) for axis in axes]
         if len(axes) == 2 and all(axis.ranges for axis in axes) and axes[0].axes.size < self._finest:
             ladders += self._rows_of_elements(ladders[0], *axes)
         return ladders
+
+    def _of_inputs(self) -> list["_Axis"]:
+        """The axes of the inputs along which something can be cut."""
+        seeds = seeds_of(self.job.lowered.model, self.batch)
+        found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
+        return [_along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)]
+
+    def _ladder(self, axis: "_Axis", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
+        """Ways along an axis; what was written for another ladder of it is there."""
+        written = self._written.setdefault((frozenset(self._refused), str(axis.number)), {})
+        return _Ladder(self.job, axis, ways, None, written)
 
     def _rows_of_elements(self, ways: "_Ladder", batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
@@ -323,7 +331,8 @@ class Search:
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
         job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
         axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
-        return [_Ladder(job, axis, ways_of(job, axis, self._most, self._finest), outer)]
+        written = self._written.setdefault((frozenset(self._refused), "rows of elements"), {})
+        return [_Ladder(job, axis, ways_of(job, axis, self._most, self._finest), outer, written)]
 
 
 @dataclass(slots=True)
@@ -429,9 +438,11 @@ def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
 class _Ladder(Sequence[Chunking]):
     """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
 
-    def __init__(self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None) -> None:
-        self._job, self._axis, self._bands, self._outer = job, axis, bands, outer
-        self._written: dict[tuple[tuple[Stage, ...], ...], Chunking] = {}
+    def __init__(
+        self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
+        written: "dict[Stages, Chunking]",
+    ) -> None:  # fmt: skip
+        self._job, self._axis, self._bands, self._outer, self._written = job, axis, bands, outer, written
 
     def __len__(self) -> int:
         return len(self._bands)

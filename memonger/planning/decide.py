@@ -160,6 +160,7 @@ class Budgets:
     def __init__(self, request: Request, strategy: str, names: Sequence[str]) -> None:
         self.request, self.strategy, self.names = request, strategy, names
         self.plain = _without(request, names)
+        self._known: dict[tuple[int, ...], Solution] = {}
 
     def total(self, solution: Solution) -> int:
         """See `total_bytes`."""
@@ -227,7 +228,9 @@ class Budgets:
         return None if tell is None else lambda state: tell(told + state)
 
     def _laid_out(self, outcome: Outcome) -> Solution:
-        return lay_out(self.request, self._ordered[1], outcome)
+        if outcome.schedule not in self._known:
+            self._known[outcome.schedule] = lay_out(self.request, self._ordered[1], outcome)
+        return dataclasses.replace(self._known[outcome.schedule], outcome=outcome)
 
     @cached_property
     def _ordered(self) -> tuple[Request, tuple[int, ...]]:

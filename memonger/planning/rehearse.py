@@ -10,14 +10,14 @@ import time
 from memonger.errors import PlanError, SessionError
 from memonger.graph.schedule import original
 from memonger.plan import Plan
-from memonger.plan_records import Turn
+from memonger.plan_records import Spent, Turn
 from memonger.runtime import feeds as feeding
 from memonger.runtime.engine import Engine
 from memonger.runtime.session import Session
 from memonger.runtime.trainer import Trainer
 
 LONGEST = 1.0
-"""Seconds of a run up to which a plan in chunks is timed. Where a run takes longer, nodes take so long each that it
+"""Seconds of a run, by estimate, up to which a plan in chunks is timed. Where a run takes longer, nodes take so long each that it
 matters little how many there are, and planning would take many times as long."""
 
 PAIRS = 5
@@ -68,9 +68,11 @@ class Turns:
     Args:
         plan: For inference on the CPU.
         inputs: Input arrays; random numbers if None.
+        spent: Where runs are counted.
     """
 
-    def __init__(self, plan: Plan, inputs: feeding.Feeds | None) -> None:
+    def __init__(self, plan: Plan, inputs: feeding.Feeds | None, spent: Spent) -> None:
+        self._spent = spent
         self._feeds = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
         self._first = self._warm(plan)
 
@@ -102,10 +104,12 @@ class Turns:
 
     def _warm(self, plan: Plan) -> Session:
         session = Session(plan, check_order=False)
-        session.run(self._feeds, copy=False)
+        self._timed(session)
         return session
 
     def _timed(self, session: Session) -> float:
         begin = time.perf_counter()
         session.run(self._feeds, copy=False)
-        return time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self._spent.count(seconds)
+        return seconds

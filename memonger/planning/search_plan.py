@@ -45,7 +45,7 @@ from memonger.plan import (
     state_bytes,
 )
 from memonger.plan_file import ChunkedBand
-from memonger.planning import both, cache, chunking, decide, networkx_graph, stripping
+from memonger.planning import both, cache, chunk_times, chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
 from memonger.planning.joining import with_joined_products
 from memonger.planning.modes import settle
@@ -537,21 +537,20 @@ def _is_slow(job: Job, plain: Solution) -> Callable[[chunking.Chunking], bool] |
     """Says by runs whether chunks take longer than the options allow; None where runs are too long for that."""
     from memonger.planning.rehearse import LONGEST, Turns
 
-    measured, spent, begin = job.lowered.calibration, job.lowered.spent, time.perf_counter()
-    if measured is None or math.fsum((measured.seconds or {}).values()) > LONGEST:
+    spent, begin = job.lowered.spent, time.perf_counter()
+    cores = chunk_times.cores_of(job.options.threads)
+    if chunk_times.seconds_of(job.lowered.model, job.request.live_bytes.tolist(), cores, False) > LONGEST:
         return None
     made: list[Turns] = []
 
     def is_slow(way: chunking.Chunking) -> bool:
-        start = time.perf_counter()
         try:
             if not made:
-                made.append(Turns(finish(job.copy(), plain, begin), job.options.inputs))
+                made.append(Turns(finish(job.copy(), plain, begin), job.options.inputs, spent))
             chunked = _with_chunks(job, way)
             slow, spent.turn = made[0].slower(finish(chunked.copy(), way.solution, begin), job.options.max_overhead)
         except SessionError:
             return False  # it doesn't run on these inputs: nothing is known of its time
-        spent.turns += time.perf_counter() - start
         return slow
 
     return is_slow
