@@ -90,9 +90,7 @@ class BasePlan:
     @property
     def overhead(self) -> float:
         """Cost of what is recomputed over the cost of one pass with nothing recomputed."""
-        copies = sum(self.graph.costs[node] for node in self.recomputed)
-        once = sum(self.graph.costs) - copies
-        return copies / once if once else 0.0
+        return schedule.overhead(self.graph.nodes, self.graph.costs)
 
     @cached_property
     def recomputed(self) -> tuple[int, ...]:
@@ -195,6 +193,18 @@ class Plan(BasePlan, Header):
     files: object = None
     weight_digests: Mapping[str, str] | None = None
     spent: Spent | None = None
+
+    @cached_property
+    def overhead(self) -> float:  # type: ignore[override]  # a property, which is computed once
+        """Cost of what is recomputed over the cost of one pass with nothing recomputed: by estimate.
+
+        That follows from the model alone (`memonger.graph.costs`): whatever was measured, the plan's file says the same.
+        """
+        if not self.recomputed:
+            return 0.0
+        device = parse_device(self.device)
+        graph = graph_of(self.model, self.training, None, self.workspace, self.host, device, self.ranges)
+        return schedule.overhead(graph.nodes, graph.costs)
 
     @cached_property
     def training(self) -> Training | None:
@@ -587,6 +597,11 @@ class GraphPlan(BasePlan):
             "recomputed_nodes": len(self.recomputed),
         }
         return json.dumps(record, default=str)
+
+
+def estimated_costs(model: ir.Model, training: Training | None, device: Device) -> tuple[float, ...]:
+    """The estimated cost of each node of a lowered model, see `memonger.graph.costs`."""
+    return graph_of(model, training, None, None, (), device).costs
 
 
 def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:

@@ -109,7 +109,8 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
 
 def _by(request: Request, strategy: str, names: Sequence[str]) -> Solution:
     """What a strategy recomputes where there is no budget."""
-    ordered, schedule = order_for_least(request, names)
+    graph = request.graph if request.estimates is None else dataclasses.replace(request.graph, costs=request.estimates)
+    ordered, schedule = order_for_least(dataclasses.replace(request, graph=graph), names)
     return lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
 
 

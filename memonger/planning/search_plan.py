@@ -38,6 +38,7 @@ from memonger.plan import (
     BasePlan,
     GraphPlan,
     Plan,
+    estimated_costs,
     graph_of,
     input_bytes,
     is_sized_at_run_time,
@@ -394,8 +395,12 @@ def _asked(
     if options.budget is not None and is_sized_at_run_time(model):
         held += LIMIT_MARGIN
     base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + held
+    estimates = None
+    if options.chosen_mode == "training" and lowered.calibration is not None and lowered.calibration.seconds is not None:
+        estimates = estimated_costs(model, roles, device)
     return dataclasses.replace(
         _request(options, graph, base),
+        estimates=estimates,
         run_time=held if is_sized_at_run_time(model) else None,
         stages=recorded.stages,
         forced=recorded.forced,
@@ -491,7 +496,12 @@ def _undominated(made: Sequence[tuple[Job, Solution]]) -> list[tuple[Job, Soluti
 
     def figures(one: tuple[Job, Solution]) -> tuple[int, float]:
         job, solution = one
-        return decide.total_bytes(job.request, solution), solution.cost + math.fsum(c.seconds for c in job.chunks)
+        names, model = solution.graph.nodes, job.lowered.model
+        roles = training_roles.read(model, str(model.graph.name))
+        of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
+        again = schedule.overhead(names, [of_node[schedule.original(name)] for name in names])
+        once = math.fsum(job.request.graph.costs)
+        return decide.total_bytes(job.request, solution), again * once + math.fsum(c.seconds for c in job.chunks)
 
     best: list[tuple[Job, Solution]] = []
     for one in sorted(made, key=figures):
