@@ -195,10 +195,11 @@ class Plan(BasePlan, Header):
     spent: Spent | None = None
 
     @cached_property
-    def overhead(self) -> float:  # type: ignore[override]  # a property, which is computed once
+    def overhead(self) -> float:
         """Cost of what is recomputed over the cost of one pass with nothing recomputed: by estimate.
 
-        That follows from the model alone (`memonger.graph.costs`): whatever was measured, the plan's file says the same.
+        That follows from the model alone (`memonger.graph.costs`): whatever was measured, the plan's file says the
+        same.
         """
         if not self.recomputed:
             return 0.0

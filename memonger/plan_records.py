@@ -13,10 +13,11 @@ Shape = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How long a run took without chunks and with them: the seconds of the fastest of each, taking turns."""
+    """How long a run took without chunks and with them: the seconds of the fastest of so many each, taking turns."""
 
     whole: float
     chunked: float
+    runs: int
 
 
 @dataclass(slots=True)

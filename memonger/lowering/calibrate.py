@@ -149,9 +149,7 @@ def run(
             return _seen(model, device, (nodes,), workspace)
     once = partial(_run_once, model=model, given=given, generated=inputs is None, spent=spent, persisting=persisting)
     written, results = _run_on_host(model, options, wanted, once)
-    seen = _seen(
-        model, device, profile.read_runs(written), profile.read_workspace(memory) if memory.is_file() else {}
-    )
+    seen = _seen(model, device, profile.read_runs(written), profile.read_workspace(memory) if memory.is_file() else {})
     return replace(seen, results=results)
 
 
@@ -415,7 +413,7 @@ def _told_apart(result: Any) -> tuple[object, ...]:
     if result.dtype.kind == "O":
         return (result.shape, *result.ravel().tolist())
     content = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
-    return (result.shape, str(result.dtype), hashlib.sha256(content).hexdigest())
+    return (result.shape, str(result.dtype), hashlib.sha256(content.data).hexdigest())
 
 
 def _outputs_of(node: ir.Node, run: profile.NodeRun) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from memonger.devices import CPU, Cuda, Device, Stamp
+from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names, in_inference_form
@@ -212,7 +212,9 @@ class _Lowering:
 
         None too where it is refused, or what the model gives isn't told by its inputs.
         """
-        if any(facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph):
+        if any(
+            facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph
+        ):
             return None
         try:
             found = self.optimized(unbound, unbound, "sizes_open.onnx")

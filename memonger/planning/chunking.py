@@ -233,7 +233,11 @@ class Search:
 
     def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
-        self._check, self._refused, self._most = SliceCheck(options.threads, job.lowered.spent), dict[str, str](), math.inf
+        self._check, self._refused, self._most = (
+            SliceCheck(options.threads, job.lowered.spent),
+            dict[str, str](),
+            math.inf,
+        )
         self._finest = MOST_SLICES
         self._known: dict[tuple[frozenset[str], float, int], list[_Ladder]] = {}
         self._axes: dict[frozenset[str], list[_Axis]] = {}
@@ -308,7 +312,9 @@ class Search:
         """The axes of the inputs along which something can be cut."""
         seeds = seeds_of(self.job.lowered.model, self.batch)
         found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
-        return [_along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)]
+        return [
+            _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
+        ]
 
     def _ladder(self, axis: "_Axis", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
         """Ways along an axis; what was written for another ladder of it is there."""

@@ -17,8 +17,8 @@ from memonger.runtime.session import Session
 from memonger.runtime.trainer import Trainer
 
 LONGEST = 1.0
-"""Seconds of a run, by estimate, up to which a plan in chunks is timed. Where a run takes longer, nodes take so long each that it
-matters little how many there are, and planning would take many times as long."""
+"""Seconds of a run, by estimate, up to which a plan in chunks is timed. In longer ones each node takes long, so that it
+matters little how many there are; and planning would take many times as long."""
 
 PAIRS = 5
 """Runs of each of the two plans, if need be."""
@@ -79,9 +79,9 @@ class Turns:
     def slower(self, plan: Plan, allowed: float) -> tuple[bool, Turn]:
         """Whether a plan is clearly slower than is allowed, and the times that it was seen by.
 
-        It is where it takes longer in each of `PAIRS` pairs of runs, and in its fastest run than in the first plan's:
-        the first pair in which it isn't ends the comparison. Other work on the machine makes runs longer at random,
-        and so what is within the limit isn't refused for it.
+        It is where it takes longer in each of `PAIRS` pairs of runs, and its fastest run longer than the first plan's:
+        the first pair in which it doesn't ends the comparison. Other work on the machine makes runs longer, one or the
+        other, so a plan that holds isn't refused for that.
 
         Args:
             plan: Of the same model.
@@ -99,8 +99,8 @@ class Turns:
             fastest = list(map(min, fastest, seconds))
             is_last = pair == PAIRS - 1
             if seconds[1] <= most * seconds[0] or (not is_last and time.perf_counter() - begin > LIMIT):
-                return False, Turn(*fastest)
-        return fastest[1] > most * fastest[0], Turn(*fastest)
+                return False, Turn(*fastest, pair + 1)
+        return fastest[1] > most * fastest[0], Turn(*fastest, PAIRS)
 
     def _warm(self, plan: Plan) -> Session:
         session = Session(plan, check_order=False)

@@ -395,9 +395,8 @@ def _asked(
     if options.budget is not None and is_sized_at_run_time(model):
         held += LIMIT_MARGIN
     base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + held
-    estimates = None
-    if options.chosen_mode == "training" and lowered.calibration is not None and lowered.calibration.seconds is not None:
-        estimates = estimated_costs(model, roles, device)
+    is_measured = lowered.calibration is not None and lowered.calibration.seconds is not None
+    estimates = estimated_costs(model, roles, device) if options.chosen_mode == "training" and is_measured else None
     return dataclasses.replace(
         _request(options, graph, base),
         estimates=estimates,
@@ -832,7 +831,5 @@ def _lower(model: Model, device: Device, options: Options, unbound: Model | None
 
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
-    settings = Settings(
-        level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times
-    )
+    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times)
     return device_form(model, device, settings, None if training else unbound)

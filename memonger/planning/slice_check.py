@@ -28,8 +28,8 @@ from memonger.runtime.weights import LEND_ALL
 
 EXACT = frozenset(
     ["Add", "Concat", "DepthToSpace", "Flatten", "Identity", "MaxPool", "Mul", "Neg", "Relu", "Reshape",
-     "SpaceToDepth", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze", "com.microsoft.nchwc::Conv", "com.microsoft.nchwc::MaxPool",
-     "com.microsoft.nchwc::ReorderInput", "com.microsoft.nchwc::ReorderOutput"]
+     "SpaceToDepth", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze", "com.microsoft.nchwc::Conv",
+     "com.microsoft.nchwc::MaxPool", "com.microsoft.nchwc::ReorderInput", "com.microsoft.nchwc::ReorderOutput"]
 )  # fmt: skip
 """Operators that copy, compare, or compute one IEEE operation an element, without workspace: the bits are the same on
 whatever path of a kernel. So are those of the convolution of blocked channels: by its source (`MlasNchwcConv` in

@@ -37,10 +37,11 @@ def timed_lines(record: Mapping[str, Any]) -> tuple[str, ...]:
     if timed is None:
         return ()
     more = timed["in_chunks"] / timed["whole"] - 1
-    took = f"{timed['in_chunks'] * 1e3:.3g} ms a run, {timed['whole'] * 1e3:.3g} ms without ({more:+.1%})"
+    of = "one run each" if timed["runs"] == 1 else f"the fastest of {timed['runs']} runs each"
+    took = f"{timed['in_chunks'] * 1e3:.3g} ms in {{}}, {timed['whole'] * 1e3:.3g} ms without ({more:+.1%})"
     if record["chunks"]:
-        return (f"Timed on this machine, in chunks it takes {took}.",)
-    return (f"Nothing runs in chunks: in the coarsest, timed on this machine, it took {took}.",)
+        return (f"Timed on this machine, {of}: {took.format('chunks')}.",)
+    return (f"Nothing runs in chunks. Timed on this machine, {of}: {took.format('the coarsest')}.",)
 
 
 def planned_line(record: Mapping[str, Any], details: bool) -> str:

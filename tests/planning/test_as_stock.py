@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -45,6 +46,20 @@ def test_fixing_sizes_changes_no_bits(tmp_path: Path) -> None:
     assert same_bits(memonger.Session(plan).run({"x": X}), theirs)
     alone = memonger.search_plan(_late_scale(2), mode="inference", device="cpu")
     assert same_bits(memonger.Session(alone).run({"x": X}), fixed)
+
+
+def test_both_forms_of_a_model_run_once_each_or_twice_where_times_decide(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_late_scale("N"), path)
+
+    def runs(source: Path | onnx.ModelProto, **options: Any) -> int:
+        plan = memonger.search_plan(source, mode="inference", device="cpu", **options)
+        assert plan.spent is not None
+        return plan.spent.runs
+
+    assert runs(_late_scale(2)) == 1
+    assert runs(path, batch=2) == 2
+    assert runs(path, batch=2, budget="1GiB") == 4
 
 
 def test_where_bits_stay_the_same_sizes_are_fixed_for_the_optimizer(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ def test_chunks_that_run_too_long_are_made_coarser(
     assert tried[0] == 1
     assert tried[1:] == sorted(set(tried[1:]), reverse=True)
     assert made.spent is not None
-    assert made.spent.turn == Turn(1.0, times[tried[-1]])
+    assert made.spent.turn == Turn(1.0, times[tried[-1]], 1 if made.chunks else 5)
 
 
 def test_one_pair_of_runs_within_the_limit_ends_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_one_pair_of_runs_within_the_limit_ends_a_comparison(monkeypatch: pytest
     whole = plan(convolutions(8), chunks="off")
     slow, turn = rehearse.Turns(whole, None, Spent()).slower(whole, 0.02)
     assert not slow
-    assert turn == Turn(1.0, 1.04)
+    assert turn == Turn(1.0, 1.04, 4)
     assert len(left) == 9
 
 
