@@ -233,11 +233,8 @@ class Search:
 
     def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
-        self._check, self._refused, self._most = (
-            SliceCheck(options.threads, job.lowered.spent),
-            dict[str, str](),
-            math.inf,
-        )
+        self._check = SliceCheck(options.threads, job.lowered.spent)
+        self._refused, self._most = dict[str, str](), math.inf
         self._finest = MOST_SLICES
         self._known: dict[tuple[frozenset[str], float, int], list[_Ladder]] = {}
         self._axes: dict[frozenset[str], list[_Axis]] = {}

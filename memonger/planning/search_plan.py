@@ -539,6 +539,11 @@ def in_chunks(job: Job) -> Job:
 
     is_slow = None if trains else _is_slow(job, plain)
     chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain, is_slow)
+    if is_slow is not None:
+        from memonger.runtime import process_memory
+
+        del is_slow
+        process_memory.give_back()  # what sessions of the plans that were timed took
     return _taken(job, plain if chosen is None else chosen)
 
 
