@@ -83,10 +83,65 @@ class Detector(nn.Module):
         return tuple(maps)
 
 
+class SuperResolution(nn.Module):
+    """Residual blocks of 64 channels at 270 × 480 without normalization, then twice as large twice (EDSR, 2017)."""
+
+    def __init__(self, width: int = 64, blocks: int = 16) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(3, width, 3, padding=1)
+        pairs = ((nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)) for _ in range(blocks))
+        self.blocks = nn.ModuleList(nn.Sequential(a, nn.ReLU(), b) for a, b in pairs)
+        twice = ((nn.Conv2d(width, 4 * width, 3, padding=1), nn.PixelShuffle(2)) for _ in range(2))
+        self.tail = nn.Sequential(*(layer for each in twice for layer in each), nn.Conv2d(width, 3, 3, padding=1))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """``[batch, 3, 270, 480]`` → ``[batch, 3, 1080, 1920]``."""
+        x = first = self.head(image)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.tail(x + first)
+
+
+class _Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.GroupNorm(32, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
+        self.second = nn.Sequential(nn.GroupNorm(32, outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shortcut(x) + self.second(self.first(x))
+
+
+class ImageDecoder(nn.Module):
+    """The decoder of a latent diffusion model (Rombach et al. 2022) at a quarter of its width."""
+
+    def __init__(self, widths: tuple[int, ...] = (128, 128, 64, 32)) -> None:
+        super().__init__()
+        top = widths[0]
+        self.head, self.before, self.after = nn.Conv2d(4, top, 3, padding=1), _Residual(top, top), _Residual(top, top)
+        self.norm, self.attention = nn.GroupNorm(32, top), nn.MultiheadAttention(top, 1, batch_first=True)
+        stages: list[nn.Module] = []
+        for inputs, outputs in zip((top, *widths), widths, strict=False):
+            stages += [_Residual(inputs, outputs), _Residual(outputs, outputs), _Residual(outputs, outputs)]
+            stages += [nn.Upsample(scale_factor=2.0), nn.Conv2d(outputs, outputs, 3, padding=1)]
+        last = widths[-1]
+        self.stages = nn.Sequential(*stages[:-2], nn.GroupNorm(32, last), nn.SiLU(), nn.Conv2d(last, 3, 3, padding=1))
+
+    def forward(self, latent: torch.Tensor) -> torch.Tensor:
+        """``[batch, 4, 64, 64]`` → ``[batch, 3, 512, 512]``."""
+        x = self.before(self.head(latent))
+        pixels = self.norm(x).flatten(2).transpose(1, 2)
+        x = x + self.attention(pixels, pixels, pixels, need_weights=False)[0].transpose(1, 2).reshape(x.shape)
+        return self.stages(self.after(x))
+
+
 EXPORTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]] = {
     "torch convnext": (ConvNeXt, lambda batch: torch.randn(batch, 3, 224, 224)),
     "torch encoder": (Encoder, lambda batch: torch.randint(0, 8000, (batch, 128))),
     "torch pyramid": (Detector, lambda batch: torch.randn(batch, 3, 256, 256)),
+    "super-resolution": (SuperResolution, lambda batch: torch.randn(batch, 3, 270, 480)),
+    "image decoder": (ImageDecoder, lambda batch: torch.randn(batch, 4, 64, 64)),
 }
 
 

@@ -54,17 +54,27 @@ TABLE = Table(
 CALLED = Table(
     "models<10", "contestant<20", "calls>8", "predicted>11.1f", "begin>9.1f", "end>9.1f", "bytes a call>14.0f"
 )
+ROOM = 3  # models that there is room for
+ROOMY = Table(
+    "models<10", "arenas>7d", "contestant<14", "calls>8d", "÷>8.4f", "loads>7d", "calls a load>14.1f", "busy>6d",
+    "longest wait s>16.2f", "limit>8.1f", "end>8.1f",
+)  # fmt: skip
 STREAMS = Table("stream<24", "contestant<26", "memory>9.2f", "predicted>11.2f", "steps/s>10.0f", "÷>8.3f", "bits<7")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a contestant is to load: files by name, the model's and the plan's, and inputs."""
+    """What a contestant is to load: files by name, the model's and the plan's, and inputs.
+
+    Of a fleet also its arenas and its limit in bytes.
+    """
 
     contestant: str
     models: Mapping[str, str]
     plans: Mapping[str, str]
     inputs: Mapping[str, str]
+    arenas: int = 1
+    limit: int | None = None
 
 
 Run = Callable[[str, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -85,17 +95,21 @@ def _stock(job: Job) -> Run:
     return lambda name, feeds: dict(zip(names[name], made[name].run(names[name], dict(feeds), asked), strict=True))
 
 
-def _planned(job: Job) -> tuple[Run, Callable[[], object], int]:
-    """Runs by name, what releases, and the prediction in bytes."""
+def _planned(job: Job) -> tuple[Run, Callable[[], object], int, Callable[[], int]]:
+    """Runs by name, what releases, the prediction in bytes, and what says how often models were loaded."""
     if job.contestant == "sessions":
         plans = [memonger.Plan.load(path, check_weights=False) for path in job.plans.values()]
         predicted = sum(p.parameter_bytes + (p.session_bytes or 0) + p.arena_bytes for p in plans)
         predicted += max(plan.workspace_bytes or 0 for plan in plans)
         del plans
         made = {name: memonger.Session(path) for name, path in job.plans.items()}
-        return lambda n, f: made[n].run(f), lambda: [one.release() for one in made.values()], predicted
-    fleet = memonger.Fleet(job.plans, arenas=2 if "2" in job.contestant else 1)
-    return lambda n, f: fleet[n].run(f), fleet.release, fleet.memory().total
+        return lambda n, f: made[n].run(f), lambda: [one.release() for one in made.values()], predicted, int
+    fleet = memonger.Fleet(job.plans, arenas=2 if "2" in job.contestant else job.arenas, limit=job.limit)
+
+    def loads() -> int:
+        return sum(int(sum(one.values.values())) for one in fleet.figures() if one.name == "memonger_loads_total")
+
+    return lambda n, f: fleet[n].run(f), fleet.release, fleet.memory().total, loads
 
 
 def _calls(run: Run, feeds: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> list[float]:
@@ -117,23 +131,27 @@ def _calls(run: Run, feeds: Mapping[str, Mapping[str, np.ndarray]], seed: int) -
     return [(time.perf_counter() - begin) / CALLS]
 
 
-def _called_for(run: Run, feeds: Mapping[str, Mapping[str, np.ndarray]], seconds: float) -> int:
-    """Call at random from many threads for some seconds; returns how many calls there were."""
-    until, counts = time.monotonic() + seconds, [0] * CALLERS
+def _called_for(run: Run, feeds: Mapping[str, Mapping[str, np.ndarray]], seconds: float) -> dict[str, Any]:
+    """Call at random from many threads for some seconds: how many calls there were, turned away, the longest."""
+    until, counts, longest, busy = time.monotonic() + seconds, [0] * CALLERS, [0.0] * CALLERS, [0] * CALLERS
 
     def call(caller: int) -> None:
         order = random.Random(caller)
-        while time.monotonic() < until:
+        while (begin := time.monotonic()) < until:
             name = order.choice(names)
-            run(name, feeds[name])
-            counts[caller] += 1
+            try:
+                run(name, feeds[name])
+                counts[caller] += 1
+            except memonger.BusyError:
+                busy[caller] += 1
+            longest[caller] = max(longest[caller], time.monotonic() - begin)
 
     names, threads = list(feeds), [threading.Thread(target=call, args=(caller,)) for caller in range(CALLERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(counts)
+    return {"calls": sum(counts), "busy": sum(busy), "longest": max(longest)}
 
 
 def work(job: Job) -> None:
@@ -148,10 +166,11 @@ def work(job: Job) -> None:
             feeds[name] = dict(archive)
     process_memory.settle()
     before, predicted, release = process_memory.resident().now, None, None
+    loads: Callable[[], int] = int  # none
     if job.contestant.startswith("stock"):
         run = _stock(job)
     else:
-        run, release, predicted = _planned(job)
+        run, release, predicted, loads = _planned(job)
     loaded = process_memory.settle() - before
     digests = {name: _digest(run(name, given)) for name, given in feeds.items()}
     say({"loaded": loaded, "first": process_memory.settle() - before, "predicted": predicted, "digests": digests})
@@ -160,7 +179,9 @@ def work(job: Job) -> None:
         if "turn" in request:
             return {"seconds": _calls(run, feeds, request["turn"])}
         if "minute" in request:
-            return {"calls": _called_for(run, feeds, request["minute"]), "memory": process_memory.settle() - before}
+            before_it = loads()
+            called = _called_for(run, feeds, request["minute"])
+            return {**called, "loads": loads() - before_it, "memory": process_memory.settle() - before}
         last = process_memory.settle() - before
         if release is not None:
             release()
@@ -176,18 +197,19 @@ def _digest(outputs: Mapping[str, np.ndarray]) -> str:
 
 
 def _files(names: Mapping[str, str], folder: Path) -> Job:
-    """Models and plans of networks, by the names they have in the fleet."""
+    """Models and plans of networks, by the names they have in the fleet; ``resnet18#3``: with other weights."""
     jobs: dict[str, dict[str, str]] = {"models": {}, "plans": {}, "inputs": {}}
     for name, network in names.items():
         paths = {kind: folder / f"{network}.{kind}" for kind in ("onnx", "planned.onnx", "npz")}
         if not paths["npz"].is_file():
-            onnx.save(models.build(network, batch=BATCH), paths["onnx"])
+            built, _, seed = network.partition("#")
+            onnx.save(models.build(built, batch=BATCH, seed=int(seed or 0)), paths["onnx"])
             plan = memonger.search_plan(paths["onnx"], mode="inference", device="cpu", threads=1)
             plan.save(paths["planned.onnx"])
             np.savez(paths["npz"], **random_feeds(inputs_of(plan.model.graph)))
         for kind, key in (("onnx", "models"), ("planned.onnx", "plans"), ("npz", "inputs")):
             jobs[key][name] = str(paths[kind])
-    return Job("", **jobs)
+    return Job("", jobs["models"], jobs["plans"], jobs["inputs"])
 
 
 def rows(title: str, names: Mapping[str, str], folder: Path) -> Iterator[str]:
@@ -232,6 +254,27 @@ def minute_rows(title: str, names: Mapping[str, str], folder: Path) -> Iterator[
         yield CALLED.row(
             title, contestant, str(calls), predicted / MIB if predicted else None, begin["memory"] / MIB,
             end["memory"] / MIB, grown / calls,
+        )  # fmt: skip
+
+
+def room_rows(title: str, names: Mapping[str, str], arenas: int, folder: Path) -> Iterator[str]:
+    """A table's rows: a minute of calls within a limit that holds the largest of the models, beside none."""
+    job, calls = _files(names, folder), dict[str, int]()
+    sizes = {n: memonger.Plan.load(path, check_weights=False).parameter_bytes for n, path in job.plans.items()}
+    largest = sorted(names, key=lambda name: -sizes[name])[:ROOM]
+    with memonger.Fleet({name: job.plans[name] for name in largest}, arenas=arenas) as fleet:
+        room = fleet.memory().total
+    for contestant, limit in (("no limit", None), (f"room for {ROOM}", room)):
+        path = folder / "job.json"
+        path.write_text(json.dumps({**asdict(job), "contestant": contestant, "arenas": arenas, "limit": limit}))
+        with Worker("benchmarks.fleet", ["--worker", str(path)], folder / "room.err") as worker:
+            worker.read()
+            _, end = (worker.ask({"minute": seconds}) for seconds in (WARM, MINUTE))
+        calls[contestant], loads = end["calls"], end["loads"]
+        yield ROOMY.row(
+            title, arenas, contestant, end["calls"], end["calls"] / calls["no limit"], loads,
+            end["calls"] / loads if loads else None, end["busy"], end["longest"], limit / MIB if limit else None,
+            end["memory"] / MIB,
         )  # fmt: skip
 
 
@@ -533,6 +576,14 @@ def lines(kinds: Sequence[str]) -> Iterator[str]:
             yield from minute_rows(f"{COPIES} alike", {f"m{i}": "mobilenet_v2" for i in range(COPIES)}, Path(scratch))
             yield ""
             yield from minute_rows(f"{len(DIFFERENT)} others", {name: name for name in DIFFERENT}, Path(scratch))
+        if "room" in kinds:
+            yield ""
+            yield f"such a minute, with room for {ROOM} of the models: others are loaded for those who wait for them"
+            yield ROOMY.heading
+            seeds = {f"m{i}": f"mobilenet_v2#{i}" for i in range(COPIES)}
+            for arenas in (1, 2):
+                yield from room_rows(f"{COPIES} seeds", seeds, arenas, Path(scratch))
+            yield from room_rows(f"{len(DIFFERENT)} others", {name: name for name in DIFFERENT}, 1, Path(scratch))
         if "streams" in kinds:
             yield from ("", STREAMS.heading)
             for name in STREAM:
@@ -540,7 +591,7 @@ def lines(kinds: Sequence[str]) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--kinds", default="models,minute,streams", show_default=True)
+@click.option("--kinds", default="models,minute,room,streams", show_default=True)
 @click.option("--worker", type=Path, hidden=True)
 @click.option("--stream", "name", hidden=True)
 @click.option("--contestant", hidden=True)
@@ -553,7 +604,7 @@ def main(kinds: str, worker: Path | None, name: str | None, contestant: str, fol
         stream(name, contestant, folder)
     else:
         asked = kinds.split(",")
-        keep(lines(asked), HERE / "fleet.txt" if len(asked) == 3 else None)
+        keep(lines(asked), HERE / "fleet.txt" if len(asked) == 4 else None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Kills while files are saved, Ctrl-C while a model trains and runs: is what is left whole?
+"""Kills and full disks while files are saved, Ctrl-C while a model trains and runs: is what is left whole?
 
 python -m benchmarks.interruptions [--times 100] [-o benchmarks/interruptions.txt]
 """
@@ -10,18 +10,19 @@ from pathlib import Path
 import click
 
 from benchmarks.machine import Table, keep, stamp
-from tests.support.interruptions import INTERRUPTED, KINDS, interrupt, kill_while_saving
+from tests.support.interruptions import INTERRUPTED, KINDS, fill_while_saving, interrupt, kill_while_saving
 
 
 def _lines(times: int) -> Iterator[str]:
     yield from stamp(f"interruptions --times {times}", ["memonger", "onnx", "onnxruntime"])
-    table = Table("what<28", "times>7d", "afterwards<60")
+    table = Table("what<36", "times>7d", "afterwards<60")
     yield table.heading
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            results = kill_while_saving(kind, Path(folder) / "saved", times)
-        what = "; ".join(f"{count} {result}" for result, count in results.items())
-        yield table.row(f"kill -9, saving: {kind}", times, what)
+    for name, attack in (("kill -9", kill_while_saving), ("no room", fill_while_saving)):
+        for kind in KINDS:
+            with tempfile.TemporaryDirectory() as folder:
+                results = attack(kind, Path(folder) / "saved", times)
+            what = "; ".join(f"{count} {result}" for result, count in results.items())
+            yield table.row(f"{name}, saving: {kind}", times, what)
     for kind in INTERRUPTED:
         count = interrupt(kind, times)
         yield table.row(f"Ctrl-C: {kind}", times, f"as without ({count} done)")

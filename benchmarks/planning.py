@@ -2,7 +2,11 @@
 
 Chains of residual blocks of each size are planned for inference without a device, in a process of its own, from a file;
 memory is the process's peak resident size. Training forms of models/ are loaded, differentiated, and planned without a
-device, each step timed apart. Planning under a budget is timed by `benchmarks.recompute`.
+device, each step timed apart. Planning a step under a budget is timed by `benchmarks.recompute`.
+
+For the CPU a network is planned for inference on two threads: without a budget, for a byte, which is refused, and for
+the least that the refusal names. Planning runs the model: how often, and how long that took, is `Plan.spent`. Nodes
+alone are those that ran by themselves, whole and on slices; the rest is onnxruntime's optimizer, and memonger itself.
 """
 
 import argparse
@@ -19,11 +23,32 @@ from onnx import TensorProto, helper
 
 import memonger
 import models
+from benchmarks import exports
 from benchmarks.machine import HERE, Table, keep, stamp
 from memonger.cli.worker import Worker, say
+from memonger.errors import BudgetError
 
 SIZES = (1_000, 10_000, 100_000)
 NETWORKS = ("resnet18", "densenet121", "gpt", "lstm", "resnet200", "resnet1001")
+ON_CPU = {
+    "resnet50": (16,), "unet": (4,), "vit_l16": (1,), "gpt2 medium": (1,), "image decoder": (1, 4),
+    "super-resolution": (2,),
+}  # fmt: skip
+LARGE = {
+    "vit_l16": ("vit_b16", {"num_layers": 24, "heads": 16, "width": 1024}),
+    "gpt2 medium": ("gpt2", {"num_layers": 24, "heads": 16, "width": 1024}),
+}
+CPU = Table(
+    "network<17",
+    "batch>5",
+    "budget<9",
+    "total MiB>9.1f",
+    "seconds>8.1f",
+    "runs of the model>18",
+    "seconds in them>16.1f",
+    "in nodes alone>15.1f",
+    "the rest>9.1f",
+)
 CHAINS = Table(
     "nodes>8", "seconds>10.2f", "us/node>10.0f", "MiB over imports>18.0f", "KiB/node>10.1f", "arena/bound>13.4f"
 )
@@ -90,7 +115,36 @@ def training_row(name: str) -> str:
     return TRAINING.row(name, *nodes, loading, differentiating, planning)
 
 
-def table(sizes: Sequence[int], networks: Sequence[str]) -> Iterator[str]:
+def plan_for_cpu(path: str, batch: int) -> None:
+    """Plan one model for the CPU in this process: freely, for the least that is found, for less; say what each took."""
+    options: dict[str, Any] = {"batch": batch, "device": "cpu", "mode": "inference", "threads": 2}
+    least = 0
+    for name in ("none", "1 byte", "least"):
+        budget = {"none": None, "1 byte": 1, "least": least}[name]
+        begin, total, runs = time.perf_counter(), None, (None, None, None)
+        try:
+            plan = memonger.search_plan(path, **options, budget=budget)
+            total, runs = plan.total_bytes / (1 << 20), (plan.spent.runs, plan.spent.seconds, plan.spent.alone)
+        except BudgetError as error:  # it ran the model as often as the next one will
+            least = error.smallest
+        seconds = time.perf_counter() - begin
+        say({"row": [name, total, seconds, *runs, None if total is None else seconds - runs[1] - runs[2]]})
+
+
+def cpu_rows(name: str, batch: int, folder: Path) -> Iterator[str]:
+    """The rows of a network for the CPU."""
+    path = folder / "network.onnx"
+    if name in exports.EXPORTS:
+        exports.export(name, path)
+    else:
+        base, settings = LARGE.get(name, (name, {}))
+        onnx.save(models.build(base, batch=None, **settings), path)
+    with Worker("benchmarks.planning", ["--for-cpu", str(path), str(batch)], folder / "planning.err") as worker:
+        for _ in range(3):
+            yield CPU.row(name, batch, *worker.read()["row"])
+
+
+def table(sizes: Sequence[int], networks: Sequence[str], on_cpu: Sequence[str]) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     yield from stamp("planning", ["onnx", "onnx-ir", "numpy"])
     yield "\nInference without a device (load, lower, three orders, layout, verify)\n"
@@ -100,6 +154,12 @@ def table(sizes: Sequence[int], networks: Sequence[str]) -> Iterator[str]:
     yield "\nTraining without a device, batch 2: the backward pass written, then planned\n"
     yield TRAINING.heading
     yield from map(training_row, networks)
+    yield "\nInference on the CPU, two threads: without a budget, for 1 byte, and for the least that this names\n"
+    yield CPU.heading
+    for name in on_cpu:
+        for batch in ON_CPU[name]:
+            with tempfile.TemporaryDirectory() as folder:
+                yield from cpu_rows(name, batch, Path(folder))
 
 
 def main() -> None:
@@ -107,13 +167,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="*", type=int, default=SIZES, metavar="N", help="nodes of the chains")
     parser.add_argument("--networks", nargs="*", choices=models.NAMES, default=NETWORKS, metavar="NAME")
+    parser.add_argument("--on-cpu", nargs="*", choices=tuple(ON_CPU), default=tuple(ON_CPU), metavar="NAME")
     parser.add_argument("--plan", help=argparse.SUPPRESS)
+    parser.add_argument("--for-cpu", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.plan:
         plan_alone(asked.plan)
         return
-    whole = (tuple(asked.sizes), tuple(asked.networks)) == (SIZES, NETWORKS)
-    keep(table(asked.sizes, asked.networks), HERE / "planning.txt" if whole else None)
+    if asked.for_cpu:
+        plan_for_cpu(asked.for_cpu[0], int(asked.for_cpu[1]))
+        return
+    given = tuple(asked.sizes), tuple(asked.networks), tuple(asked.on_cpu)
+    whole = given == (SIZES, NETWORKS, tuple(ON_CPU))
+    keep(table(*given), HERE / "planning.txt" if whole else None)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from memonger.model.tensors import inner_bytes
 from memonger.model.training_roles import Training
 from memonger.model.values import nbytes, required_inputs, static_shape, subgraphs
 from memonger.plan_file import Header, Record
-from memonger.plan_records import PlannedBuffer, Shape, html_table, planned_buffers
+from memonger.plan_records import PlannedBuffer, Shape, Spent, html_table, planned_buffers
 from memonger.units import format_size, shown
 from memonger.words import option
 
@@ -90,9 +90,7 @@ class BasePlan:
     @property
     def overhead(self) -> float:
         """Cost of what is recomputed over the cost of one pass with nothing recomputed."""
-        copies = sum(self.graph.costs[node] for node in self.recomputed)
-        once = sum(self.graph.costs) - copies
-        return copies / once if once else 0.0
+        return schedule.overhead(self.graph.nodes, self.graph.costs)
 
     @cached_property
     def recomputed(self) -> tuple[int, ...]:
@@ -181,6 +179,7 @@ class Plan(BasePlan, Header):
             plan from a file.
         files: Keeps temporary files alive that the model's tensors lie in.
         weight_digests: Digests of the weights in the file that the plan is from, if any; None where there are none.
+        spent: What of the model was run to plan it; None for a plan from a file.
     """
 
     model: ir.Model
@@ -193,6 +192,20 @@ class Plan(BasePlan, Header):
     live_before: "numpy.ndarray | None" = None
     files: object = None
     weight_digests: Mapping[str, str] | None = None
+    spent: Spent | None = None
+
+    @cached_property
+    def overhead(self) -> float:
+        """Cost of what is recomputed over the cost of one pass with nothing recomputed: by estimate.
+
+        That follows from the model alone (`memonger.graph.costs`): whatever was measured, the plan's file says the
+        same.
+        """
+        if not self.recomputed:
+            return 0.0
+        device = parse_device(self.device)
+        graph = graph_of(self.model, self.training, None, self.workspace, self.host, device, self.ranges)
+        return schedule.overhead(graph.nodes, graph.costs)
 
     @cached_property
     def training(self) -> Training | None:
@@ -425,21 +438,23 @@ class Plan(BasePlan, Header):
             PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out;
                 there is nothing of the source to refer to.
         """
+        from memonger.model.emitter import collecting_later  # with what writes nodes, which no run of a plan needs
         from memonger.runtime.packing import packed_weights, packs_here
 
         if weights not in ("own", "source"):
             raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
         if weights == "source" and self.source is None:
             raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")
-        self.verify()
-        record, path = self.record(), Path(path)
-        if self.source is not None:
-            check_not_its_weights(self.source.ir, path)
-            if self.source.path is not None:
-                record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
-        packs = self.training is None and packs_here(self.stamp)
-        source = (self.source.ir, self.source.name) if self.source is not None and weights == "source" else None
-        plan_file.save(self.open_model, record, path, packed_weights if packs else None, source)
+        with collecting_later():
+            self.verify()
+            record, path = self.record(), Path(path)
+            if self.source is not None:
+                check_not_its_weights(self.source.ir, path)
+                if self.source.path is not None:
+                    record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
+            packs = self.training is None and packs_here(self.stamp)
+            source = (self.source.ir, self.source.name) if self.source is not None and weights == "source" else None
+            plan_file.save(self.open_model, record, path, packed_weights if packs else None, source)
 
     @property
     def open_model(self) -> ir.Model:
@@ -585,6 +600,11 @@ class GraphPlan(BasePlan):
             "recomputed_nodes": len(self.recomputed),
         }
         return json.dumps(record, default=str)
+
+
+def estimated_costs(model: ir.Model, training: Training | None, device: Device) -> tuple[float, ...]:
+    """The estimated cost of each node of a lowered model, see `memonger.graph.costs`."""
+    return graph_of(model, training, None, None, (), device).costs
 
 
 def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:

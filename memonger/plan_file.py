@@ -24,7 +24,7 @@ from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, deco
 from memonger.model.load import load_as_is
 from memonger.model.packed import META, Packed, all_packed, packed_size
 from memonger.model.ranges import Range
-from memonger.model.save import MAPPED_LIMIT, SMALLER, Pack, refer_to, save_model
+from memonger.model.save import MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
 from memonger.model.tensors import content, external_tensors, read_bytes
 from memonger.model.values import graphs, static_shape
 from memonger.model.wire import fields
@@ -102,7 +102,8 @@ def file_digest(path: Path) -> str | None:
     """A digest of a model's file and of the files that its external data lies in; None where they can't be read."""
     digest = hashlib.sha256()
     try:
-        files = dict.fromkeys(str(tensor.path) for tensor in external_tensors(load_as_is(path).ir))
+        is_alone = not mentions(path, "location")  # what names a file of external data is called so
+        files = () if is_alone else dict.fromkeys(str(one.path) for one in external_tensors(load_as_is(path).ir))
         for file in (path, *map(Path, files)):
             with file.open("rb") as content:
                 digest.update(hashlib.file_digest(content, "sha256").digest())

@@ -1,4 +1,4 @@
-"""A plan as people hold it: a record for each buffer, and a table for notebooks."""
+"""A plan as people hold it: a record for each buffer, a table for notebooks, and what was run to make it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +9,36 @@ from memonger.graph.liveness import last_reads
 from memonger.units import shown
 
 Shape = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How long a run took without chunks and with them: the seconds of the fastest of so many each, taking turns."""
+
+    whole: float
+    chunked: float
+    runs: int
+
+
+@dataclass(slots=True)
+class Spent:
+    """What of a model was run to plan it.
+
+    Attributes:
+        runs: How often the whole model ran.
+        seconds: How long all of these runs took.
+        alone: How long its nodes took that ran alone, whole and on slices, sessions and inputs included.
+        turn: Of the plan in chunks that was timed last, how long a run took; None where none was.
+    """
+
+    runs: int = 0
+    seconds: float = 0.0
+    alone: float = 0.0
+    turn: Turn | None = None
+
+    def count(self, seconds: float) -> None:
+        """One more run, which took so long."""
+        self.runs, self.seconds = self.runs + 1, self.seconds + seconds
 
 
 @dataclass(frozen=True, slots=True)

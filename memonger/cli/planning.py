@@ -64,7 +64,7 @@ def plan(
 
 def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
     console = Screen()
-    print_lines(console, (*headline(record), *chunks_lines(made)))
+    print_lines(console, (*headline(record), *chunks_lines(made), *text.timed_lines(record)))
     if made.mode == "training":
         console.print(text.recomputation_line(record))
     if made.budget is not None:
@@ -85,8 +85,7 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
             console.print(chunks_table(record["chunks"]))
             console.print(CHUNKS_NOTE)
     print_lines(console, text.memory_picture(made))
-    more = "" if details else " More figures: --details."
-    console.print(f"Planned in {made.planning_seconds:.2f} s.{more}")
+    console.print(text.planned_line(record, details))
 
 
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:

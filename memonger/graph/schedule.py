@@ -127,6 +127,13 @@ def is_copy(name: str) -> bool:
     return _COPY.search(name) is not None
 
 
+def overhead(names: Sequence[str], costs: Sequence[float]) -> float:
+    """Cost of the recomputations among some nodes, over that of the others."""
+    copies = sum(cost for name, cost in zip(names, costs, strict=True) if is_copy(name))
+    once = sum(costs) - copies
+    return copies / once if once else 0.0
+
+
 def original(name: str) -> str:
     """The name of what a recomputed node or value is a copy of; any other name as it is."""
     return _COPY.sub("", name)

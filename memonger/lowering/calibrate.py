@@ -1,9 +1,11 @@
-"""Calibration: a few runs of a lowered model, for what no inference knows: order, sizes, times, workspace, locations.
+"""Calibration: runs of a lowered model, for what no inference knows: order, sizes, times, workspace, locations.
 
-The first run of a session touches memory for the first time: the system's work for that, up to half of a run, is in the
-times of the nodes that happen to write there. A planned run doesn't have it, so times are those of later runs.
+One run shows all but times. The first of a session touches memory for the first time: the system's work for that, up to
+half of a run, is in the times of the nodes that happen to write there. A planned run doesn't have it, so where times
+decide anything (what is recomputed) they are those of later runs.
 """
 
+import hashlib
 import math
 import statistics
 import threading
@@ -11,7 +13,8 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from memonger.graph.liveness import ALIGNMENT
 from memonger.model import checks, training_roles
 from memonger.model.names import inner_names
 from memonger.model.values import dense, nbytes, static_shape, subgraphs
+from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
@@ -33,7 +37,7 @@ from memonger.runtime.weights import LEND_ALL
 from memonger.units import MiB
 from memonger.words import FILE, option
 
-LATER_RUNS, LATER_SECONDS, LATER_NODES = 3, 1.0, 8192
+LATER_RUNS, LATER_SECONDS, LATER_NODES = 2, 1.0, 8192
 """Nodes are timed in so many runs at most; in more than one only as far as all of them end within so many seconds, and
 run so many nodes: of each the profiler keeps 2.5 KB until the end."""
 
@@ -49,6 +53,9 @@ class NoRoomError(SessionError):
     """The model doesn't fit the device as long as it isn't planned."""
 
 
+Results = tuple[tuple[object, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What the runs showed.
@@ -57,11 +64,12 @@ class Run:
         orders: Names of the main graph's nodes in the order they ran: of runs that differ, each of them.
         foreign: Names of those the device's provider didn't run: they run beside the others, in no order with them.
         tensors: Type and shape of each value.
-        seconds: Of each node, the median of the runs after the first; None on a device that isn't the host, where only
-            launches are timed.
+        seconds: Of each node, the median of the runs after the first, or what the only one took; None on a device that
+            isn't the host, where only launches are timed.
         workspace: Bytes of workspace each node's kernel took, where above zero; of one with a body (Loop) all that the
             nodes in there took.
         grown: Bytes that each node left the session with more than before, where that is above zero.
+        results: What the model gave, of each output what tells apart other bits; None where nobody asked.
     """
 
     orders: frozenset[tuple[str, ...]]
@@ -70,6 +78,22 @@ class Run:
     seconds: dict[str, float] | None
     workspace: dict[str, int]
     grown: dict[str, int] = field(default_factory=dict)
+    results: Results | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a calibration is for, and so how often the model runs.
+
+    Attributes:
+        times: Times decide something: nodes are timed in runs after the first.
+        results: What the model gives is asked for.
+        other: What another form of the model gave. Where this one gives the same, nothing more is wanted of it.
+    """
+
+    times: bool = True
+    results: bool = False
+    other: Results | None = None
 
 
 @contextmanager
@@ -84,8 +108,11 @@ def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[t
             pool.close()
 
 
-def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None) -> Run:
-    """Run the model in file order, twice at least, with the profiler on and workspace accounted for.
+def run(
+    model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None,
+    wanted: Wanted | None = None, spent: Spent | None = None,
+) -> Run:  # fmt: skip
+    """Run the model in file order, with the profiler on and workspace accounted for.
 
     Args:
         model: Lowered, every node named.
@@ -94,10 +121,13 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
         cuda: How the CUDA provider is set up.
         threads: Threads within a node.
         inputs: What it is fed; random numbers if None.
+        wanted: What for; None: for all but results.
+        spent: Where runs are counted.
 
     Raises:
         SessionError: the runtime refuses the model or its inputs.
     """
+    wanted, spent = wanted or Wanted(), spent or Spent()
     memory = folder / "memory.csv"
     memory.unlink(missing_ok=True)
     options = ort.Options(
@@ -115,10 +145,12 @@ def run(model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int,
     feeding.check_feeds(inputs_of_model, given, "the model")
     if not device.is_host:
         with session(model, device, options) as (made, pool):
-            nodes, workspace = _run_on_cuda(made, pool, model, given, inputs is None)
+            nodes, workspace = _run_on_cuda(made, pool, model, given, inputs is None, spent)
             return _seen(model, device, (nodes,), workspace)
-    runs = profile.read_runs(_run_on_host(model, options, given, inputs is None, persisting))
-    return _seen(model, device, runs, profile.read_workspace(memory) if memory.is_file() else {})
+    once = partial(_run_once, model=model, given=given, generated=inputs is None, spent=spent, persisting=persisting)
+    written, results = _run_on_host(model, options, wanted, once)
+    seen = _seen(model, device, profile.read_runs(written), profile.read_workspace(memory) if memory.is_file() else {})
+    return replace(seen, results=results)
 
 
 class _Persisting:
@@ -177,30 +209,36 @@ def _is_plain(value: ir.Value) -> bool:
 
 
 def _run_on_host(
-    model: ir.Model, options: ort.Options, given: feeding.Feeds, generated: bool, persisting: _Persisting
-) -> Path:
-    """A run to warm up, and after it one run, or a few where they are short; returns the profile of all of them."""
-    most = min(LATER_RUNS, LATER_NODES // max(1, len(model.graph)))
+    model: ir.Model, options: ort.Options, wanted: Wanted, once: Callable[[Any], Any]
+) -> tuple[Path, Results | None]:
+    """A run, and after it another one, or a few where they are short, if they are wanted.
+
+    Returns: the profile of all of them, and the results of the first.
+    """
+    most = min(1 if wanted.other is not None or wanted.results else LATER_RUNS, LATER_NODES // max(1, len(model.graph)))
     with session(model, CPU, options) as (made, _):
-        _run_once(made, model, given, generated, persisting)
-        begin, runs = time.perf_counter(), 0
-        while runs == 0 or (runs < most and (runs + 1) / runs * (time.perf_counter() - begin) < LATER_SECONDS):
-            _run_once(made, model, given, generated, persisting)
-            runs += 1
-        return Path(made.end_profiling())
+        binding, results = once(made), None
+        if wanted.results or wanted.other is not None:
+            results = _results(model, binding)
+        if wanted.times and (results is None or results != wanted.other):
+            begin, runs = time.perf_counter(), 0
+            while runs == 0 or (runs < most and (runs + 1) / runs * (time.perf_counter() - begin) < LATER_SECONDS):
+                once(made)
+                runs += 1
+        return Path(made.end_profiling()), results
 
 
 def _run_on_cuda(
-    made: Any, pool: Any, model: ir.Model, given: feeding.Feeds, generated: bool
+    made: Any, pool: Any, model: ir.Model, given: feeding.Feeds, generated: bool, spent: Spent
 ) -> tuple[tuple[profile.NodeRun, ...], dict[str, int]]:
     """The second of two runs (in the first algorithms are chosen), and its workspace.
 
     The runtime's own statistics leave out what CUDA kernels take, so requests are matched with the times of nodes.
     """
     try:
-        _run_once(made, model, given, generated)
+        _run_once(made, model, given, generated, spent)
         with pool.recording() as events:
-            _run_once(made, model, given, generated)
+            _run_once(made, model, given, generated, spent)
     except SessionError as error:
         if pool.refused:
             raise NoRoomError(f"it doesn't fit the device without a plan: {pool.refused}") from error
@@ -220,7 +258,7 @@ def _seen(model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeR
         orders=frozenset(profile.executed_order(run, inner) for run in runs),
         foreign=frozenset(run.name for run in last if run.provider not in ("", device.provider)),
         tensors=tensors,
-        seconds=_seconds(runs[1:], inner) if device.is_host else None,
+        seconds=_seconds(runs[1:] or runs, inner) if device.is_host else None,
         workspace=_with_bodies(model, runs, _with_copied_indices(model, tensors, workspace))
         if device.is_host
         else workspace,
@@ -305,8 +343,9 @@ def _with_copied_indices(
 
 
 def _run_once(
-    made: Any, model: ir.Model, given: feeding.Feeds, generated: bool, persisting: _Persisting | None = None
-) -> Any:
+    made: Any, model: ir.Model, given: feeding.Feeds, generated: bool, spent: Spent,
+    persisting: _Persisting | None = None,
+) -> Any:  # fmt: skip
     """Run, and return the binding, which has the outputs."""
     types = {str(value.name): value.type for value in model.graph.inputs}
     binding = made.io_binding()
@@ -318,7 +357,9 @@ def _run_once(
             for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
                 if name not in bound:
                     binding.bind_output(name)
+            begin = time.perf_counter()
             made.run_with_iobinding(binding, options)
+            spent.count(time.perf_counter() - begin)
             return binding
         except MemongerError:
             raise
@@ -359,26 +400,20 @@ def _ended_in_time(model: ir.Model) -> Iterator[tuple[Any, Callable[[], bool]]]:
         timer.cancel()
 
 
-def outputs(model: ir.Model, threads: int, given: feeding.Feeds) -> list[tuple[object, ...]]:
-    """What a model gives on the CPU as it stands: of each output what tells apart other bits.
-
-    Raises:
-        SessionError: it doesn't run.
-    """
-    options = ort.Options(threads=threads, lending=LEND_ALL, entries=ort.RUN_ONCE)
-    with session(model, CPU, options) as (made, _):
-        binding = _run_once(made, model, given, generated=False)
-        names = list(dict.fromkeys(str(value.name) for value in model.graph.outputs))
-        kinds = {str(value.name): value.type for value in model.graph.outputs}
-        results = zip(names, binding.get_outputs(), strict=True)
-        return [_told_apart(feeding.to_python(value, kinds[name])) for name, value in results]
+def _results(model: ir.Model, binding: Any) -> Results:
+    """What a run gave: of each output what tells apart other bits."""
+    kinds = {str(value.name): value.type for value in model.graph.outputs}
+    results = zip(kinds, binding.get_outputs(), strict=True)
+    return tuple(_told_apart(feeding.to_python(value, kinds[name])) for name, value in results)
 
 
 def _told_apart(result: Any) -> tuple[object, ...]:
     if not isinstance(result, np.ndarray):
         return (repr(result),)
-    content = result.tolist() if result.dtype.kind == "O" else result.tobytes()
-    return (result.shape, str(result.dtype), content)
+    if result.dtype.kind == "O":
+        return (result.shape, *result.ravel().tolist())
+    content = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
+    return (result.shape, str(result.dtype), hashlib.sha256(content.data).hexdigest())
 
 
 def _outputs_of(node: ir.Node, run: profile.NodeRun) -> dict[str, tuple[str, tuple[int, ...]]]:

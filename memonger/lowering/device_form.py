@@ -7,12 +7,12 @@ file order: only then may its values be given addresses.
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from memonger.devices import CPU, Cuda, Device, Stamp
+from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names, in_inference_form
@@ -32,6 +32,7 @@ from memonger.model.shape_folding import run_time_sized
 from memonger.model.shape_inference import forget_symbolic, infer_once
 from memonger.model.tensors import in_memory, sizes_of_parts
 from memonger.model.values import all_values, nbytes, static_shape
+from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory, profile
 from memonger.runtime.arena import host_memory
@@ -70,6 +71,7 @@ class Settings:
         source_order: Put the nodes into the order of the model given. onnxruntime writes them in one of its own, in
             which parts of a backward pass come far too early.
         ranges: Dimensions that are symbolic in the model, and stay so; on the CPU alone.
+        times: Whether what nodes take decides anything, so that the model runs again after it has run once.
     """
 
     level: str = "all"
@@ -78,6 +80,7 @@ class Settings:
     source_order: bool = False
     cuda: Cuda = field(default_factory=Cuda)
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    times: bool = True
 
 
 def device_form(
@@ -101,17 +104,16 @@ def device_form(
     if settings.level not in LEVELS:
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
     _check_room(model, device)
-    folder = ScratchFolder()
+    folder, spent = ScratchFolder(), Spent()
     try:
         rewritten = device.is_host and settings.level == "rewrite"
         written = FORMS.get(device.provider, _unchanged)(cpu_narrow.write_out(model) if rewritten else model)
         if rewritten:
             written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
-        lowered, calibration = _lower_or_open(written, device, settings, folder.path)
-        if unbound is not None and device.is_host and LEVELS[settings.level] != LEVELS["disable"]:
-            as_stock = _computed_otherwise(unbound, model, lowered, settings, folder.path)
-            if as_stock is not None:
-                lowered, calibration = _lower(written, device, settings, folder.path, as_stock)
+        lowering = _Lowering(device, settings, folder.path, spent)
+        if not device.is_host or LEVELS[settings.level] == LEVELS["disable"]:
+            unbound = None
+        lowered, calibration = lowering.lower_or_open(written, unbound)
         process_memory.give_back()  # sessions of the whole model took as much as its weights
     except SessionError as error:
         hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
@@ -120,7 +122,7 @@ def device_form(
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
     cuda = settings.cuda if device.facts.has_settings else None
     stamp = Stamp(ort.runtime_name(), device.provider, backend(device).machine_name(), settings.level, cuda)
-    return Lowered(lowered, stamp, calibration, files=folder)
+    return Lowered(lowered, stamp, calibration, files=folder, spent=spent)
 
 
 def _check_room(model: Model, device: Device) -> None:
@@ -139,21 +141,6 @@ def _unchanged(model: Model) -> Model:
     return model
 
 
-def _lower_or_open(model: Model, device: Device, settings: Settings, folder: Path) -> tuple[ir.Model, Calibration]:
-    """`_lower`; a model that the runtime refuses, but for sizes that are fixed within branches, with these open."""
-    try:
-        return _lower(model, device, settings, folder)
-    except SessionError:
-        opened = with_open_branches(model)
-        if opened is None:
-            raise
-        try:
-            return _lower(opened, device, settings, folder)
-        except SessionError:
-            pass  # it isn't that: what was said first counts
-        raise
-
-
 _EXACT = frozenset({
     "Cast", "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad",
     "Range", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
@@ -161,73 +148,126 @@ _EXACT = frozenset({
 """Operators that move elements, as shape arithmetic is made of: however many there are, no bit is another."""
 
 
-def _computed_otherwise(
-    unbound: Model, model: Model, lowered: ir.Model, settings: Settings, folder: Path
-) -> ir.Model | None:
-    """What the optimizer makes of a model whose sizes are open, at these sizes; None where its bits are the same.
+def _computing(model: ir.Model) -> Counter[str]:
+    """How often each operator occurs that computes numbers."""
+    return Counter(name for node in model.graph if (name := operator_name(node)) not in _EXACT)
 
-    With sizes fixed it computes more of the model beforehand, and fuses otherwise. Both are run where their operators
-    differ, on the same inputs.
-    """
-    if any(facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph):
-        return None
-    path = folder / "sizes_open.onnx"
-    try:
-        _write_optimized(unbound.ir, CPU, LEVELS[settings.level], path, settings.cuda)
-        found = _reload(path, unbound)
+
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """What a model is lowered with; see `device_form`. Files lie in ``folder``, runs are counted in ``spent``."""
+
+    device: Device
+    settings: Settings
+    folder: Path
+    spent: Spent
+
+    def lower_or_open(self, model: Model, unbound: Model | None) -> tuple[ir.Model, Calibration]:
+        """`as_stock`; a model that the runtime refuses, but for sizes that are fixed in branches, with these open."""
+        try:
+            return self.as_stock(model, unbound)
+        except SessionError:
+            opened = with_open_branches(model)
+            if opened is None:
+                raise
+            try:
+                return self.as_stock(opened, unbound)
+            except SessionError:
+                pass  # it isn't that: what was said first counts
+            raise
+
+    def as_stock(self, model: Model, unbound: Model | None) -> tuple[ir.Model, Calibration]:
+        """The model that the optimizer makes, calibrated.
+
+        With sizes fixed it computes more of a model beforehand, and fuses otherwise. So where the operators differ that
+        it makes of the model with its sizes open, both are run on the same inputs, and where bits differ the other is
+        taken.
+        """
+        settings = self.settings
+        first = self.optimized(model, model, "optimized.onnx")
+        other = None if unbound is None else self.computing_otherwise(unbound, model, first)
+        if other is None:
+            found = self.calibrated(model, first, calibrate.Wanted(settings.times))
+            assert found is not None
+            return found[:2]
+        given = settings.inputs or feeding.random_feeds(feeding.inputs_of(first.graph))
+        found = self.calibrated(model, first, calibrate.Wanted(settings.times, results=True))
+        assert found is not None
+        wanted = calibrate.Wanted(settings.times, other=found[2])
+        try:
+            lowering = replace(self, settings=replace(settings, inputs=given))
+            stock = lowering.calibrated(model, other, wanted)
+        except SessionError:
+            return found[:2]  # it doesn't run on these inputs: nothing is known of its bits
+        return (found if stock is None else stock)[:2]
+
+    def optimized(self, source: Model, original: Model, name: str) -> ir.Model:
+        """What the optimizer makes of a model, by way of a file of that name."""
+        path = self.folder / name
+        _write_optimized(source.ir, self.device, LEVELS[self.settings.level], path, self.settings.cuda)
+        return _reload(path, original)
+
+    def computing_otherwise(self, unbound: Model, model: Model, lowered: ir.Model) -> ir.Model | None:
+        """What the optimizer makes of a model whose sizes are open, at these sizes; None where it has the operators.
+
+        None too where it is refused, or what the model gives isn't told by its inputs.
+        """
+        if any(
+            facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph
+        ):
+            return None
+        try:
+            found = self.optimized(unbound, unbound, "sizes_open.onnx")
+        except SessionError:
+            return None
         if _computing(found) == _computing(lowered):
             return None
         shapes = {value.name: value.shape for value in model.graph.inputs}
         for value in found.graph.inputs:
             value.shape = shapes.get(value.name, value.shape)
         forget_symbolic(found)
-        given = settings.inputs or feeding.random_feeds(feeding.inputs_of(found.graph))
-        ours, stock = (calibrate.outputs(each, settings.threads, given) for each in (lowered, found))
-    except SessionError:
-        return None  # one of them doesn't run on these inputs: nothing is known of its bits
-    return None if ours == stock else found
+        return found
 
-
-def _computing(model: ir.Model) -> Counter[str]:
-    """How often each operator occurs that computes numbers."""
-    return Counter(name for node in model.graph if (name := operator_name(node)) not in _EXACT)
-
-
-def _lower(
-    model: Model, device: Device, settings: Settings, folder: Path, first: ir.Model | None = None
-) -> tuple[ir.Model, Calibration]:
-    """Lower and calibrate; ``first``: what the optimizer has made of it already."""
-    source, level = model.ir, LEVELS[settings.level]
-    for number in range(ROUNDS):
-        path = folder / f"optimized{number if first is None else ROUNDS + number}.onnx"
-        if first is not None and number == 0:
-            lowered = first
-        else:
-            _write_optimized(source, device, level, path, settings.cuda)
-            lowered = _reload(path, model)
-        if settings.source_order:
-            in_source_order(lowered, model.ir)
-            updates_last(lowered, model.training)
-        if settings.ranges:
-            open_dims.forget(lowered)
-            whole, runs = ranged.run(lowered, model.name, settings.ranges, folder, settings.threads, settings.inputs)
-            if _as_written(lowered, whole):
-                sized = ranged.with_sizes(lowered, settings.ranges, runs)
-                held = calibrate.run_time_bytes(sized, runs)
-                return sized, Calibration(whole.seconds, whole.workspace, run_time=held)
-            source, level = lowered, "ORT_DISABLE_ALL"
-            continue
-        try:
-            run = calibrate.run(lowered, device, folder, settings.cuda, settings.threads, settings.inputs)
-        except calibrate.NoRoomError:
-            return _uncalibrated(lowered, model, device, settings)
-        if _as_written(lowered, run):
-            host = calibrate.hosted(lowered, device, settings.cuda)
-            sized = _with_sizes(lowered, run)
-            held = calibrate.run_time_bytes(sized, [run])
-            return sized, Calibration(run.seconds, run.workspace, host, held)
-        source, level = lowered, "ORT_DISABLE_ALL"
-    raise PlanError(f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned.")
+    def calibrated(
+        self, model: Model, lowered: ir.Model, wanted: calibrate.Wanted
+    ) -> tuple[ir.Model, Calibration, calibrate.Results | None] | None:
+        """What the optimizer made of a model as it runs, with what it gives; None where that is the other's."""
+        settings, device = self.settings, self.device
+        for number in range(ROUNDS):
+            if number:
+                path = self.folder / f"{'optimized' if wanted.other is None else 'sizes_open'}{number}.onnx"
+                _write_optimized(lowered, device, "ORT_DISABLE_ALL", path, settings.cuda)
+                lowered = _reload(path, model)
+            if settings.source_order:
+                in_source_order(lowered, model.ir)
+                updates_last(lowered, model.training)
+            if settings.ranges:
+                open_dims.forget(lowered)
+                whole, runs = ranged.run(
+                    lowered, model.name, settings.ranges, self.folder, settings.threads, settings.inputs, wanted,
+                    self.spent,
+                )  # fmt: skip
+                if _as_written(lowered, whole):
+                    sized = ranged.with_sizes(lowered, settings.ranges, runs)
+                    held = calibrate.run_time_bytes(sized, runs)
+                    return sized, Calibration(whole.seconds, whole.workspace, run_time=held), None
+                continue
+            try:
+                run = calibrate.run(
+                    lowered, device, self.folder, settings.cuda, settings.threads, settings.inputs, wanted, self.spent
+                )
+            except calibrate.NoRoomError:
+                return *_uncalibrated(lowered, model, device, settings), None
+            if wanted.other is not None and run.results == wanted.other:
+                return None
+            if _as_written(lowered, run):
+                host = calibrate.hosted(lowered, device, settings.cuda)
+                sized = _with_sizes(lowered, run)
+                held = calibrate.run_time_bytes(sized, [run])
+                return sized, Calibration(run.seconds, run.workspace, host, held), run.results
+        raise PlanError(
+            f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned."
+        )
 
 
 def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Settings) -> tuple[ir.Model, Calibration]:

@@ -16,6 +16,7 @@ from memonger.model.marks import forget_composites
 from memonger.model.model import Model
 from memonger.model.names import name_nodes
 from memonger.model.unused import remove_unused
+from memonger.plan_records import Spent
 from memonger.words import option
 
 
@@ -46,12 +47,14 @@ class Lowered:
         stamp: What it is bound to; None for the portable form.
         calibration: What was measured; None without a device.
         files: Keeps temporary files alive that the model's tensors lie in.
+        spent: What was run so far; planning goes on counting.
     """
 
     model: ir.Model
     stamp: Stamp | None = None
     calibration: Calibration | None = None
     files: object = None
+    spent: Spent = field(default_factory=Spent)
 
 
 def portable(model: Model) -> Lowered:

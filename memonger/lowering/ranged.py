@@ -22,14 +22,16 @@ from memonger.model.model import Model
 from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer_once
 from memonger.model.sizes import Sizes, SizesError
+from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import profile
 from memonger.words import Placeholder, either, option
 
 
 def run(
-    model: ir.Model, name: str, ranges: Mapping[str, Range], folder: Path, threads: int, inputs: feeding.Feeds | None
-) -> tuple[calibrate.Run, tuple[calibrate.Run, ...]]:
+    model: ir.Model, name: str, ranges: Mapping[str, Range], folder: Path, threads: int, inputs: feeding.Feeds | None,
+    wanted: calibrate.Wanted, spent: Spent,
+) -> tuple[calibrate.Run, tuple[calibrate.Run, ...]]:  # fmt: skip
     """Calibrate a lowered model at each of `memonger.model.ranges.points`.
 
     Args:
@@ -39,6 +41,8 @@ def run(
         folder: For what the runtime writes.
         threads: Threads within a node.
         inputs: What it is fed at the largest sizes: repeated or cut for the others. Random numbers if None.
+        wanted: What for.
+        spent: Where runs are counted.
 
     Returns: one record with the types, shapes and times of the largest sizes, the most workspace of each node, and the
         orders of all runs; and the record of each point.
@@ -54,7 +58,7 @@ def run(
             open_dims.bind(model, own)
             given = None if inputs is None else {name: _of_shape(feed, own.get(name)) for name, feed in inputs.items()}
             try:
-                runs.append(calibrate.run(model, CPU, folder, Cuda(), threads, given))
+                runs.append(calibrate.run(model, CPU, folder, Cuda(), threads, given, wanted, spent))
             except SessionError as error:
                 step = option("dims", {next(iter(ranges)): Placeholder(either("(64, 512, 32)", "64:512:32"))})
                 raise PlanError(

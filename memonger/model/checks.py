@@ -14,7 +14,7 @@ from memonger.errors import LoadError
 from memonger.model import onnx_process
 from memonger.model.model import Model
 from memonger.model.operators import RANKS
-from memonger.model.tensors import all_tensors, bodies, external_tensors
+from memonger.model.tensors import UNSIZED, all_tensors, bodies, external_tensors
 from memonger.model.values import LARGEST, SMALL, all_values, graphs, nbytes, static_shape, subgraphs
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
@@ -96,6 +96,11 @@ def check_sizes(model: Model) -> None:
 def check_external_data(model: Model) -> None:
     """Every external tensor lies whole in a file inside the model's own folder."""
     for tensor in external_tensors(model.ir):
+        if tensor.dtype in UNSIZED:
+            raise LoadError(
+                f"{model.name} is not a valid ONNX model: tensor '{tensor.name}' ({tensor.dtype.name}) can't lie in a "
+                "file of its own: only numbers can."
+            )
         try:
             folder, path = Path(tensor.base_dir).resolve(), Path(tensor.path).resolve()
         except (OSError, ValueError) as error:  # ValueError: a null byte

@@ -31,7 +31,7 @@ from memonger.model.marks import inline, nodes_when_inlined
 from memonger.model.model import Model
 from memonger.model.ranges import Range
 from memonger.model.shape_inference import infer
-from memonger.model.tensors import FILES, DataFile, external_tensors, replace_external
+from memonger.model.tensors import FILES, UNSIZED, DataFile, external_tensors, replace_external
 from memonger.model.values import dense, graphs, static_shape, tensor_shape
 from memonger.units import in_full
 from memonger.words import did_you_mean, quoted
@@ -417,7 +417,7 @@ def _out_of(files: Mapping[str, bytes], tensor: ir.ExternalTensor, name: str) ->
             f"{name}: the external data of tensor '{tensor.name}' is missing: {tensor.location} isn't among the files "
             f"given ({quoted(files, 3)})."
         )
-    if tensor.dtype == ir.DataType.STRING or min(dims, default=0) < 0:
+    if tensor.dtype in UNSIZED or min(dims, default=0) < 0:
         raise LoadError(f"{name} is not a valid ONNX model: tensor '{tensor.name}' ({tensor.dtype.name}{dims}).")
     if start < 0 or len(data) < start + tensor.nbytes:
         raise LoadError(

@@ -219,11 +219,11 @@ def _sweep(path: Path, data: str) -> None:
     old = re.compile(re.escape(path.name) + rf"\.[0-9a-f]{{{DIGEST}}}\.data")
     for entry in list(path.parent.iterdir()):
         is_old = entry.name != data and old.fullmatch(entry.name)
-        if is_old and not any(_mentions(other, entry.name) for other in path.parent.glob("*.onnx")):
+        if is_old and not any(mentions(other, entry.name) for other in path.parent.glob("*.onnx")):
             entry.unlink(missing_ok=True)
 
 
-def _mentions(file: Path, name: str) -> bool:
+def mentions(file: Path, name: str) -> bool:
     """Whether a name stands in a file; read, not mapped, as mapped pages would count as this process's memory."""
     wanted, before = name.encode(), b""
     if not file.is_file():

@@ -39,6 +39,7 @@ def infer(model: Model) -> None:
     Raises:
         LoadError: shapes or types that contradict each other, with the node that shows it, or that can't be.
     """
+    ranks = {value: len(value.shape) for value in model.graph.outputs if value.shape is not None}
     forget_symbolic(model.ir)
     declared = _forget_declared(model.graph)
     complaint = _infer_and_fold(model)
@@ -47,8 +48,8 @@ def infer(model: Model) -> None:
     if complaint is not None and _has_unknown(model.graph):
         raise LoadError(_contradiction(model.name, complaint)) from complaint
     for value in model.graph.outputs:  # onnx's checker wants their ranks
-        if value.shape is None and value in declared:
-            value.shape = ir.Shape([None] * len(declared[value]))
+        if value.shape is None and value in ranks:
+            value.shape = ir.Shape([None] * ranks[value])
     checks.check_sizes(model)
 
 

@@ -17,6 +17,10 @@ FILES = "memonger.files"
 _PART = 1 << 20  # bytes of a weight read at a time
 
 
+UNSIZED = (ir.DataType.UNDEFINED, ir.DataType.STRING)
+"""Types whose elements have no size: tensors of these can't lie in a file of their own."""
+
+
 def is_large(tensor: ir.TensorProtocol) -> bool:
     """Whether a weight is worth handling apart from the graph: smaller ones travel with it. Text never is."""
     return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= LARGE

@@ -50,5 +50,5 @@ def lower(source: Source | Model, dimension: Dimension, size: int, options: Opti
     if changes:
         source = changes.made(source, batch, dims)
         options = dataclasses.replace(options, batch=None, dims=None)
-    job = prepare(source, options)
+    job = prepare(source, options, times=True)
     return dataclasses.replace(job, request=dataclasses.replace(job.request, progress=None))

@@ -40,7 +40,7 @@ from memonger.model.training_roles import Training
 from memonger.model.values import static_shape, subgraphs
 from memonger.plan_file import ChunkedBand
 from memonger.planning.chunk_regions import regions_of
-from memonger.planning.chunk_stages import Range, measured, ranges_in_order, stages_for
+from memonger.planning.chunk_stages import MOST_SLICES, Range, measured, ranges_in_order, stages_for
 from memonger.planning.chunk_times import Work, cores_of, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.planning.decide import Solution, decide
 from memonger.planning.options import Options
@@ -70,6 +70,10 @@ SAVED = 0.75
 
 MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
+
+
+Stages = tuple[tuple[Stage, ...], ...]
+"""Of each band."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,12 @@ class Chunking:
         return (*outer, *records)
 
     @property
+    def most_slices(self) -> int:
+        """How many slices its finest stage has, of those of which these are slices, too."""
+        outer = 1 if self.outer is None else self.outer.most_slices
+        return outer * max(len(stage.slices) - 1 for band in self.bands for stage in band.stages)
+
+    @property
     def recomputed(self) -> float:
         """Estimated seconds of what runs again."""
         graph = self.axis.graph
@@ -164,7 +174,8 @@ def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
 
 
 def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
+    is_slow: "Callable[[Chunking], bool] | None" = None,
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
@@ -175,6 +186,8 @@ def choose(
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         plain: The schedule whose nodes are to run in chunks, recomputations included.
+        is_slow: Says of a way that was found whether it takes longer on this machine than the options allow. Then one
+            in half as many slices is looked for.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
@@ -183,9 +196,14 @@ def choose(
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
     search = search_of(lowered, request, options, device, batch, plain)
-    if budget is not None or options.axis_and_chunks is not None:
+    if budget is not None and options.axis_and_chunks is None:
+        return search.at_most(float(budget - request.base))
+    if options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
-    return search.quick()
+    way = search.quick()
+    while way is not None and is_slow is not None and is_slow(way):
+        way = search.quick(way.most_slices // 2)
+    return way
 
 
 def search_of(
@@ -215,13 +233,16 @@ class Search:
 
     def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
-        self._check, self._refused, self._most = SliceCheck(options.threads), dict[str, str](), math.inf
-        self._known: dict[tuple[frozenset[str], float], list[_Ladder]] = {}
-        self._axes: dict[frozenset[str], _Axis] = {}  # of a training step
+        self._check = SliceCheck(options.threads, job.lowered.spent)
+        self._refused, self._most = dict[str, str](), math.inf
+        self._finest = MOST_SLICES
+        self._known: dict[tuple[frozenset[str], float, int], list[_Ladder]] = {}
+        self._axes: dict[frozenset[str], list[_Axis]] = {}
+        self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
 
     def within(self, room: float) -> "Chunking | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
-        self._refused, self._most, way = {}, math.inf, None
+        self._refused, self._most, self._finest, way = {}, math.inf, MOST_SLICES, None
         for _ in range(ROUNDS):
             way = self._same_bits(partial(_cheapest, room))
             if way is None or way.total <= room or self.options.axis_and_chunks is not None:
@@ -229,12 +250,24 @@ class Search:
             room -= way.total - room  # the workspace was more than estimated
         return way
 
-    def quick(self) -> "Chunking | None":
-        """The smallest way that takes no longer than the options allow."""
+    def at_most(self, room: float) -> "Chunking | None":
+        """`within`, or what no budget gives where that is faster and fits: it is one of the ways of which one fits."""
+        way = self.within(room)
+        if way is None or way.total > room:
+            return way
+        usual = self.quick()
+        return usual if usual is not None and usual.total <= room and usual.extra < way.extra else way
+
+    def quick(self, finest: int = MOST_SLICES) -> "Chunking | None":
+        """The smallest way that takes no longer than the options allow, by estimate.
+
+        Args:
+            finest: The most slices that a stage may have.
+        """
         job = self.job
         near = _near(job.plain.graph, assign_storage(job.plain.graph))
         once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
-        self._refused, self._most = {}, self.options.max_overhead * once
+        self._refused, self._most, self._finest = {}, self.options.max_overhead * once, finest
         sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
         return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
 
@@ -252,31 +285,38 @@ class Search:
 
     def _ladders(self) -> list["_Ladder"]:
         """Ways along each axis."""
-        key = frozenset(self._refused), self._most
+        key = frozenset(self._refused), self._most, self._finest
         if key not in self._known:
             self._known[key] = self._made()
         return self._known[key]
 
     def _made(self) -> list["_Ladder"]:
         asked = self.options.axis_and_chunks
-        if self.job.training is not None:
-            key = frozenset(self._refused)
-            if key not in self._axes:
-                self._axes[key] = _of_training(self.job, self._refused)
-            axis = self._axes[key]
-            return [_Ladder(self.job, axis, ways_of(self.job, axis, self._most), None)]
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
-            return [_Ladder(self.job, axis, [in_slices(axis, asked[1])], None)]
-        seeds = seeds_of(self.job.lowered.model, self.batch)
-        found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
-        axes = [
-            _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
-        ]
-        ladders = [_Ladder(self.job, axis, ways_of(self.job, axis, self._most), None) for axis in axes]
-        if len(axes) == 2 and all(axis.ranges for axis in axes):
+            return [self._ladder(axis, [in_slices(axis, asked[1])])]
+        key = frozenset(self._refused)
+        if key not in self._axes:
+            trains = self.job.training is not None
+            self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
+        axes = self._axes[key]
+        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most, self._finest)) for axis in axes]
+        if len(axes) == 2 and all(axis.ranges for axis in axes) and axes[0].axes.size < self._finest:
             ladders += self._rows_of_elements(ladders[0], *axes)
         return ladders
+
+    def _of_inputs(self) -> list["_Axis"]:
+        """The axes of the inputs along which something can be cut."""
+        seeds = seeds_of(self.job.lowered.model, self.batch)
+        found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
+        return [
+            _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
+        ]
+
+    def _ladder(self, axis: "_Axis", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
+        """Ways along an axis; what was written for another ladder of it is there."""
+        written = self._written.setdefault((frozenset(self._refused), str(axis.number)), {})
+        return _Ladder(self.job, axis, ways, None, written)
 
     def _rows_of_elements(self, ways: "_Ladder", batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
@@ -294,7 +334,8 @@ class Search:
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
         job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
         axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
-        return [_Ladder(job, axis, ways_of(job, axis, self._most), outer)]
+        written = self._written.setdefault((frozenset(self._refused), "rows of elements"), {})
+        return [_Ladder(job, axis, ways_of(job, axis, self._most, self._finest), outer, written)]
 
 
 @dataclass(slots=True)
@@ -400,9 +441,11 @@ def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
 class _Ladder(Sequence[Chunking]):
     """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
 
-    def __init__(self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None) -> None:
-        self._job, self._axis, self._bands, self._outer = job, axis, bands, outer
-        self._written: dict[tuple[tuple[Stage, ...], ...], Chunking] = {}
+    def __init__(
+        self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
+        written: "dict[Stages, Chunking]",
+    ) -> None:  # fmt: skip
+        self._job, self._axis, self._bands, self._outer, self._written = job, axis, bands, outer, written
 
     def __len__(self) -> int:
         return len(self._bands)
@@ -629,15 +672,16 @@ def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
     return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
-def ways_of(job: _Job, axis: _Axis, most: float) -> list[tuple[Band, ...]]:
+def ways_of(job: _Job, axis: _Axis, most: float, finest: int = MOST_SLICES) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
         job: The model.
         axis: The same, ordered for that axis.
         most: Seconds that they may take longer, by estimate.
+        finest: The most slices that a stage may have.
     """
-    levels = [one.levels for one in axis.ranges]
+    levels = [[bounds for bounds in one.levels if len(bounds) <= finest + 1] or one.levels[:1] for one in axis.ranges]
     slices = [[len(bounds) - 1 for bounds in each] for each in levels]
     least = max((one.least(counts[-1]) for one, counts in zip(axis.ranges, slices, strict=True)), default=0.0)
     arena, workspace = job.plain.arena_bytes, max(job.plain.graph.workspace, default=0)

@@ -109,7 +109,8 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
 
 def _by(request: Request, strategy: str, names: Sequence[str]) -> Solution:
     """What a strategy recomputes where there is no budget."""
-    ordered, schedule = order_for_least(request, names)
+    graph = request.graph if request.estimates is None else dataclasses.replace(request.graph, costs=request.estimates)
+    ordered, schedule = order_for_least(dataclasses.replace(request, graph=graph), names)
     return lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
 
 
@@ -160,6 +161,7 @@ class Budgets:
     def __init__(self, request: Request, strategy: str, names: Sequence[str]) -> None:
         self.request, self.strategy, self.names = request, strategy, names
         self.plain = _without(request, names)
+        self._known: dict[tuple[int, ...], Solution] = {}
 
     def total(self, solution: Solution) -> int:
         """See `total_bytes`."""
@@ -227,7 +229,9 @@ class Budgets:
         return None if tell is None else lambda state: tell(told + state)
 
     def _laid_out(self, outcome: Outcome) -> Solution:
-        return lay_out(self.request, self._ordered[1], outcome)
+        if outcome.schedule not in self._known:
+            self._known[outcome.schedule] = lay_out(self.request, self._ordered[1], outcome)
+        return dataclasses.replace(self._known[outcome.schedule], outcome=outcome)
 
     @cached_property
     def _ordered(self) -> tuple[Request, tuple[int, ...]]:

@@ -94,7 +94,7 @@ class Family:
         run_time = last.run_time
         if run_time is not None:
             (run_time,) = self._polynomial([(each.run_time or 0,) for each in self.requests], size)
-        return dataclasses.replace(last, graph=graph, base=base, run_time=run_time)
+        return dataclasses.replace(last, graph=graph, base=base, run_time=run_time, estimates=None)
 
     def _polynomial(self, columns: Sequence[Sequence[int]], size: int) -> tuple[int, ...]:
         """What each row of three values is at a size, by Lagrange's formula, in integers."""

@@ -49,7 +49,7 @@ def with_joined_products(
         model, products = joined_products(lowered.model, apart)
         if not products:
             return None
-        check = check or SliceCheck(options.threads)
+        check = check or SliceCheck(options.threads, lowered.spent)
         dropped = [each for each in products if _differs(lowered.model, model, each, check)]
         if not dropped:
             if most is None:

@@ -25,4 +25,4 @@ def asked_of(made: Lowered, before: ir.Model, request: Request, roles: Training 
     measured = made.calibration
     graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device)
     base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
-    return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset())
+    return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)

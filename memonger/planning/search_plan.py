@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.devices import Device, parse_device
-from memonger.errors import BudgetError, PlanError
+from memonger.errors import BudgetError, PlanError, SessionError
 from memonger.graph import schedule, stock
 from memonger.graph.collectives import with_collectives
 from memonger.graph.graph import Graph
@@ -38,6 +38,7 @@ from memonger.plan import (
     BasePlan,
     GraphPlan,
     Plan,
+    estimated_costs,
     graph_of,
     input_bytes,
     is_sized_at_run_time,
@@ -45,7 +46,7 @@ from memonger.plan import (
     state_bytes,
 )
 from memonger.plan_file import ChunkedBand
-from memonger.planning import both, cache, chunking, decide, networkx_graph, stripping
+from memonger.planning import both, cache, chunk_times, chunking, decide, networkx_graph, stripping
 from memonger.planning.decide import Solution
 from memonger.planning.joining import with_joined_products
 from memonger.planning.modes import settle
@@ -203,7 +204,7 @@ def pareto(
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
         return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order, sizes)
-    job = prepare(source, chosen)
+    job = prepare(source, chosen, times=True)
     if job.is_uncalibrated:
         raise PlanError(
             f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
@@ -315,8 +316,14 @@ class Job:
         return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
 
 
-def prepare(source: Source | Model, options: Options) -> Job:
-    """Load, differentiate, lower, and make the graph."""
+def prepare(source: Source | Model, options: Options, *, times: bool = False) -> Job:
+    """Load, differentiate, lower, and make the graph.
+
+    Args:
+        source: What `search_plan` takes.
+        options: How to plan.
+        times: What nodes take decides something, though the options ask for nothing to be computed again.
+    """
     tell, device = options.progress or _silent, device_of(options.device)
     tell("load")
     own, open_in_file = _own(source, options)
@@ -339,7 +346,7 @@ def prepare(source: Source | Model, options: Options) -> Job:
     if options.ranges:
         lowered, ranges = _lower_open(source, device, options, mode)
     else:
-        lowered = _lower(model, device, options, open_in_file)
+        lowered = _lower(model, device, options, open_in_file, times or options.chosen_strategy != "none")
     tell("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     _keep_state(lowered.model, options.state or {}, ranges, own.name)
@@ -388,8 +395,11 @@ def _asked(
     if options.budget is not None and is_sized_at_run_time(model):
         held += LIMIT_MARGIN
     base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + held
+    is_measured = lowered.calibration is not None and lowered.calibration.seconds is not None
+    estimates = estimated_costs(model, roles, device) if options.chosen_mode == "training" and is_measured else None
     return dataclasses.replace(
         _request(options, graph, base),
+        estimates=estimates,
         run_time=held if is_sized_at_run_time(model) else None,
         stages=recorded.stages,
         forced=recorded.forced,
@@ -485,7 +495,12 @@ def _undominated(made: Sequence[tuple[Job, Solution]]) -> list[tuple[Job, Soluti
 
     def figures(one: tuple[Job, Solution]) -> tuple[int, float]:
         job, solution = one
-        return decide.total_bytes(job.request, solution), solution.cost + math.fsum(c.seconds for c in job.chunks)
+        names, model = solution.graph.nodes, job.lowered.model
+        roles = training_roles.read(model, str(model.graph.name))
+        of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
+        again = schedule.overhead(names, [of_node[schedule.original(name)] for name in names])
+        once = math.fsum(job.request.graph.costs)
+        return decide.total_bytes(job.request, solution), again * once + math.fsum(c.seconds for c in job.chunks)
 
     best: list[tuple[Job, Solution]] = []
     for one in sorted(made, key=figures):
@@ -522,8 +537,37 @@ def in_chunks(job: Job) -> Job:
     if asked is not None and asked[0] == ROWS:
         return _with_strips(job, plain, asked[1])
 
-    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain)
+    is_slow = None if trains else _is_slow(job, plain)
+    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain, is_slow)
+    if is_slow is not None:
+        from memonger.runtime import process_memory
+
+        del is_slow
+        process_memory.give_back()  # what sessions of the plans that were timed took
     return _taken(job, plain if chosen is None else chosen)
+
+
+def _is_slow(job: Job, plain: Solution) -> Callable[[chunking.Chunking], bool] | None:
+    """Says by runs whether chunks take longer than the options allow; None where runs are too long for that."""
+    from memonger.planning.rehearse import LONGEST, Turns
+
+    spent, begin = job.lowered.spent, time.perf_counter()
+    cores = chunk_times.cores_of(job.options.threads)
+    if chunk_times.seconds_of(job.lowered.model, job.request.live_bytes.tolist(), cores, False) > LONGEST:
+        return None
+    made: list[Turns] = []
+
+    def is_slow(way: chunking.Chunking) -> bool:
+        try:
+            if not made:
+                made.append(Turns(finish(job.copy(), plain, begin), job.options.inputs, spent))
+            chunked = _with_chunks(job, way)
+            slow, spent.turn = made[0].slower(finish(chunked.copy(), way.solution, begin), job.options.max_overhead)
+        except SessionError:
+            return False  # it doesn't run on these inputs: nothing is known of its time
+        return slow
+
+    return is_slow
 
 
 def _taken(job: Job, way: both.Way) -> Job:
@@ -654,6 +698,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         chunks=job.chunks,
         ranges=job.ranges,
         run_time=dict(sorted(calibration.run_time.items())) if calibration else {},
+        spent=job.lowered.spent,
     )
     plan = _limited(plan, job.device)
     plan.verify()
@@ -779,16 +824,17 @@ def _lower_open(
         return ranged.portable_form(model, ranges), ranges
     from memonger.lowering.device_form import Settings, device_form
 
-    settings = Settings(options.level or "all", options.threads, options.inputs, ranges=ranges)
+    times = options.chosen_strategy != "none"
+    settings = Settings(options.level or "all", options.threads, options.inputs, ranges=ranges, times=times)
     return device_form(model, device, settings), ranges
 
 
-def _lower(model: Model, device: Device, options: Options, unbound: Model | None) -> Lowered:
+def _lower(model: Model, device: Device, options: Options, unbound: Model | None, times: bool) -> Lowered:
     if device.facts.is_portable:
         return portable(model)
     from memonger.lowering.device_form import Settings, device_form
 
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
-    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda)
+    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times)
     return device_form(model, device, settings, None if training else unbound)

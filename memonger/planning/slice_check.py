@@ -5,6 +5,7 @@ A kernel may take another path for another shape.
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,13 +22,14 @@ from memonger.model.cutting import Slicing
 from memonger.model.extract import extract, is_fed
 from memonger.model.parts import elements
 from memonger.model.values import attribute_bytes, nbytes, static_shape
+from memonger.plan_records import Spent
 from memonger.runtime import ort, profile
 from memonger.runtime.weights import LEND_ALL
 
 EXACT = frozenset(
-    ["Add", "Concat", "Flatten", "Identity", "MaxPool", "Mul", "Neg", "Relu", "Reshape", "Split", "Squeeze", "Sub",
-     "Transpose", "Unsqueeze", "com.microsoft.nchwc::Conv", "com.microsoft.nchwc::MaxPool",
-     "com.microsoft.nchwc::ReorderInput", "com.microsoft.nchwc::ReorderOutput"]
+    ["Add", "Concat", "DepthToSpace", "Flatten", "Identity", "MaxPool", "Mul", "Neg", "Relu", "Reshape",
+     "SpaceToDepth", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze", "com.microsoft.nchwc::Conv",
+     "com.microsoft.nchwc::MaxPool", "com.microsoft.nchwc::ReorderInput", "com.microsoft.nchwc::ReorderOutput"]
 )  # fmt: skip
 """Operators that copy, compare, or compute one IEEE operation an element, without workspace: the bits are the same on
 whatever path of a kernel. So are those of the convolution of blocked channels: by its source (`MlasNchwcConv` in
@@ -57,9 +59,11 @@ class SliceCheck:
 
     Args:
         threads: Threads within a node; 0 leaves it to onnxruntime.
+        spent: Where the time is counted.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, spent: Spent) -> None:
+        self._spent = spent
         self._folder = ScratchFolder()
         self._statistics = self._folder.path / "memory.csv"
         self._options = ort.Options(
@@ -87,10 +91,12 @@ class SliceCheck:
         lengths = tuple(sorted(end - begin for _, begin, end in copies))
         key = _key(whole[1]), tuple(sorted(how.inputs.items())), lengths
         if key not in self._seen:
+            begin = time.perf_counter()
             try:
                 self._seen[key] = self._compared(whole, how, model, copies, size)
             except SessionError:
                 self._seen[key] = Seen(math.inf)
+            self._spent.alone += time.perf_counter() - begin
         return self._seen[key]
 
     def _compared(
@@ -122,7 +128,7 @@ class SliceCheck:
         if value.dtype.is_floating_point() or value.dtype == ir.DataType.BOOL:
             count = math.prod(shape)
             if len(self._normal) < count:
-                self._normal = np.resize(_normal(), count)
+                self._normal = _repeated(_normal(), count)
             numbers = self._normal[:count].reshape(shape)
             return numbers > 0 if value.dtype == ir.DataType.BOOL else numbers.astype(value.dtype.numpy(), copy=False)
         return np.zeros(shape, value.dtype.numpy())
@@ -180,6 +186,15 @@ def _key(node: ir.Node) -> Any:
 @cache
 def _normal() -> np.ndarray:
     return np.random.default_rng(0).standard_normal(_NORMAL, np.float32)
+
+
+def _repeated(numbers: np.ndarray, count: int) -> np.ndarray:
+    """So many elements, written once: `numpy.resize` makes one more copy of them all."""
+    result = np.empty(count, numbers.dtype)
+    for begin in range(0, count, len(numbers)):
+        part = result[begin : begin + len(numbers)]
+        part[:] = numbers[: len(part)]
+    return result
 
 
 def _cut(array: np.ndarray, axis: int | None, begin: int, end: int, size: int) -> np.ndarray:

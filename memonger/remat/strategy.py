@@ -34,6 +34,8 @@ class Request:
         effort: Of a search; see `memonger.remat.portfolio`.
         time_limit: Seconds after which nothing more is improved.
         progress: Called with a few words on how far the search is.
+        estimates: Estimated cost of each node, where the graph has what was measured; None: it has estimates, or they
+            aren't known. Without a budget strategies go by them: a plan then is the same in every run.
     """
 
     graph: Graph
@@ -49,6 +51,7 @@ class Request:
     effort: int = EFFORT
     time_limit: float | None = None
     progress: Callable[[str], None] | None = None
+    estimates: tuple[float, ...] | None = None
 
     @property
     def live_bytes(self) -> np.ndarray:

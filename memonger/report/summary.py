@@ -21,6 +21,8 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         model: Where the model came from.
         output: Where the planned model was written, if it was.
     """
+    spent = plan.spent
+    turn = None if spent is None else spent.turn
     return {
         "model": model,
         "mode": plan.mode,
@@ -59,6 +61,10 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "unplanned_values": unplanned_values(plan),
         "notes": list(plan.notes),
         "planning_seconds": plan.planning_seconds,
+        "planning_runs": None if spent is None else spent.runs,
+        "planning_run_seconds": None if spent is None else spent.seconds,
+        "planning_node_seconds": None if spent is None else spent.alone,
+        "timed_seconds": None if turn is None else {"whole": turn.whole, "in_chunks": turn.chunked, "runs": turn.runs},
         "output": output,
     }
 

@@ -1,8 +1,9 @@
 """Several planned models that share arenas, workspace and equal weights, within a limit of memory.
 
 **Turns.** A run needs its models in memory and an arena; it gets all of it at once, or waits and holds nothing
-(`_Turn`). So nobody holds what another waits for. Whoever gives something back serves those who wait: the first one
-first, and one that can't be served now is overtaken a few times at most.
+(`_Turn`). So nobody holds what another waits for. Whoever gives something back serves those who wait: first those whose
+models are loaded, as no model is to go while somebody waits for it; then the others. Among these the first one is the
+first, and one that isn't served is overtaken a few times at most.
 
 **Locks**, in the order in which they are taken; no thread takes one that stands before another that it holds:
 
@@ -70,6 +71,7 @@ class _Member:
         users: Turns that have it, and so keep it.
         used: Number of the last run.
         runs: How many there were.
+        loads: How often it was loaded.
     """
 
     key: str
@@ -84,6 +86,7 @@ class _Member:
     users: int = 0
     used: int = 0
     runs: int = 0
+    loads: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -333,6 +336,7 @@ class Fleet:
             *self.waiting.figures(),
             Figure("memonger_runs_total", "Runs.", "model", {name: member.runs for name, member in members}),
             Figure("memonger_loaded", "Whether the model is loaded.", "model", loaded),
+            Figure("memonger_loads_total", "Loads.", "model", {name: member.loads for name, member in members}),
         ]
 
     def release(self) -> None:
@@ -421,17 +425,24 @@ class Fleet:
                 self._end(turn)
 
     def _serve(self) -> None:
-        """Serve those who wait, as far as there is what they need."""
-        before: list[_Turn] = []
-        for turn in tuple(self._queue):
-            if before and before[0].overtaken >= MOST_OVERTAKEN:
-                return  # nobody else was overtaken more often
-            self._try(turn)
-            if turn.waits:
-                before.append(turn)
-            elif turn.members:
-                for one in before:
-                    one.overtaken += 1
+        """Serve those who wait, as far as there is what they need; see the module's first lines."""
+        for is_loading in (False, True):
+            before: list[_Turn] = []
+            for turn in tuple(self._queue):
+                if before and before[0].overtaken >= MOST_OVERTAKEN:
+                    break  # nobody else was overtaken more often
+                if is_loading or self._is_there(turn):
+                    self._try(turn)
+                if turn.waits:
+                    before.append(turn)
+                elif turn.members:
+                    for one in before:
+                        one.overtaken += 1
+
+    def _is_there(self, turn: _Turn) -> bool:
+        """Whether all models of a turn are loaded, or being loaded."""
+        members = [self._members.get(name, turn.added) for name in turn.names]
+        return all(one in self._present for one in members if one is not None)
 
     def _try(self, turn: _Turn) -> None:
         """Serve a turn, or refuse it if it can never be served; it waits where neither can be said."""
@@ -551,7 +562,7 @@ class Fleet:
                     if missing:
                         self._changed.wait()
                     continue
-                member.is_loading = True
+                member.is_loading, member.loads = True, member.loads + 1
             model = None
             try:
                 model = self._loaded(name, member, plans)
@@ -639,11 +650,11 @@ def _is_checked(member: _Member) -> bool:
 
 
 def _key(plans: Sequence[Plan], pad: bool) -> str:
-    """A digest of all that plans do: nodes, weights, addresses, device."""
+    """A digest of all that plans do: nodes, weights (as their files say, which was checked), addresses, device."""
     digest = hashlib.sha256(f"{pad};{len(plans)};".encode())
     for plan in plans:
         offsets = sorted((plan.graph.values[value], offset) for value, offset in plan.offsets.items())
-        weights = sorted(weight_digests(plan.model).items())
+        weights = sorted((plan.weight_digests or weight_digests(plan.model)).items())
         made_for = (plan.stamp, plan.threads, dict(plan.ranges))
         digest.update(repr((graph_digest(plan.model), weights, offsets, *made_for)).encode())
     return digest.hexdigest()

@@ -55,6 +55,21 @@ def test_the_sweep_is_shown_as_a_table_with_the_best_marked(model: Path) -> None
     assert "Sweep" not in _plan(model, *TRAIN).stdout
 
 
+def test_a_plan_its_sweep_its_file_and_its_report_say_one_overhead(model: Path) -> None:
+    pytest.importorskip("onnxruntime")  # times of nodes are measured then
+    options = ("--loss", LOSS, "--device", "cpu", "-o", "planned.onnx")
+    made = plan(chain(), loss=LOSS, device="cpu", strategy="sweep")
+    assert made.outcome is not None
+    assert made.overhead > 0
+    assert any(each.overhead == pytest.approx(made.overhead) for each in made.outcome.candidates)
+    planned = json.loads(_plan(model, *options, "--json").stdout)
+    assert planned["planning_runs"] > 0
+    assert planned["overhead"] > 0
+    read = memonger.Plan.load("planned.onnx")
+    assert read.overhead == planned["overhead"]
+    assert read.graph.costs != made.graph.costs
+
+
 def test_json_has_what_was_asked_for_and_found(model: Path) -> None:
     plain = json.loads(_plan(model, *TRAIN, "--strategy", "none", "--json").stdout)
     assert (plain["strategy"], plain["budget_bytes"], plain["segments"], plain["recomputed_nodes"]) == (

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,7 @@ import memonger
 from memonger.devices import CPU, Cuda
 from memonger.lowering import calibrate
 from memonger.model.names import name_nodes
+from memonger.plan_records import Spent
 from memonger.runtime import ort, process_memory, profile
 from tests.support.stock import parse
 
@@ -59,8 +61,8 @@ def _named(text: str) -> ir.Model:
     return model
 
 
-def _calibrated(folder: Path) -> calibrate.Run:
-    return calibrate.run(_named(SMALL), CPU, folder, Cuda(), 1, None)
+def _calibrated(folder: Path, wanted: calibrate.Wanted | None = None, spent: Spent | None = None) -> calibrate.Run:
+    return calibrate.run(_named(SMALL), CPU, folder, Cuda(), 1, None, wanted, spent)
 
 
 def test_times_are_the_median_of_the_runs_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,22 +72,37 @@ def test_times_are_the_median_of_the_runs_after_the_first(tmp_path: Path, monkey
         runs = read(path)
         return tuple(
             tuple(replace(node, seconds=seconds) for node in run)
-            for run, seconds in zip(runs, (9.0, 1.0, 4.0, 2.0), strict=True)
+            for run, seconds in zip(runs, (9.0, 1.0, 4.0), strict=True)
         )
 
     monkeypatch.setattr(profile, "read_runs", timed)
     run = _calibrated(tmp_path)
-    assert set(run.seconds.values()) == {2.0}  # type: ignore[union-attr]
+    assert set(run.seconds.values()) == {2.5}  # type: ignore[union-attr]
     assert len(run.seconds) == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", ["LATER_SECONDS", "LATER_NODES"])
 def test_long_runs_and_many_nodes_are_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    once, runs = calibrate._run_once, []
-    monkeypatch.setattr(calibrate, "_run_once", lambda *given: runs.append(once(*given)))
     monkeypatch.setattr(calibrate, limit, 0)
-    assert _calibrated(tmp_path).seconds
-    assert len(runs) == 2
+    assert _calibrated(tmp_path, spent=(spent := Spent())).seconds
+    assert spent.runs == 2
+
+
+def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path) -> None:
+    def runs(**wanted: Any) -> tuple[int, calibrate.Run]:
+        run = _calibrated(tmp_path, calibrate.Wanted(**wanted), spent := Spent())
+        assert spent.seconds > 0
+        return spent.runs, run
+
+    once, run = runs(times=False, results=True)
+    assert once == 1
+    assert len(run.seconds or ()) == 3
+    assert runs(times=True)[0] == 3
+    assert runs(times=True, results=True)[0] == 2  # another form runs, too: four in all
+    assert runs(times=True, other=run.results)[0] == 1
+    other, found = runs(times=True, other=(("no result of it",),))
+    assert other == 2
+    assert found.results == run.results
 
 
 def test_each_run_must_have_the_order_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

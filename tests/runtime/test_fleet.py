@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 import memonger
+from memonger.runtime import fleet as fleets
 from tests.support import networks
 
 ROWS, WIDTH = 4, 512
@@ -122,10 +123,31 @@ def test_a_limit_lets_the_least_recently_used_go_and_they_come_back(
             for name in ("middle", "large", "small"):
                 assert (fleet[name].run({"ids": _ids(seed)})["y"] == expected[name, seed]).all()
                 assert fleet.memory().total <= limit
+        for name in fleet:  # each has gone for the next one
+            assert f'memonger_loads_total{{model="{name}"}} 4' in fleet.metrics()
         again = fleet._members["small"].model
         assert again is not None
         assert not again.engines[0].unchecked  # its order was looked at when it was loaded first
         assert fleet._members["small"].checked
+
+
+def test_who_waits_for_a_loaded_model_comes_first_but_for_a_while(
+    plans: dict[str, memonger.Plan], paths: dict[str, Path]
+) -> None:
+    with memonger.Fleet({n: paths[n] for n in ("large", "small")}, limit=_need(plans["large"])) as fleet:
+        turns = [fleets._Turn((name,), is_run=True) for name in ("large", *["small"] * 40, "large")]
+        with fleet._changed:
+            fleet._queue.extend(turns)
+            fleet._serve()
+            served = list[str]()
+            while fleet._queue or fleet._served:
+                (turn,) = (one for one in turns if one.members)
+                fleet._load(turn)
+                served += turn.names
+                fleet._end(turn)
+                turns.remove(turn)
+    most = fleets.MOST_OVERTAKEN
+    assert served == ["small"] * most + ["large"] * 2 + ["small"] * (40 - most)
 
 
 def test_what_can_never_fit_is_refused_with_the_bytes(plans: dict[str, memonger.Plan], paths: dict[str, Path]) -> None:

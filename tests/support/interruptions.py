@@ -1,8 +1,8 @@
-"""Processes that are killed while they save, or interrupted while they run: what is left afterwards?
+"""Processes that are killed while they save, have no room to save in, or are interrupted: what is left afterwards?
 
 Each kind of file is saved over and over, its content one of two by turns, by a process that is killed at a random
-moment. A process that trains or runs is interrupted (SIGINT) at random moments, and compares itself with one that
-wasn't.
+moment; or by one that may write no file beyond a random size, as on a disk that is full. A process that trains or runs
+is interrupted (SIGINT) at random moments, and compares itself with one that wasn't.
 """
 
 import os
@@ -129,6 +129,50 @@ def kill_while_saving(kind: str, path: Path, times: int, seed: int = 0) -> Count
         except Exception as error:
             results[f"{type(error).__name__}: {error}"] += 1
     return results
+
+
+_NO_ROOM = """
+import resource, sys
+from collections import Counter
+from pathlib import Path
+import numpy as np
+import memonger
+from tests.support.interruptions import FILLS, KINDS
+(write, read), path, times = KINDS[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3])
+files = lambda: sorted(each for each in path.parent.rglob("*"))
+write(path, FILLS[0])
+before, largest = files(), max(each.stat().st_size for each in path.parent.rglob("*") if each.is_file())
+rng, results = np.random.default_rng(0), Counter()
+for _ in range(times):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(rng.integers(0, largest)), resource.RLIM_INFINITY))
+    try:
+        write(path, FILLS[1])
+        result = "written beyond the limit"
+    except memonger.MemongerError as error:
+        result = "refused, all as before"
+    except BaseException as error:
+        result = f"{type(error).__name__}: {error}"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    try:
+        changed = "" if files() == before and read(path) == {FILLS[0]} else ", and other files are there"
+    except Exception as error:
+        changed = f", and what was there can't be read: {error}"
+    results[result + changed] += 1
+for result, count in results.items():
+    print(count, result)
+"""
+
+
+def fill_while_saving(kind: str, path: Path, times: int) -> Counter[str]:
+    """Have no room for all that is saved, several times over; how it ended, with what was there afterwards."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _NO_ROOM, kind, str(path), str(times)], capture_output=True, text=True, cwd=ROOT,
+        check=False,
+    )  # fmt: skip
+    if ran.returncode:
+        raise AssertionError(ran.stderr)
+    lines = (line.partition(" ") for line in ran.stdout.splitlines())
+    return Counter({result: int(count) for count, _, result in lines})
 
 
 _STEPS = """
