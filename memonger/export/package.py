@@ -125,7 +125,7 @@ class ServedModel:
     @property
     def batches(self) -> tuple[int, ...] | None:
         """The batch of each plan; None if they have none: the first size of every input and output."""
-        if self.largest.ranges or (len(self.plans) == 1 and self.largest.batch is None):
+        if any(plan.ranges for plan in self.plans) or (len(self.plans) == 1 and self.largest.batch is None):
             return None
         sizes: list[int] = []
         for plan in self.plans:
@@ -255,10 +255,10 @@ def _served(name: str, plans: Sequence[Plan | str | Path], ranges: bool) -> Serv
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
         _check_mode(plan, origin)
-        if plan.ranges and (len(plans) > 1 or not ranges):
+        if plan.ranges and not ranges:
             raise PlanError(
-                f"{origin} is planned for ranges of sizes ({described(plan.ranges)}). It can be served alone, by "
-                f"{', '.join(FLEETS)}: else plan the model for single sizes."
+                f"{origin} is planned for ranges of sizes ({described(plan.ranges)}), which {', '.join(FLEETS)} serve: "
+                "for others plan the model for single sizes."
             )
         if plan.state:
             raise PlanError(

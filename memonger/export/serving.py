@@ -68,9 +68,10 @@ class PlannedModel:
         self.batches = tuple(sorted(_batch(plan) for plan in loaded))
         self.input_names = tuple(value.name for value in inputs_of(loaded[0].model.graph) if value.required)
         self._model: FleetModel | Session
+        ranges = any(plan.ranges for plan in loaded)
         if device_of(loaded[0], None).is_host:
             source = list(plans) if reloads else loaded
-            self._model, pads = _filled_up(lambda pad: fleet.add(name, source, pad=pad), not loaded[0].ranges)
+            self._model, pads = _filled_up(lambda pad: fleet.add(name, source, pad=pad), not ranges)
         else:
             self._model, pads = _filled_up(lambda pad: Session(loaded, pad=pad), True)
         self.output_names = self._model.output_names

@@ -12,6 +12,7 @@ import numpy as np
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.operators import facts
+from memonger.model.ranges import described
 from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
@@ -53,7 +54,8 @@ class LoadedModel:
     """Plans of one model in onnxruntime sessions, which they share where only shapes differ.
 
     Args:
-        plans: Verified, and for this device.
+        plans: Verified, and for this device. Of those that take the shapes of a run the first runs it, plans for
+            ranges of sizes after all others.
         device: Where to run.
         threads: Threads within a node; 0 leaves it to onnxruntime.
         check_order: Check that onnxruntime adds no node (`as_written`), and compare the order of each session's first
@@ -92,6 +94,7 @@ class LoadedModel:
         limit: int | None = None,
     ) -> None:
         self.device, self._at_once, self._first_run, self.is_closed = device, at_once, threading.Lock(), False
+        plans = sorted(plans, key=lambda plan: bool(plan.ranges))
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
         limit = limit_of(plans) if limit is None else limit
@@ -102,8 +105,10 @@ class LoadedModel:
             graphs = "off" if is_segment else cuda_graph
             return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
 
-        if any(plan.ranges for plan in plans):
-            _check_alone(plans, pad)
+        if pad and plans[-1].ranges:
+            raise SessionError(
+                f"a plan for ranges of sizes runs smaller batches as they are: leave {option('pad', True)} out."
+            )
         for plan in plans if check_order else ():
             check_as_written(plan, device)
         with making_sessions():
@@ -203,13 +208,20 @@ class LoadedModel:
                     raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
                 raise
             return 0
-        for index, program in enumerate(self.programs):
-            if _fits(program, inputs):
-                feeding.check_feeds(program.inputs, inputs, "the model")
+        for index, runner in enumerate(self._runners):
+            if _fits(self.programs[index], inputs) if runner.ranged is None else runner.ranged.takes(inputs):
+                feeding.check_feeds(self.programs[index].inputs, inputs, "the model")
                 return index
         given = {name: list(feeding.shape_of(feed) or ()) for name, feed in inputs.items()}
-        planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self.programs]
-        raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
+        planned = [
+            str({v.name: list(v.shape or ()) for v in runner.program.inputs})
+            if runner.ranged is None
+            else f"{{{described(runner.ranged.ranges)}}}"
+            for runner in self._runners
+        ]
+        raise SessionError(
+            f"no plan was made for the input shapes {given}; there are plans for [{', '.join(planned)}]."
+        )
 
     def _program(self, index: int, inputs: feeding.Feeds, state: Mapping[str, Any]) -> Program:
         """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
@@ -246,28 +258,17 @@ class _Runner:
     ranged: RangedProgram | None = None
 
 
-def _check_alone(plans: Sequence[Plan], pad: bool) -> None:
-    """Check what doesn't go together with a plan for ranges of sizes."""
-    if len(plans) > 1:
-        raise SessionError("a plan for ranges of sizes takes every shape in them: give it alone, without other plans.")
-    if pad:
-        raise SessionError(
-            f"a plan for ranges of sizes runs smaller batches as they are: leave {option('pad', True)} out."
-        )
-
-
 def _runners(
     plans: Sequence[Plan], device: Device, make_engine: Callable[[Group, bool], Engine]
 ) -> tuple[_Runner, ...]:
-    """What runs each plan. Those with chunks have sessions of their own; the others share them where they can."""
+    """What runs each plan. Those with chunks, and for ranges, have sessions of their own; the others share them."""
     found: dict[int, _Runner] = {}
-    plain = [index for index, plan in enumerate(plans) if not (device.is_host and is_chunked(plan))]
-    for index in sorted(set(range(len(plans))) - set(plain)):
-        found[index] = _of_chunks(cut_up(plans[index]), make_engine)
-    if plans[0].ranges:
-        ranged = RangedProgram(plans[0])
-        engine = make_engine(ranged.group(plans[0]), False)
-        return (_Runner(ranged.base, (engine,), lambda arena, _: RangedBinding(ranged, engine, arena), ranged),)
+    for index, plan in enumerate(plans):
+        if plan.ranges:
+            found[index] = _of_ranges(plan, make_engine)
+        elif device.is_host and is_chunked(plan):
+            found[index] = _of_chunks(cut_up(plan), make_engine)
+    plain = [index for index in range(len(plans)) if index not in found]
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -293,6 +294,13 @@ def _of_chunks(chunks: Chunks, make_engine: Callable[[Group, bool], Engine]) -> 
     engines = tuple(make_engine(group, True) for group in chunks.groups)
     engines[-1].reserve()
     return _Runner(program, engines, lambda arena, _: ChunkedBinding(program, steps, engines, arena, constants))
+
+
+def _of_ranges(plan: Plan, make_engine: Callable[[Group, bool], Engine]) -> _Runner:
+    """What runs a plan for ranges of sizes."""
+    ranged = RangedProgram(plan)
+    engine = make_engine(ranged.group(plan), False)
+    return _Runner(ranged.base, (engine,), lambda arena, _: RangedBinding(ranged, engine, arena), ranged)
 
 
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:

@@ -189,6 +189,14 @@ class RangedProgram:
             )
         return tuple(every.values())
 
+    def takes(self, inputs: feeding.Feeds) -> bool:
+        """Whether inputs have sizes within the ranges, and agree."""
+        try:
+            self.key(inputs)
+        except SessionError:
+            return False
+        return True
+
     def _check_others(self, name: str, shape: tuple[int, ...]) -> None:
         """Check the rank of an input, and its dimensions without a range."""
         planned, varying = self._shapes[name], self._open[name]
@@ -366,11 +374,11 @@ class RangedBinding:
         return None if binding is None else binding.run_plain(inputs, copy)
 
     def bound(self, inputs: feeding.Feeds) -> Binding | None:
-        """The binding for inputs of these shapes; None where there is none yet."""
+        """The binding for inputs of these shapes; None where they aren't the plan's, or of the plain kind."""
         shapes = self._shapes(inputs) if type(inputs) is dict else ()
         binding = self._bound.get(shapes)
         if binding is None:
-            return self.at(inputs) if self._is_plain(inputs) else None
+            return self.at(inputs) if self._is_plain(inputs) and self.ranged.takes(inputs) else None
         self._bound.move_to_end(shapes)
         self._use(binding)
         return binding

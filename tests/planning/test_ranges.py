@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import memonger
 from memonger.cli.commands import main
 from memonger.export import export
+from memonger.export.serving import PlannedFleet
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.report.headline import headline
@@ -23,6 +24,9 @@ from memonger.runtime import ranged
 from tests.support import networks
 
 HEAD = """<ir_version: 10, opset_import: ["": 20]> g (float[n,3,side,side] x) => (float[n,c,h,w] y) {"""
+
+LEVELS = {"none": "ORT_DISABLE_ALL", "cpu": "ORT_ENABLE_ALL"}
+"""Stock onnxruntime's level that a plan for a device is compared at."""
 
 STEPS = (
     'Conv<pads=[1,1,1,1]>({}, k)', "Relu({})", "Tanh({})", "Sigmoid({})", "Add({}, x)", "Mul({0}, {0})",
@@ -66,7 +70,7 @@ def test_every_size_runs_to_the_bits_of_stock(steps: list[tuple[int, bool]], dev
     model = _graph([step for step, _ in steps], [sums for _, sums in steps])
     plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 4), "side": (4, 12)}, device=device)
     session = memonger.Session(plan)
-    stock = networks.stock(model, "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")
+    stock = networks.stock(model, LEVELS[device])
     for n in (4, 1, 3):
         for side in (12, 5, 4, 9):
             x = np.random.default_rng(n * side).standard_normal((n, 3, side, side), np.float32)
@@ -296,9 +300,39 @@ def test_what_takes_single_sizes_says_so(plan: memonger.Plan, tmp_path: Path) ->
         export(plan, "triton", tmp_path / "served")
     with pytest.raises(memonger.SessionError, match="leave pad"):
         memonger.Session(plan, pad=True)
-    single = memonger.search_plan(_chain(), mode="inference", batch=1, device="none")
-    with pytest.raises(memonger.SessionError, match="give it alone"):
-        memonger.Session([plan, single])
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+def test_of_several_plans_the_first_that_takes_the_shapes_runs(plan: memonger.Plan, device: str) -> None:
+    """A plan for its sizes alone before those for ranges, in whatever order they are given."""
+    made: Any = {"mode": "inference", "device": device}
+    wide, single, narrow = (
+        memonger.search_plan(_chain(), **made, dims={"n": (1, 12)}),
+        memonger.search_plan(_chain(), **made, batch=3),
+        memonger.search_plan(_chain(), **made, dims={"n": (8, 16, 4)}),
+    )
+    session, stock = memonger.Session([wide, single, narrow]), networks.stock(_chain(), LEVELS[device])
+    assert repr(session) == f"<Session g on cpu: batch 3, n 1 to 12, n 8 to 16 by 4, arena {session.arena.size} B>"
+    assert session.arena.size == max(one.arena_bytes for one in (wide, single, narrow))
+    for n, picked in ((3, 0), (8, 1), (16, 2), (12, 1), (3, 0), (1, 1), (16, 2)):
+        session.arena.fill(0xFF)
+        assert session._model.checked(_x(n), None).plan == picked
+        assert networks.same_bits(session.run(_x(n)), networks.run_stock(stock, _x(n)))
+    with pytest.raises(memonger.SessionError, match=r"\[13, 8\].*plans for \[\{'x': \[3, 8\]\}, \{n 1 to 12\}, \{n 8"):
+        session.run(_x(13))
+    with pytest.raises(memonger.SessionError, match="plans 0 and 1 are for the same input shapes"):
+        memonger.Session([wide, wide])
+
+
+def test_a_fleet_and_a_server_take_several_plans_with_ranges(plan: memonger.Plan, tmp_path: Path) -> None:
+    single = memonger.search_plan(_chain(), mode="inference", batch=3, device="none")
+    fleet = PlannedFleet({"both": [plan, single]})
+    for n in (3, 10, 2):
+        assert networks.same_bits(fleet.model().run(_x(n)), memonger.Session(plan if n != 3 else single).run(_x(n)))
+    assert fleet.model().inputs[0]["shape"] == [-1, 8]
+    assert fleet.fleet.memory().arenas == max(plan.arena_bytes, single.arena_bytes)
+    exported = export([plan, single], "ray", tmp_path / "served")
+    assert exported.estimate.activations == fleet.fleet.memory().arenas
 
 
 @given(st.data())
