@@ -22,11 +22,9 @@ from memonger.report.headline import headline
 from memonger.report.summary import plan_record
 from memonger.runtime import ranged
 from tests.support import networks
+from tests.support.stock import LEVELS
 
 HEAD = """<ir_version: 10, opset_import: ["": 20]> g (float[n,3,side,side] x) => (float[n,c,h,w] y) {"""
-
-LEVELS = {"none": "ORT_DISABLE_ALL", "cpu": "ORT_ENABLE_ALL"}
-"""Stock onnxruntime's level that a plan for a device is compared at."""
 
 STEPS = (
     'Conv<pads=[1,1,1,1]>({}, k)', "Relu({})", "Tanh({})", "Sigmoid({})", "Add({}, x)", "Mul({0}, {0})",
@@ -275,15 +273,15 @@ def test_ranges_that_are_not_the_models_are_refused(
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"mode": "training"}, "for inference: give one size"),
-        ({"chunks": 2}, "goes without chunks: leave chunks out"),
+        ({"mode": "training"}, r"a range of sizes \(dims\) doesn't go with training"),
+        ({"chunks": 2}, r"a number of chunks doesn't go with a range of sizes"),
         ({"dims": {"n": (3, 2)}}, "ends before it begins: 3 to 2"),
         ({"dims": {"n": (0, 0)}}, "whole number from 1"),
         ({"dims": {"n": (1,)}}, "the smallest and the largest"),
         ({"dims": {"n": "1:2"}}, "not '1:2', which is no sum of others"),
         ({"dims": {"x[1]": (1, 8)}}, "'x\\[1\\]' is fixed"),
         ({"dims": {"m": (1, 8)}}, "no dimension named 'm'"),
-        ({"device": "cuda"}, "for the CPU, and for no device"),
+        ({"device": "cuda"}, "nor with a CUDA device"),
     ],
 )
 def test_what_does_not_go_with_ranges_is_said(keywords: dict[str, Any], message: str) -> None:
@@ -292,12 +290,10 @@ def test_what_does_not_go_with_ranges_is_said(keywords: dict[str, Any], message:
 
 
 def test_what_takes_single_sizes_says_so(plan: memonger.Plan, tmp_path: Path) -> None:
-    ranges: Any = {"dims": {"n": (1, 4)}, "device": "none", "mode": "inference"}
-    for ask in (memonger.pareto, memonger.fit):
-        with pytest.raises(memonger.PlanError, match=r"takes single sizes, and dimension 'n' has a range \(1 to 4\)"):
-            ask(_chain(), **ranges)
-    with pytest.raises(memonger.PlanError, match="planned for ranges of sizes"):
-        export(plan, "triton", tmp_path / "served")
+    ranges = memonger.Options(dims={"n": (1, 4)}, device="none", mode="inference")
+    for source, options in ((plan, None), (_chain(), ranges)):
+        with pytest.raises(memonger.PlanError, match=r"planned for ranges of sizes .* which triton-python, .* serve"):
+            export(source, "triton", tmp_path / "served", options=options)
     with pytest.raises(memonger.SessionError, match="leave pad"):
         memonger.Session(plan, pad=True)
 
@@ -322,6 +318,25 @@ def test_of_several_plans_the_first_that_takes_the_shapes_runs(plan: memonger.Pl
         session.run(_x(13))
     with pytest.raises(memonger.SessionError, match="plans 0 and 1 are for the same input shapes"):
         memonger.Session([wide, wide])
+
+
+def test_a_frontier_of_ranges_holds_for_every_size() -> None:
+    plans = memonger.pareto(_chain(), mode="inference", dims={"n": (1, 9)}, device="none")
+    (only,) = plans
+    assert only.ranges["n"].most == 9
+    assert memonger.Session(only).run(_x(5))["y"].shape == (5, 6)
+
+
+def test_a_model_is_exported_for_ranges_with_a_plan_of_each_batch(tmp_path: Path) -> None:
+    model = _text("y = Relu(x)")
+    options = memonger.Options(dims={"s": (2, 8)}, device="none")
+    exported = export(model, "ray", tmp_path / "served", batches=[1, 4], options=options)
+    assert any("for s 2 to 8, each for a batch of 1, 4" in note for note in exported.notes)
+    files = sorted((tmp_path / "served").rglob("*.onnx"))
+    fleet = PlannedFleet({"model": files})
+    assert [memonger.Plan.load(file).batch for file in files] == [1, 4]
+    for n, s in ((1, 8), (4, 2), (1, 3)):
+        assert fleet.model().run({"x": np.ones((n, s), np.float32)})["y"].shape == (n, s)
 
 
 def test_a_fleet_and_a_server_take_several_plans_with_ranges(plan: memonger.Plan, tmp_path: Path) -> None:
