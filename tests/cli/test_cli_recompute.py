@@ -111,7 +111,7 @@ def test_a_budget_that_is_no_size_is_wrong_usage(model: Path, size: str) -> None
         (("--strategy", "budget"), "strategy 'budget' needs a budget, as --budget 4GiB"),
         (("--strategy", "exact"), "strategy 'exact' needs a budget, as --budget 4GiB"),
         (("--strategy", "quick"), "'quick'"),
-        (("--mirror", "Relu", "--strategy", "none"), "--mirror doesn't go with --strategy none"),
+        (("--mirror", "Relu", "--strategy", "none"), "nor with --strategy none"),
         (("--trials", "-1"), "-1"),
         (("--time-limit", "-1"), "-1"),
         (("-o", "one.onnx", "--annotated", "one.onnx"), "-o and --annotated name the same file"),

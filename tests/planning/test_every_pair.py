@@ -1,9 +1,10 @@
-"""Every pair of options, on three small networks: it plans and runs, or is one of the exclusions that docs/OPTIONS.md has.
+"""Every pair of options, on three small networks: it plans and runs, or is an exclusion that docs/OPTIONS.md shows.
 
 Pairs aren't tried one by one: each case has as many options as go together, so that a few dozen cases have every pair.
 """
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -49,8 +50,8 @@ VALUES: Mapping[str, Sequence[Chosen]] = {
     "dims": [{"dims": {"s": (2, 6, 2)}}],
     "loss": [{"loss": LOSS}],
     "optimizer": [STEP],
-    "precision": [{"precision": "bfloat16", "loss": LOSS}],
-    "device": [{"device": "cpu"}, {"device": "cuda"}],
+    "precision": [{"precision": "float16", "loss": LOSS}],
+    "device": [{"device": "none"}, {"device": "cpu"}, {"device": "cuda"}],
     "budget": [{"budget": "64MiB"}],
     "strategy": [
         *({"strategy": name} for name in ("none", "cheap", "block", "sqrt", "log", "sweep", "marks")),
@@ -60,8 +61,8 @@ VALUES: Mapping[str, Sequence[Chosen]] = {
     "keep": [{"keep": ["a"]}],
     "trials": [{"trials": 2}],
     "effort": [{"effort": 50}],
-    "time_limit": [{"time_limit": 5.0}],
-    "chunks": [{"chunks": "off"}, {"chunks": 2, "device": "cpu"}],
+    "time_limit": [{"time_limit": 0.2}],
+    "chunks": [{"chunks": "off"}, {"chunks": 2, "batch": 2}],
     "max_overhead": [{"max_overhead": 0.5}],
     "allow_rounding": [{"allow_rounding": True}],
     "sharing": [
@@ -93,9 +94,13 @@ def model(name: str) -> onnx.ModelProto:
     return proto
 
 
-def feeds(name: str, n: int, s: int, seed: int = 0) -> dict[str, np.ndarray]:
+def given(name: str, n: int, s: int, seed: int = 0) -> dict[str, np.ndarray]:
     x = normal(seed, *{"convolutions": (n, 3, s, s)}.get(name, (n, s, 6)))
     return {"x": x} | ({"h": normal(seed + 1, n, 8)} if name == "recurrent" else {})
+
+
+def labels(n: int) -> np.ndarray:
+    return np.arange(n) % 4
 
 
 def merged(chosen: Sequence[int]) -> dict[str, Any]:
@@ -112,24 +117,32 @@ def exclusion(chosen: tuple[int, ...]) -> str:
     return ""
 
 
+def is_refused(chosen: Sequence[int]) -> bool:
+    """Whether options don't go together, or are three that don't: gradients of 16 bits at the runtime's own levels."""
+    options = merged(chosen)
+    three = options.get("level") == "disable" and "buckets" in options and "precision" in options
+    return three or bool(exclusion(tuple(sorted(chosen))))
+
+
 def clash(one: int, other: int) -> bool:
     """Whether two values give one option two values."""
     first, second = ALL[one][1], ALL[other][1]
-    return ALL[one][0] == ALL[other][0] or any(first[key] is not second[key] for key in first.keys() & second.keys())
+    return ALL[one][0] == ALL[other][0] or any(first[key] != second[key] for key in first.keys() & second.keys())
 
 
 @cache
 def cases() -> tuple[tuple[int, ...], ...]:
     """Sets of values, each as many as go together, in which every pair that goes together is."""
-    pairs = itertools.combinations(range(len(ALL)), 2)
+    here = [number for number, (_, value) in enumerate(ALL) if value.get("device") != "cuda"]
+    pairs = itertools.combinations(here, 2)
     missing = dict.fromkeys(pair for pair in pairs if not clash(*pair) and not exclusion(pair))
     made = []
     while missing:
         case = list(next(iter(missing)))
         while True:
             gains = {}
-            for value in set(range(len(ALL))) - set(case):
-                if not any(clash(value, one) for one in case) and not exclusion((*sorted(case), value)):
+            for value in set(here) - set(case):
+                if not any(clash(value, one) for one in case) and not is_refused((*case, value)):
                     gains[value] = sum(tuple(sorted((value, one))) in missing for one in case)
             best = max(sorted(gains), key=gains.__getitem__, default=None)
             if best is None or not gains[best]:
@@ -141,5 +154,101 @@ def cases() -> tuple[tuple[int, ...], ...]:
     return tuple(made)
 
 
-def test_cases() -> None:
-    print(len(ALL), len(cases()), [len(c) for c in cases()])
+def test_the_page_shows_the_exclusions() -> None:
+    rows = [f"| {each.first} | {each.second} | {each.reason} | {each.instead} |" for each in EXCLUSIONS]
+    shown = re.sub(r"\[(\w+)\]", r"`\1`", re.sub(r"\[(\w+)=(\w+)\]", r"`\1='\2'`", "\n".join(rows)))
+    assert shown in PAGE.read_text(), f"docs/OPTIONS.md has to have these rows:\n{shown}"
+    assert len(EXCLUSIONS) <= 8
+
+
+def test_every_option_has_a_value() -> None:
+    assert VALUES.keys() == Keywords.__annotations__.keys() == memonger.Options.__annotations__.keys()
+
+
+def test_what_does_not_go_together_is_refused_by_one_row_of_the_table() -> None:
+    said = {str(each): each for each in EXCLUSIONS}
+    refused = [
+        pair for pair in itertools.combinations(range(len(ALL)), 2) if not clash(*pair) and exclusion(tuple(pair))
+    ]
+    assert {exclusion(pair) for pair in refused} == said.keys(), "each row is needed"
+    for pair in refused:
+        assert not any(exclusion((one,)) for one in pair), "each of the two goes by itself"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
+def test_every_pair_plans_and_runs(case: tuple[int, ...], name: str) -> None:
+    """Pairs with a state are tried on the network that has one; those with a CUDA device aren't tried here."""
+    options = merged(case)
+    if name != "recurrent":
+        options.pop("state", None)
+    sizes = (6, 2, 4) if "dims" in options else (SIZE,)
+    options = {"dims": {"s": SIZE}, "device": "cpu" if options.get("chunks") == 2 else "none"} | options
+    n = options.get("batch", 1)
+    if "inputs" in options:
+        options["inputs"] = given(name, n, sizes[0]) | ({"labels": labels(n)} if "loss" in options else {})
+    plan = memonger.search_plan(model(name), **options)
+    assert plan.budget is None or plan.total_bytes <= plan.budget
+    if plan.mode == "training":
+        if "precision" in options and options["device"] == "none":
+            return  # the CPU, where portable plans run here, has no kernels for 16 bits
+        expected = cross_entropy(run_stock(model(name), given(name, n, SIZE), "ORT_DISABLE_ALL")["y"])
+        assert train(plan, name, n) == pytest.approx(expected, rel=0.01 if "precision" in options else 1e-5)
+        return
+    assert plan.state == options.get("state", {})
+    session, kept = memonger.Session(plan), dict[str, Any]()
+    for turn, s in enumerate(sizes * 2):
+        feeds = given(name, n, s, turn)
+        own = {key: feed for key, feed in feeds.items() if key not in plan.state or turn == 0}
+        found, stock = session.run(own), run_stock(model(name), feeds | kept, "ORT_DISABLE_ALL")
+        np.testing.assert_allclose(found["y"], stock["y"], rtol=1e-4, atol=1e-6)
+        kept = {old: stock[new] for old, new in plan.state.items()}
+
+
+STRATEGIES = {case: merged(case).get("strategy") for case in cases()}
+
+SOME = [one for one, strategy in STRATEGIES.items() if (len(one) > 15 or strategy == "budget") and strategy != "exact"]
+"""Large ones, and the one with marks and a budget; the exact strategy takes seconds for a frontier."""
+
+
+@pytest.mark.parametrize("case", SOME, ids=lambda case: "-".join(map(str, case)))
+def test_a_frontier_and_a_fit_take_what_a_plan_takes(case: tuple[int, ...]) -> None:
+    """But for strategies that take no budget, a frontier; and for the batch, which varies, and a number of chunks."""
+    options = {"dims": {"s": SIZE}, "effort": 50} | merged(case) | {"device": "none"}
+    for name in ("inputs", *(["chunks"] if options.get("chunks") == 2 else [])):
+        options.pop(name, None)
+    trains = options.get("mode") == "training" or "loss" in options or "mirror" in options
+    if options.get("strategy") in ("budget", "exact", None):
+        plans = memonger.pareto(model("recurrent"), points=1, **options)
+        assert [each.overhead for each in plans] == sorted(each.overhead for each in plans)
+        assert {each.mode for each in plans} == {"training" if trains else "inference"}
+    if "mirror" in options:
+        return  # tests/remat/test_marks.py has a fit with marks
+    options.pop("batch", None)
+    memory = None if "budget" in options else "8KiB"
+    found = memonger.fit(model("recurrent"), memory, **options | ({"budget": "8KiB"} if memory is None else {}))
+    assert found.plan is not None
+    assert found.plan.total_bytes <= found.memory == 8 * memonger.KiB
+    assert found.plan.ranges.keys() == ({"s"} if "dims" in merged(case) else set())
+    assert found.plan.state == options.get("state", {})
+
+
+def train(plan: memonger.Plan, name: str, n: int) -> float:
+    """The loss of a step, or of the scores that it gives where no loss was planned."""
+    roles, feeds = plan.training, given(name, n, SIZE)
+    assert roles is not None
+    if roles.loss is not None:
+        feeds["labels"] = labels(n)
+    if roles.updates:
+        session = memonger.DistributedTrainingSession if plan.graph.collectives else memonger.TrainingSession
+        return session(plan).step(feeds)
+    shapes = {str(value.name): tuple(map(int, value.shape or ())) for value in plan.model.graph.inputs}
+    feeds |= {one: np.ones(shapes[one], np.float32) for one in roles.output_gradients.values()}
+    found = memonger.Session(plan).run(feeds)
+    assert all(np.abs(found[gradient]).max() > 0 for gradient in roles.gradients.values())
+    return cross_entropy(found["y"]) if roles.loss is None else float(found[roles.loss])
+
+
+def cross_entropy(scores: np.ndarray) -> float:
+    chances = np.exp(scores.astype(np.float64))
+    return float(-np.log((chances / chances.sum(1, keepdims=True))[np.arange(len(scores)), labels(len(scores))]).mean())

@@ -125,7 +125,7 @@ def test_a_pattern_that_names_no_node_is_refused(option: str) -> None:
 
 def test_what_recomputes_nothing_takes_no_mirror() -> None:
     for options in ({"strategy": "none"}, {"mode": "inference"}):
-        with pytest.raises(PlanError, match="mirror doesn't go with strategy='none'"):
+        with pytest.raises(PlanError, match="nor with strategy='none'"):
             memonger.search_plan(chain(), mirror=["Relu"], **options)
 
 
@@ -168,10 +168,10 @@ def test_the_largest_batch_that_fits_is_found_with_the_marked_nodes_recomputed()
     model = chain()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "n"
-    found = memonger.fit(model, "40KiB", loss=LOSS, device="none", mirror=["relu[23]"], effort=2000)
+    found = memonger.fit(model, "22KiB", loss=LOSS, device="none", mirror=["relu[23]"], effort=50)
     assert found.plan is not None
     assert {"relu2", "relu3"} <= set(again(found.plan))
-    assert found.plan.total_bytes <= 40 * 1024
+    assert found.plan.total_bytes <= 22 * 1024
 
 
 # What can't run again
