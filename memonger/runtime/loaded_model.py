@@ -13,6 +13,7 @@ from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.operators import facts
 from memonger.model.ranges import described
+from memonger.model.shaping import Shape
 from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
@@ -105,10 +106,6 @@ class LoadedModel:
             graphs = "off" if is_segment else cuda_graph
             return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
 
-        if pad and plans[-1].ranges:
-            raise SessionError(
-                f"a plan for ranges of sizes runs smaller batches as they are: leave {option('pad', True)} out."
-            )
         for plan in plans if check_order else ():
             check_as_written(plan, device)
         with making_sessions():
@@ -117,7 +114,10 @@ class LoadedModel:
         self.kept = _kept(self._runners[0], state, device) if state else None
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
-        self._padding = _padding(plans, self.programs) if pad else None
+        ranged = {index: one.ranged for index, one in enumerate(self._runners) if one.ranged is not None}
+        self._padding = _padding(plans, self.programs, ranged) if pad else None
+        for one in ranged.values():
+            one.offers_filling = not pad and not state
         if at_once > 1:
             self.reserve()
 
@@ -155,7 +155,8 @@ class LoadedModel:
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
         if targets:
-            _check_targets(self._program(index, inputs, state), targets, smaller.rows if smaller is not None else None)
+            program = self.programs[index] if smaller is not None else self._program(index, inputs, state)
+            _check_targets(program, targets, smaller.outputs if smaller is not None else None)
         for engine in self._runners[index].engines:
             engine.check_usable()
         return Call(index, smaller, {**inputs, **state}, targets, given)
@@ -307,10 +308,10 @@ def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | No
     return Binding(program, engine, arena, inputs_at=inputs_at)
 
 
-def _padding(plans: Sequence[Plan], programs: Sequence[Program]) -> Padding:
-    """What fills up batches for these plans."""
+def _padding(plans: Sequence[Plan], programs: Sequence[Program], ranged: Mapping[int, RangedProgram]) -> Padding:
+    """What fills up inputs for these plans."""
     draws = any(facts(node).random for plan in plans for node in plan.model.graph)
-    return Padding(programs, [plan.batch for plan in plans], is_tried=not draws)
+    return Padding(programs, [plan.batch for plan in plans], ranged, is_tried=not draws)
 
 
 def _fits(program: Program, inputs: feeding.Feeds) -> bool:
@@ -328,8 +329,8 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | None) -> None:
-    """Check what outputs are to be written to; ``rows``: how many of each are given, where a batch is filled up."""
+def _check_targets(program: Program, outputs: Mapping[str, Any], shapes: Mapping[str, Shape] | None) -> None:
+    """Check what outputs are to be written to; ``shapes``: those of what was given, where inputs are filled up."""
     planned = {tensor.name: tensor for tensor in program.planned}
     for name, target in outputs.items():
         if name not in program.outputs:
@@ -338,8 +339,8 @@ def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | Non
         if tensor is None:
             raise SessionError(f"output '{name}' has no planned size, so it can't be written to a given array.")
         dtype, shape = feeding.described(target)
-        wanted = tensor.shape if rows is None else (rows, *tensor.shape[1:])
-        if rows is not None and not isinstance(target, np.ndarray):
+        wanted = tensor.shape if shapes is None else shapes[name]
+        if shapes is not None and not isinstance(target, np.ndarray):
             raise SessionError(f"output '{name}' of a batch that is filled up is written to arrays of the host alone.")
         if (dtype, shape) != (tensor.dtype, wanted):
             given = dtype.numpy() if dtype is not None else getattr(target, "dtype", type(target).__name__)

@@ -54,8 +54,9 @@ class Session:
         check_weights: False doesn't compare the weights of a planned file with the digests in it, which takes about a
             second for each gigabyte. A `Plan` was compared when it was read.
         pad: Take smaller batches as well, such as the last one of a data set: inputs are filled up with their last row
-            to the next larger batch that there is a plan for, and outputs cut to the rows given. For models that
-            compute each row alone. One with an output that doesn't begin with the batch is refused, and one whose
+            to the next larger batch that there is a plan for, and outputs cut to the rows given. With ranges of sizes
+            so is what lies between their steps, or below them, along every axis. For models that compute each row
+            alone. One with an output that doesn't begin with the batch is refused, and one whose
             rows meet (batch statistics, a mean over the batch) at its first smaller batch, which runs three times to
             find out: with zeros in place of the last row outputs have to be the same, bit for bit. What that doesn't
             show are rows that meet only for other inputs than those of this run, and rows of a model that draws random

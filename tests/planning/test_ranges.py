@@ -294,8 +294,6 @@ def test_what_takes_single_sizes_says_so(plan: memonger.Plan, tmp_path: Path) ->
     for source, options in ((plan, None), (_chain(), ranges)):
         with pytest.raises(memonger.PlanError, match=r"planned for ranges of sizes .* which triton-python, .* serve"):
             export(source, "triton", tmp_path / "served", options=options)
-    with pytest.raises(memonger.SessionError, match="leave pad"):
-        memonger.Session(plan, pad=True)
 
 
 @pytest.mark.parametrize("device", ["none", "cpu"])
@@ -344,6 +342,7 @@ def test_a_fleet_and_a_server_take_several_plans_with_ranges(plan: memonger.Plan
     fleet = PlannedFleet({"both": [plan, single]})
     for n in (3, 10, 2):
         assert networks.same_bits(fleet.model().run(_x(n)), memonger.Session(plan if n != 3 else single).run(_x(n)))
+    assert fleet.model().run(_x(5))["y"].shape == (5, 6), "filled up to 6"
     assert fleet.model().inputs[0]["shape"] == [-1, 8]
     assert fleet.fleet.memory().arenas == max(plan.arena_bytes, single.arena_bytes)
     exported = export([plan, single], "ray", tmp_path / "served")
@@ -376,6 +375,11 @@ def test_ranges_are_given_on_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     assert memonger.Plan.load(planned).ranges["n"].most == 10
+    np.savez(tmp_path / "x.npz", **_x(5))
+    words = ["run", str(planned), "--inputs", str(tmp_path / "x.npz"), "--pad", "--runs", "1"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert "[5, 6]" in done.output or "5×6" in done.output, done.output
 
 
 @pytest.mark.parametrize("steps", [(0, 7, 3), (9, 0, 1), (5, 6, 8)])
