@@ -379,7 +379,7 @@ def test_ranges_are_given_on_the_command_line(tmp_path: Path) -> None:
     words = ["run", str(planned), "--inputs", str(tmp_path / "x.npz"), "--pad", "--runs", "1"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
-    assert "[5, 6]" in done.output or "5×6" in done.output, done.output
+    assert "[5, 6]" in done.output
 
 
 @pytest.mark.parametrize("steps", [(0, 7, 3), (9, 0, 1), (5, 6, 8)])
