@@ -452,7 +452,7 @@ def _frontier(
     """Jobs with their solutions, by falling total: with nothing done, as by default, for budgets, and the least."""
     request, tell = job.request, job.options.progress or _silent
     plain = decide.Budgets(request, strategy, decide.orders_of(job.options.order, request.graph)).plain
-    kept = "marks" if request.recomputes_marked else "none"
+    kept: Strategy = "marks" if request.recomputes_marked else "none"
     made = [(dataclasses.replace(job.copy(), strategy=kept), plain), decided(job.copy())]
 
     def at(budget: int) -> tuple[Job, Solution]:
