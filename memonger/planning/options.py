@@ -250,7 +250,7 @@ EXCLUSIONS = (
         "[mode=inference]",
         lambda it: it.mode == "inference" and (it.trains or it.precision is not None or it.buckets is not None),
         "they are for training",
-        "Leave [mode] out, or say [mode=training]",
+        "Say [mode=training], or leave [mode] out and give a [loss]",
     ),
     Exclusion(
         "a range of sizes ([dims])",
