@@ -147,7 +147,24 @@ class Options:
         for exclusion in EXCLUSIONS:
             if exclusion.holds(self):
                 raise PlanError(str(exclusion))
-        if self.budget_bytes is None and STRATEGIES[self.chosen_strategy].takes_budget:
+        if self.budget is not None:
+            in_bytes("budget", self.budget, PlanError)
+
+    def for_budgets(self) -> "Options":
+        """The options with a budget, as what tries several of its own has them.
+
+        Raises:
+            PlanError: the strategy takes none.
+        """
+        return dataclasses.replace(self, budget=0) if self.budget is None else self
+
+    def check_budget(self) -> None:
+        """Check that a strategy that takes a budget has one, for what tries no budgets of its own.
+
+        Raises:
+            PlanError: it has none.
+        """
+        if self.budget is None and STRATEGIES[self.chosen_strategy].takes_budget:
             raise PlanError(f"strategy {self.chosen_strategy!r} needs a budget, as {option('budget', '4GiB')}.")
 
     def __repr__(self) -> str:

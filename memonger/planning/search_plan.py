@@ -100,6 +100,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         TypeError: a keyword is no option.
     """
     chosen = combine(options, keywords)
+    chosen.check_budget()
     tell = chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         tell("search")
@@ -190,7 +191,7 @@ def pareto(
     chosen = combine(options, keywords)
     points = whole("points", points, 1, MOST_POINTS, PlanError)
     sizes = bytes_of_budgets(budgets) + ([] if chosen.budget_bytes is None else [chosen.budget_bytes])
-    strategy = dataclasses.replace(chosen, budget=chosen.budget or 1).chosen_strategy  # which has to take a budget
+    strategy = chosen.for_budgets().chosen_strategy
     chosen = dataclasses.replace(chosen, budget=None, strategy=None)
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"pareto takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")

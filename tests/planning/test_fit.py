@@ -185,6 +185,14 @@ def test_the_error_of_a_budget_offers_it(model: Path) -> None:
         )
 
 
+def test_a_strategy_that_takes_a_budget_has_the_memory() -> None:
+    usual, asked = (
+        memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT, **strategy)
+        for strategy in ({}, {"strategy": "budget"})
+    )
+    assert (usual.size, usual.tried) == (asked.size, asked.tried)
+
+
 def test_a_budget_is_the_memory() -> None:
     of_memory, of_budget = (
         memonger.fit(block(), mode="inference", device="none", effort=EFFORT, **room)
