@@ -29,8 +29,9 @@ from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
-from memonger.runtime.padding import Padding, cut
+from memonger.runtime.padding import Padding, cut, filled_up
 from memonger.runtime.program import program_of
+from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.session import Session
 from memonger.units import format_size
 
@@ -141,12 +142,12 @@ def compare(
     checked.run(given)  # checks the executed order
     graphs, device = _graph_verdict(checked), checked.device
     del checked
-    given, rows = filled(plan, given, settings)
+    given, shapes = filled(plan, given, settings)
     write_arrays(folder / "inputs.npz", given)
     job = planned_job(Job, plan, planned, device, settings, folder)
     jobs = {"planned": job, **stock_jobs(plan, job, stock, given, folder)}
     measured = measure_in_turns(jobs, folder, settings, tell)
-    sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), rows)) for name in jobs}
+    sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), shapes)) for name in jobs}
     is_source = KEY not in load_as_is(stock).ir.metadata_props
     level = jobs["stock"].level
     case = Case(plan, stock, given, device, settings, level, before, is_source=is_source and device.is_host)
@@ -190,13 +191,15 @@ def _a_turn(settings: Settings) -> int:
     return -(-settings.runs // ROUNDS)
 
 
-def filled(plan: Plan, feeds: feeding.Feeds, settings: Settings) -> tuple[feeding.Feeds, int | None]:
-    """The inputs filled up to the plan's batch where that is asked for, and how many rows were given if it was done."""
+def filled(
+    plan: Plan, feeds: feeding.Feeds, settings: Settings
+) -> tuple[feeding.Feeds, Mapping[str, tuple[int, ...]] | None]:
+    """The inputs filled up to the plan's sizes where that is asked for, and the shapes of outputs if it was done."""
     if not settings.pad:
         return feeds, None
-    padding = Padding([program_of(plan)], [plan.batch])
+    padding = Padding([program_of(plan)], [plan.batch], {0: RangedProgram(plan)} if plan.ranges else None)
     smaller = padding.find(feeds)
-    return (feeds, None) if smaller is None else (padding.filled(0, feeds), smaller.rows)
+    return (feeds, None) if smaller is None else (filled_up(smaller, feeds), smaller.outputs)
 
 
 def check_numbers(plan: Plan, feeds: feeding.Feeds) -> None:

@@ -204,12 +204,14 @@ WHOLE = click.option(
     help="auto: as memonger plan; off: only plans whose nodes run whole, which takes less time.",
 )  # fmt: skip
 
+MIRROR = click.option("--mirror", multiple=True, metavar="PATTERN",
+                      help="Recompute these nodes (name, operator or output). May be repeated.")  # fmt: skip
+
 RECOMPUTATION = (
     click.option("--strategy", type=Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
                  "none for inference."),
-    click.option("--mirror", multiple=True, metavar="PATTERN",
-                 help="Recompute these nodes (name, operator or output). May be repeated."),
+    MIRROR,
     *CHUNKS,
     STATE,
     click.option("--trials", type=Whole(0, MOST_TRIALS), default=6, metavar="N", show_default=True,

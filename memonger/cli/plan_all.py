@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from memonger.cli.output import Screen, print_json, print_line, print_notes, print_wide, progress_bar
-from memonger.cli.planning import options_of
+from memonger.cli.planning import options_of, wrong_usage
 from memonger.errors import PlanError
 from memonger.planning import plan_all as planner
 from memonger.planning.names import Engine
@@ -20,6 +20,8 @@ def plan_all(
 ) -> None:  # fmt: skip
     """Plan models, write what is asked for, and print a table. The exit status is 1 if there isn't a plan for each."""
     chosen = options_of({**flags, "budget": 0 if budgets else None})
+    with wrong_usage():
+        chosen.check_budget()
     count = len(models) * (len(batches) or 1) * (len(devices) or 1)
     steps = count * ((len(budgets) or 1) + any(budget.endswith("%") for budget in budgets))
     with progress_bar(quiet, f"Planning {len(models)} models", steps) as tell:

@@ -1,7 +1,8 @@
 """The commands that make plans and training models: ``plan``, ``pareto`` and ``differentiate``."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,8 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     """The plan of a model for the flags of the command line; notes on it are printed."""
     source, options = source_and_options(model, flags)
+    with wrong_usage():
+        options.check_budget()
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         made = planner.search_plan(source, options=options, progress=tell)
     print_notes(made.notes)
@@ -100,6 +103,8 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
 def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Plan a model for several budgets and print a table of the plans."""
     source, options = source_and_options(model, flags)
+    with wrong_usage():
+        options.for_budgets()
     with progress_bar(quiet, f"Planning {model.name}") as tell:
         plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
     print_notes([note for each in plans for note in each.notes])
@@ -172,10 +177,17 @@ def options_of(flags: dict[str, Any]) -> Options:
         tf32=not flags.pop("no_tf32"),
         deterministic=not flags.pop("no_deterministic"),
     )
-    try:
+    with wrong_usage():
         if flags.get("buckets") is not None:
             flags["buckets"] = Buckets(**flags["buckets"])
         return Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """What options are told is wrong usage of the command."""
+    try:
+        yield
     except PlanError as error:
         raise click.UsageError(str(error)) from error
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from memonger.errors import MemongerError, PlanError
-from memonger.export.package import Package, ServedModel
+from memonger.export.package import FLEETS, Package, ServedModel, check_ranges
 from memonger.model.bind_dims import has_open_batch
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
+from memonger.model.ranges import described
 from memonger.plan import Plan
 from memonger.plan_file import KEY
-from memonger.planning.options import Options, without_ranges
+from memonger.planning.options import Options
 from memonger.planning.search_plan import device_of, search_plan
 from memonger.planning.sizing import available_memory
 from memonger.units import MOST_BATCH
@@ -48,10 +49,10 @@ def options_for(target: str, source: Source | Model, batches: Sequence[int], opt
         options: The others. ``mode`` is inference; ``device`` is chosen where it is None, see `PORTABLE`.
 
     Raises:
-        PlanError: batches are given twice, or wrong.
+        PlanError: batches are given twice, or wrong; ranges of sizes for a target that takes none.
         LoadError: the model can't be read.
     """
-    without_ranges(options, "export")
+    check_ranges(options.ranges, target in FLEETS, "the model")
     if batches and options.batch is not None:
         raise PlanError(f"{option('batch')} and {option('batches')} contradict each other: leave one out.")
     if len(batches) > MOST_BATCHES or any(type(one) is not int or not 1 <= one <= MOST_BATCH for one in batches):
@@ -121,7 +122,9 @@ def notes_for(target: str, plans: Sequence[Plan]) -> tuple[str, ...]:
     """What was chosen for a model that came without a plan."""
     batches, device = ", ".join(str(plan.batch) for plan in plans), plans[0].device
     what = "its own shapes" if plans[0].batch is None else f"a batch of {batches}"
-    if len(plans) > 1:
+    if plans[0].ranges:
+        what = described(plans[0].ranges) + (f", each for a batch of {batches}" if len(plans) > 1 else "")
+    elif len(plans) > 1:
         what = f"batches of {batches}"
     elif target in BATCHES and plans[0].batch not in (None, 1):
         what = f"batches of up to {batches}"

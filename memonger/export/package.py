@@ -11,7 +11,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError, SessionError
 from memonger.export.order import stock_bytes
 from memonger.lowering import calibrate
-from memonger.model.ranges import described
+from memonger.model.ranges import Range, described
 from memonger.model.values import required_inputs
 from memonger.plan import Plan
 from memonger.runtime import onnxruntime, program
@@ -125,7 +125,7 @@ class ServedModel:
     @property
     def batches(self) -> tuple[int, ...] | None:
         """The batch of each plan; None if they have none: the first size of every input and output."""
-        if self.largest.ranges or (len(self.plans) == 1 and self.largest.batch is None):
+        if any(plan.ranges for plan in self.plans) or (len(self.plans) == 1 and self.largest.batch is None):
             return None
         sizes: list[int] = []
         for plan in self.plans:
@@ -255,11 +255,7 @@ def _served(name: str, plans: Sequence[Plan | str | Path], ranges: bool) -> Serv
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
         _check_mode(plan, origin)
-        if plan.ranges and (len(plans) > 1 or not ranges):
-            raise PlanError(
-                f"{origin} is planned for ranges of sizes ({described(plan.ranges)}). It can be served alone, by "
-                f"{', '.join(FLEETS)}: else plan the model for single sizes."
-            )
+        check_ranges(plan.ranges, ranges, origin)
         if plan.state:
             raise PlanError(
                 f"{origin} keeps a state between runs, and a server runs anybody's requests: plan without it."
@@ -271,6 +267,19 @@ def _served(name: str, plans: Sequence[Plan | str | Path], ranges: bool) -> Serv
         raise PlanError(f"these plans can't be served as one model: {error}") from error
     loaded.sort(key=lambda plan: plan.input_bytes)
     return ServedModel(name, tuple(_with_workspace(plan) for plan in loaded))
+
+
+def check_ranges(ranges: Mapping[str, Range], are_taken: bool, origin: str) -> None:
+    """Check that a target takes what is planned for ranges of sizes.
+
+    Raises:
+        PlanError: it doesn't; those that do are named.
+    """
+    if ranges and not are_taken:
+        raise PlanError(
+            f"{origin} is planned for ranges of sizes ({described(ranges)}), which {', '.join(FLEETS)} serve: for "
+            "others plan the model for single sizes."
+        )
 
 
 def _check_sharing(models: Sequence[ServedModel], sharing: Sharing) -> None:

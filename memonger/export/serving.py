@@ -42,7 +42,7 @@ class PlannedModel:
     """A model that answers requests. Threads may share it.
 
     Where outputs begin with the batch, a batch that no plan was made for is filled up to the next larger one. A plan
-    for ranges of sizes runs any size in them as it is.
+    for ranges of sizes runs any size in them as it is, and is filled up between their steps.
 
     Every plan is run once on made-up inputs before the first request: the session checks the executed order then, and
     not on a client's inputs, and the first answer comes as fast as the others.
@@ -70,11 +70,11 @@ class PlannedModel:
         self._model: FleetModel | Session
         if device_of(loaded[0], None).is_host:
             source = list(plans) if reloads else loaded
-            self._model, pads = _filled_up(lambda pad: fleet.add(name, source, pad=pad), not loaded[0].ranges)
+            self._model, pads = _filled_up(lambda pad: fleet.add(name, source, pad=pad), True)
         else:
             self._model, pads = _filled_up(lambda pad: Session(loaded, pad=pad), True)
         self.output_names = self._model.output_names
-        most = self.batches[-1] if pads else 1
+        most = max((_batch(plan) for plan in loaded if not plan.ranges), default=1) if pads else 1
         self.inputs = _described([package.inputs_of(plan) for plan in loaded], most)
         self.outputs = _described([package.outputs_of(plan) for plan in loaded], most)
         for plan in loaded:

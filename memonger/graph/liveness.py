@@ -101,10 +101,11 @@ def assign_storage(
     if groups is None:
         groups = graph.groups
     check_groups(graph, groups)
+    waits = {wait for wait, _ in graph.collectives}  # ranks add up where the gradients lie, whatever may share
     draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)))
     for step, writes in enumerate(graph.writes):
         is_taken = step in taken or not graph.offered[step]
-        pairs = _allowed(graph, sharing, step, alignment, offsets, is_taken)
+        pairs = _allowed(graph, sharing, step, alignment, offsets, is_taken, sharing.inplace or step in waits)
         planned = [value for value in writes if graph.planned[value]]
         for number, value in enumerate(planned):
             draft.put(step, value, pairs, planned[:number] if any(pairs) else ())
@@ -121,11 +122,12 @@ _Allowed = tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Window, ...]]
 
 
 def _allowed(
-    graph: Graph, sharing: Sharing, step: int, alignment: int, offsets: Mapping[int, int] | None, is_taken: bool
-) -> _Allowed:
+    graph: Graph, sharing: Sharing, step: int, alignment: int, offsets: Mapping[int, int] | None, is_taken: bool,
+    overwrites: bool,
+) -> _Allowed:  # fmt: skip
     """What the switches, the alignment and an existing layout leave of a node's views, in-place pairs and windows."""
     views = graph.views[step] if sharing.views else ()
-    inplace = graph.inplace[step] if sharing.inplace else ()
+    inplace = graph.inplace[step] if overwrites else ()
     windows = graph.windows[step] if sharing.views and (is_taken or offsets is not None) else ()
     if windows:
         windows = tuple(each for each in windows if each[2] % alignment == 0)

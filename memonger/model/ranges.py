@@ -53,6 +53,11 @@ class Range:
         """Whether a dimension may have this size."""
         return self.least <= size <= self.most and (size - self.least) % self.step == 0
 
+    def rounded_up(self, size: int) -> int | None:
+        """The smallest size that it may have and that is no smaller; None above the largest."""
+        found = self.least + -(-max(0, size - self.least) // self.step) * self.step
+        return found if found <= self.most else None
+
     def between(self) -> int:
         """A size in the middle."""
         return self.least + (self.most - self.least) // self.step // 2 * self.step

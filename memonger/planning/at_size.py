@@ -9,7 +9,7 @@ from memonger.model.load import Source, load
 from memonger.model.lora import add_lora
 from memonger.model.model import Model
 from memonger.planning.dimension import Dimension
-from memonger.planning.options import Options
+from memonger.planning.options import Dim, Options
 from memonger.planning.search_plan import Job, prepare
 
 
@@ -31,9 +31,14 @@ class Changes:
         """Whether anything is done."""
         return self.train_mode or self.rank is not None
 
-    def made(self, source: Source | Model, batch: int | None, dims: Mapping[str, int] | None) -> Model:
-        """The model at these sizes, with adapters and in training form where that is asked for."""
-        model = load(source, batch=batch, dims=dims)
+    def made(self, source: Source | Model, batch: int | None, dims: Mapping[str, Dim] | None) -> Model:
+        """The model at these sizes, with adapters and in training form where that is asked for.
+
+        Raises:
+            LoadError: as `memonger.load`.
+            PlanError: as `Options`: what is done is for training.
+        """
+        model = load(source, batch=batch, dims=Options(mode="training", batch=batch, dims=dims).sizes)
         if self.rank is not None:
             model = add_lora(model, self.rank, self.pattern)
         return to_training_mode(model) if self.train_mode else model

@@ -17,6 +17,7 @@ from memonger.layout import EFFORT, Layout, allocate, lower_bound
 from memonger.remat import STRATEGIES, BudgetSearch, Outcome, Request, every_schedule
 from memonger.remat.budget import BUDGET
 from memonger.remat.every_schedule import least_arena, output_bytes
+from memonger.remat.forced import with_marked_again
 from memonger.remat.orders import ORDERS
 from memonger.remat.targets import ATTEMPTS, Tried, cheapest_within
 from memonger.units import KiB, format_size
@@ -110,21 +111,33 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
 def _by(request: Request, strategy: str, names: Sequence[str]) -> Solution:
     """What a strategy recomputes where there is no budget."""
     graph = request.graph if request.estimates is None else dataclasses.replace(request.graph, costs=request.estimates)
-    ordered, schedule = order_for_least(dataclasses.replace(request, graph=graph), names)
+    ordered, schedule = _ordered_for(strategy, dataclasses.replace(request, graph=graph), names)
     return lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
 
 
-def frontier(request: Request, points: int, order: str, budgets: Sequence[int] = ()) -> list[Solution]:
+def _ordered_for(strategy: str, request: Request, names: Sequence[str]) -> tuple[Request, tuple[int, ...]]:
+    """What `order_for_least` returns, with the marked nodes a second time for a strategy that doesn't look at marks."""
+    ordered, order = order_for_least(request, names)
+    if not request.recomputes_marked or STRATEGIES[strategy].heeds_marks:
+        return ordered, order
+    ordered, again = with_marked_again(ordered)
+    return ordered, tuple(order[node] for node in again)
+
+
+def frontier(
+    request: Request, points: int, order: str, budgets: Sequence[int] = (), strategy: str = BUDGET.name
+) -> list[Solution]:
     """Solutions of which none is better than another in both total and extra cost, by falling total.
 
     Args:
         request: The graph and the other settings; it has no budget of its own.
         points: Number of budgets to try, evenly between the smallest total found and that without recomputation.
         order: One of `ORDERS`, or ``best``.
+        strategy: A strategy that takes a budget.
         budgets: These budgets instead. For one that nothing was found for, the smallest total found stands.
     """
     begin = time.monotonic()
-    searched = Budgets(request, "budget", orders_of(order, request.graph))
+    searched = Budgets(request, strategy, orders_of(order, request.graph))
     plain, least = searched.plain, searched.least
     results, lowest, span = [plain, least], searched.total(least), searched.total(plain) - searched.total(least)
     tried = sorted(budgets) or [lowest + span * point // points for point in range(points)]
@@ -156,12 +169,18 @@ class Budgets:
         request: What is planned.
         strategy: A strategy that takes a budget.
         names: Orders to try.
+
+    Attributes:
+        plain: With nothing recomputed but what is marked so.
     """
 
     def __init__(self, request: Request, strategy: str, names: Sequence[str]) -> None:
         self.request, self.strategy, self.names = request, strategy, names
-        self.plain = _without(request, names)
         self._known: dict[tuple[int, ...], Solution] = {}
+        if request.recomputes_marked:
+            self.plain = self._laid_out(Outcome(tuple(range(len(self._ordered[1])))))
+        else:
+            self.plain = _without(request, names)
 
     def total(self, solution: Solution) -> int:
         """See `total_bytes`."""
@@ -239,7 +258,7 @@ class Budgets:
 
         A budget holds the arena beside the largest workspace, whichever step takes that: it counts at all of them.
         """
-        request, order = order_for_least(self.request, self.names)
+        request, order = _ordered_for(self.strategy, self.request, self.names)
         graph, most = request.graph, max(request.graph.workspace, default=0)
         even = dataclasses.replace(graph, workspace=(0,) * len(graph.nodes))
         return dataclasses.replace(request, graph=even, base=request.base + most), order

@@ -9,7 +9,7 @@ from memonger.errors import PlanError
 from memonger.model.load import Source, load_as_is
 from memonger.model.model import Model
 from memonger.model.values import required_inputs
-from memonger.planning.options import Options
+from memonger.planning.options import Dim, Options
 from memonger.words import NAME, SIZE, N, did_you_mean, option, quoted
 
 
@@ -28,11 +28,11 @@ class Dimension:
         """Whether it is the batch."""
         return self.name is None
 
-    def at(self, size: int, options: Options) -> tuple[int | None, Mapping[str, int] | None]:
+    def at(self, size: int, options: Options) -> tuple[int | None, Mapping[str, Dim] | None]:
         """The options ``batch`` and ``dims`` with this size."""
         if self.name is None:
-            return size, options.sizes
-        return options.batch, {**options.sizes, self.name: size}
+            return size, options.dims
+        return options.batch, {**(options.dims or {}), self.name: size}
 
 
 def open_dimension(source: Source | Model, vary: str, options: Options) -> Dimension:

@@ -16,11 +16,13 @@ from memonger.planning.at_size import Changes
 from memonger.planning.decide import Solution, total_bytes
 from memonger.planning.fit_chunks import InChunks
 from memonger.planning.names import Strategy
-from memonger.planning.options import Keywords, Options, combine, takes_options, without_ranges
+from memonger.planning.options import Keywords, Options, combine, takes_options
 from memonger.planning.search_plan import Job
 from memonger.planning.sizing import Beyond, Sizing
-from memonger.units import MOST_POINTS, in_bytes, whole
+from memonger.units import MOST_POINTS, GiB, in_bytes, whole
 from memonger.words import either, option
+
+DEFAULT_MEMORY = 8 * GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,10 @@ class Fit:
         )
 
 
-@takes_options("budget")
+@takes_options()
 def fit(
     source: Source | Model,
-    memory: float | str = "8GiB",
+    memory: float | str | None = None,
     vary: str = "batch",
     *,
     train_mode: bool = False,
@@ -126,6 +128,7 @@ def fit(
     Args:
         source: What `memonger.load` takes, with a dimension that is open.
         memory: Bytes for everything, or a text such as ``8GiB``: arena, workspace, parameters, optimizer state, inputs.
+            None: the option ``budget``, which is the same, or 8 GiB where that isn't given either.
         vary: ``batch``, or the name or place of another open dimension: ``seq``, ``x[1]``.
         train_mode: Turn BatchNormalization and Dropout into their training form first; see
             `memonger.to_training_mode`.
@@ -136,19 +139,23 @@ def fit(
 
     Raises:
         LoadError: the model can't be read, or another dimension has no size.
-        PlanError: there is no such dimension, or it has a size; parameters alone take more than the memory; or as
-            `memonger.search_plan`.
+        PlanError: there is no such dimension, or it has a size; parameters alone take more than the memory; memory and
+            ``budget`` differ; or as `memonger.search_plan`.
         RuntimeUnavailableError: the device isn't there.
         TypeError: a keyword is no option.
     """
-    chosen = without_ranges(combine(options, keywords), "fit")
-    if chosen.budget is not None:
-        raise PlanError("fit takes the memory as its budget: leave budget out.")
+    chosen = combine(options, keywords)
+    room = in_bytes("memory", memory, PlanError) if memory is not None else chosen.budget_bytes or DEFAULT_MEMORY
+    if chosen.budget_bytes not in (None, room):
+        raise PlanError(
+            f"what fits a memory has that as its budget: memory is {memory!r}, budget {chosen.budget!r}. Give one."
+        )
+    chosen = dataclasses.replace(chosen, budget=None) if chosen.strategy is None else chosen
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"fit takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
     frontier = whole("frontier", frontier, 0, MOST_POINTS, PlanError)
     with collecting_later():
-        sizing = Sizing(source, in_bytes("memory", memory, PlanError), vary, Changes(train_mode, *(lora or ())), chosen)
+        sizing = Sizing(source, room, vary, Changes(train_mode, *(lora or ())), chosen)
         sizing.run()
         search = InChunks(sizing) if sizing.chunks else None
         if search is not None:

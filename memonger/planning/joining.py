@@ -40,7 +40,7 @@ def with_joined_products(
     Returns: The step, what is asked of it, and its layout; None where it stays as it is: there is nothing to join, or
         it would take more memory then, or more than the budget.
     """
-    if strategy != "none" and request.budget is None:
+    if strategy != "none" and (request.budget is None or request.recomputes_marked):
         return None
     roles, most = training_roles.read(lowered.model, str(lowered.model.graph.name)), request.budget
     unlimited = dataclasses.replace(request, budget=None)

@@ -82,11 +82,11 @@ def plan_graph(names: tuple[object, ...], request: Request, strategy: str | None
 
 
 def pareto_of_graph(
-    names: tuple[object, ...], request: Request, points: int, order: str, budgets: Sequence[int] = ()
+    names: tuple[object, ...], request: Request, points: int, order: str, budgets: Sequence[int], strategy: str
 ) -> tuple[GraphPlan, ...]:
     """The frontier of what `from_networkx` gave; see `memonger.pareto`."""
-    begin, solutions = time.perf_counter(), decide.frontier(request, points, order, budgets)
-    return tuple(_finish(names, request, "budget", one, begin) for one in solutions)
+    begin, solutions = time.perf_counter(), decide.frontier(request, points, order, budgets, strategy)
+    return tuple(_finish(names, request, strategy, one, begin) for one in solutions)
 
 
 def _finish(names: tuple[object, ...], request: Request, strategy: str, solution: Solution, begin: float) -> GraphPlan:

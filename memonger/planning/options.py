@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 from memonger.autodiff.losses import Loss
 from memonger.autodiff.mixed_precision import Precision
 from memonger.autodiff.updates import Optimizer
-from memonger.devices import Cuda, Device
+from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
@@ -23,7 +23,7 @@ from memonger.model.ranges import MOST_RANGES, Range, in_terms_of, own, terms_of
 from memonger.planning.names import Level, Mode, Order, Strategy
 from memonger.remat import EFFORT, STRATEGIES
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, in_bytes, whole
-from memonger.words import did_you_mean, either, option
+from memonger.words import did_you_mean, option
 
 Progress = Callable[[str], None]
 
@@ -46,8 +46,8 @@ class Options:
         batch: Size of the inputs' open first dimension; see `memonger.load`.
         dims: Sizes of open dimensions by name; see `memonger.load`. ``(1, 16)`` is a range, ``(64, 512, 32)`` one with
             a step: the layout then holds for every size in it, and a session runs them all. For inference on the CPU,
-            or for no device; without chunks. A text is a sum of others, as ``{"total": "past + seq"}``; a dimension
-            whose name is such a sum needs none.
+            or for no device; none of it runs in chunks. A text is a sum of others, as ``{"total": "past + seq"}``; a
+            dimension whose name is such a sum needs none.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
         precision: ``float16`` or ``bfloat16``: train in mixed precision, see `memonger.to_mixed_precision`.
@@ -57,9 +57,9 @@ class Options:
         strategy: What decides which nodes are recomputed: ``none``, ``cheap``, ``block``, ``sqrt``, ``log``,
             ``sweep``, ``marks``, ``budget`` or ``exact``. None: ``budget`` where there is a budget; else ``sweep``
             for training, ``none`` for inference.
-        mirror: Patterns of nodes (by name, operator or output) to recompute, for the strategies ``block``, ``sqrt``,
-            ``log``, ``sweep`` and ``marks``. Nodes that can't run again are kept, and a note on the plan says so;
-            with ``marks`` they are an error.
+        mirror: Patterns of nodes (by name, operator or output) to recompute, whatever the strategy decides of the
+            others. Nodes that can't run again are kept, and a note on the plan says so; with ``marks`` they are an
+            error.
         keep: Patterns of nodes to keep. They overrule ``mirror``.
         trials: Number of thresholds that the strategy ``sweep`` tries.
         effort: How many changes a search may try, each of about 10 µs.
@@ -133,60 +133,40 @@ class Options:
                 object.__setattr__(self, key, whole(key, getattr(self, key), least, most, PlanError))
         for name, size in (self.dims or {}).items():
             _check_size(name, size, self.dims or {})
-        self._check_ranges()
+        if len(own(self.ranges)) > MOST_RANGES:
+            raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(own(self.ranges))}.")
         for key in ("mirror", "keep"):
             _check_patterns(key, getattr(self, key))
         if self.time_limit is not None and not (_is_number(self.time_limit) and 0 <= self.time_limit < math.inf):
             raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit!r}.")
         if not (_is_number(self.max_overhead) and 0 <= self.max_overhead < math.inf):
             raise PlanError(f"max_overhead must be a fraction, 0 or more, as 0.02, not {self.max_overhead!r}.")
-        if self.axis_and_chunks is not None and self.chosen_mode == "training":
-            raise PlanError(
-                "a number of chunks is for inference: the nodes of a training step have no axis in common. "
-                f"{option('chunks', 'auto')} finds those along which they can be cut."
-            )
         if self.progress is not None and not callable(self.progress):
             raise PlanError(f"progress must be a function of one text, not {self.progress!r}.")
-        self._check_state()
-        if self.buckets is not None and not (self.sharing.inplace and self.sharing.reuse):
-            raise PlanError(f"{option('buckets')} needs sums that lie where gradients lay: leave sharing out.")
-        if self.mode == "inference" and self.trains:
-            say = option("mode", "training")
-            raise PlanError(f"a loss or an optimizer is for training: leave {option('mode')} out, or say {say}.")
-        self._check_strategy()
-
-    def _check_ranges(self) -> None:
-        if not self.ranges:
-            return
-        if len(own(self.ranges)) > MOST_RANGES:
-            raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(own(self.ranges))}.")
-        whole = f"a range of sizes ({option('dims')})"
-        if self.chosen_mode == "training":
-            raise PlanError(f"{whole} is for inference: give one size for training.")
-        if self.axis_and_chunks is not None:
-            raise PlanError(f"{whole} goes without chunks: leave {option('chunks')} out, or give one size.")
-
-    def _check_state(self) -> None:
         if not all(isinstance(name, str) for pair in (self.state or {}).items() for name in pair):
             raise PlanError(f"state must be names of inputs and outputs, as {{'h': 'h_next'}}, not {self.state!r}.")
-        if self.state and self.chosen_mode == "training":
-            raise PlanError(f"a state is for inference: leave {option('state')} out for training.")
-        if self.state and self.axis_and_chunks is not None:
-            raise PlanError(f"a model with a state runs without chunks: leave {option('chunks')} out.")
+        for exclusion in EXCLUSIONS:
+            if exclusion.holds(self):
+                raise PlanError(str(exclusion))
+        if self.budget is not None:
+            in_bytes("budget", self.budget, PlanError)
 
-    def _check_strategy(self) -> None:
-        chosen = STRATEGIES[self.chosen_strategy]
-        if self.budget_bytes is None and chosen.takes_budget:
-            raise PlanError(f"strategy {chosen.name!r} needs a budget, as {option('budget', '4GiB')}.")
-        if self.budget is not None and not chosen.takes_budget:
-            names = " and ".join(repr(name) for name, each in STRATEGIES.items() if each.takes_budget)
-            raise PlanError(f"strategy {chosen.name!r} takes no budget: {names} do.")
-        if self.mirror and not chosen.heeds_marks:
-            names = ", ".join(name for name, each in STRATEGIES.items() if each.heeds_marks)
-            raise PlanError(
-                f"strategy {chosen.name!r} decides by itself what is recomputed: mirror goes with {names}. Every "
-                "strategy takes keep."
-            )
+    def for_budgets(self) -> "Options":
+        """The options with a budget, as what tries several of its own has them.
+
+        Raises:
+            PlanError: the strategy takes none.
+        """
+        return dataclasses.replace(self, budget=0) if self.budget is None else self
+
+    def check_budget(self) -> None:
+        """Check that a strategy that takes a budget has one, for what tries no budgets of its own.
+
+        Raises:
+            PlanError: it has none.
+        """
+        if self.budget is None and STRATEGIES[self.chosen_strategy].takes_budget:
+            raise PlanError(f"strategy {self.chosen_strategy!r} needs a budget, as {option('budget', '4GiB')}.")
 
     def __repr__(self) -> str:
         """What differs from the defaults: ``Options(mode='training', budget='4GiB')``."""
@@ -243,14 +223,112 @@ class Options:
     @property
     def recomputes_for_training(self) -> bool:
         """Whether something is asked for that only training plans have: marks, or a strategy without a budget."""
-        if self.strategy is None:
-            return bool(self.mirror) and self.budget is None
-        return self.strategy != "none" and not STRATEGIES[self.strategy].takes_budget
+        if self.mirror:
+            return True
+        return self.strategy not in (None, "none") and not STRATEGIES[self.chosen_strategy].takes_budget
 
     @property
     def trains(self) -> bool:
         """Whether the model is to be differentiated: a loss or an optimizer is given."""
         return self.loss is not None or self.optimizer is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Two options that don't go together. In its texts ``[dims]`` stands for an option as who asked would write it.
+
+    Attributes:
+        first: An option, with its value where that matters.
+        second: What it doesn't go with.
+        holds: Whether options have both.
+        reason: Why: the rest of a sentence.
+        instead: What to do: a sentence without its dot.
+    """
+
+    first: str
+    second: str
+    holds: Callable[[Options], bool]
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        """What is said to whom gave both."""
+        text = f"{self.first} doesn't go with {self.second}: {self.reason}. {self.instead}."
+        return re.sub(r"\[(\w+)(?:=(\w+))?\]", lambda found: option(*filter(None, found.groups())), text)
+
+
+_WITHOUT_BUDGET, _OF_BUDGETS = (
+    " and".join(", ".join(repr(n) for n, one in STRATEGIES.items() if one.takes_budget == takes).rsplit(",", 1))
+    for takes in (False, True)
+)
+
+EXCLUSIONS = (
+    Exclusion(
+        "a loss, optimizer, precision or buckets",
+        "[mode=inference]",
+        lambda it: it.mode == "inference" and (it.trains or it.precision is not None or it.buckets is not None),
+        "they are for training",
+        "Say [mode=training], or leave [mode] out and give a [loss]",
+    ),
+    Exclusion(
+        "a range of sizes ([dims])",
+        "training, nor with a CUDA device",
+        lambda it: bool(it.ranges) and (it.chosen_mode == "training" or _is_cuda(it.device)),
+        "gradients, and what CUDA runs, are written for the sizes of one run",
+        "Give one size, or plan several: a session takes them together",
+    ),
+    Exclusion(
+        "a state ([state])",
+        "training",
+        lambda it: bool(it.state) and it.chosen_mode == "training",
+        "its gradient would be that of all runs before",
+        "Leave [state] out: a step is given, and gives, what it names",
+    ),
+    Exclusion(
+        "a number of chunks",
+        "training",
+        lambda it: it.axis_and_chunks is not None and it.chosen_mode == "training",
+        "the nodes of a training step have no axis in common",
+        "[chunks=auto] finds those along which they can be cut",
+    ),
+    Exclusion(
+        "a number of chunks",
+        "a range of sizes ([dims]), nor with a state ([state])",
+        lambda it: it.axis_and_chunks is not None and bool(it.ranges or it.state),
+        "slices are of one size, and of values that live in one run",
+        "Leave [chunks] out",
+    ),
+    Exclusion(
+        "a number of chunks",
+        "[device=none], nor with a CUDA device",
+        lambda it: it.axis_and_chunks is not None and _is_beside_cpu(it.device),
+        "what slices take, and whether they give the same bits, is measured on the CPU",
+        "Say [device=cpu], or leave [chunks] out",
+    ),
+    Exclusion(
+        "[budget]",
+        f"the strategies {_WITHOUT_BUDGET}",
+        lambda it: it.budget is not None and not STRATEGIES[it.chosen_strategy].takes_budget,
+        f"they take no budget, {_OF_BUDGETS} do",
+        "Leave one of the two out",
+    ),
+    Exclusion(
+        "[mirror]",
+        "[mode=inference], nor with [strategy=none]",
+        lambda it: bool(it.mirror) and (it.chosen_mode == "inference" or it.chosen_strategy == "none"),
+        "nodes run again for a backward pass, and by that strategy none does",
+        "Leave one of the two out",
+    ),
+)
+"""All options that don't go together; docs/OPTIONS.md shows them, and `Options` refuses them."""
+
+
+def _is_cuda(device: str | Device | None) -> bool:
+    return device is not None and not parse_device(device).is_host
+
+
+def _is_beside_cpu(device: str | Device | None) -> bool:
+    return device is not None and (parse_device(device).facts.is_portable or _is_cuda(device))
 
 
 @functools.cache
@@ -259,9 +337,11 @@ def _defaults() -> Mapping[str, Any]:
     return {one.name: getattr(plain, one.name) for one in dataclasses.fields(Options)}
 
 
-class FrontierOfGraph(TypedDict, total=False):
-    """Keywords of `memonger.pareto` for a graph without a model; `Options` documents each."""
+class ForGraph(TypedDict, total=False):
+    """Keywords for a graph without a model; `Options` documents each."""
 
+    budget: float | str | None
+    strategy: Strategy | None
     trials: int
     effort: int
     time_limit: float | None
@@ -270,15 +350,8 @@ class FrontierOfGraph(TypedDict, total=False):
     progress: Progress | None
 
 
-class ForGraph(FrontierOfGraph, total=False):
-    """Keywords of `memonger.search_plan` for a graph without a model."""
-
-    budget: float | str | None
-    strategy: Strategy | None
-
-
-class FrontierOfModel(FrontierOfGraph, total=False):
-    """Keywords of `memonger.pareto` for a model."""
+class Keywords(ForGraph, total=False):
+    """All fields of `Options` as keywords: those for a model."""
 
     mode: Mode | None
     batch: int | None
@@ -295,11 +368,6 @@ class FrontierOfModel(FrontierOfGraph, total=False):
     chunks: str | int
     max_overhead: float
     allow_rounding: bool
-
-
-class Keywords(ForGraph, FrontierOfModel, total=False):
-    """All fields of `Options` as keywords: those of `memonger.search_plan` for a model."""
-
     mirror: Sequence[str]
     state: Mapping[str, str] | None
     buckets: Buckets | None
@@ -315,22 +383,6 @@ def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
         raise PlanError(f"budgets must be a list of at most {MOST_POINTS} sizes, as ['1GiB', '2GiB'], not "
                         f"{reprlib.repr(budgets)}.")  # fmt: skip
     return [in_bytes("budget", budget, PlanError) for budget in budgets]
-
-
-def without_ranges(options: Options, what: str) -> Options:
-    """The options, after it was checked that every dimension has a single size.
-
-    Raises:
-        PlanError: one has a range; ``what`` is who takes none.
-    """
-    if options.ranges:
-        name, one = next(iter(own(options.ranges).items()))
-        raise PlanError(
-            f"{what} takes single sizes, and dimension {name!r} has a range ({one}): give one size ("
-            f"{option('dims', {name: one.most})}), or plan the range with "
-            f"{either('memonger.search_plan', 'memonger plan')}."
-        )
-    return options
 
 
 def combine(options: Options | None, keywords: Mapping[str, Any]) -> Options:

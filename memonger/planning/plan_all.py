@@ -178,7 +178,8 @@ def plan_all(
     run, read = _run_by(engine, jobs), _named(models)
     sources = {name: source if run is _here else _portable(name, source) for name, source in read.items()}
     sizes = {_budget(budget)[1:]: _budget(budget) for budget in budgets}
-    chosen = combine(options, {**keywords, **({"budget": 0} if sizes else {})})  # a strategy may need one
+    chosen = combine(options, {**keywords, **({"budget": 0} if sizes else {})})  # as each of the tasks will have one
+    chosen.check_budget()
     settings = [
         dataclasses.replace(chosen, progress=None, batch=batch, device=device)
         for batch in dict.fromkeys(batches) or [chosen.batch]
@@ -279,7 +280,8 @@ def _with_budgets(work: _Work, tasks: Sequence[_Task], budgets: Collection[Budge
         return list(tasks)
     whole = [task.row for task in tasks]
     if any(share is not None for _, share, _ in budgets):
-        plain = [dataclasses.replace(task.options, strategy="none", chunks="off", budget=None) for task in tasks]
+        nothing: Any = {"strategy": "none", "mirror": (), "chunks": "off", "budget": None}
+        plain = [dataclasses.replace(task.options, **nothing) for task in tasks]
         whole = work.rows([dataclasses.replace(task, options=one) for task, one in zip(tasks, plain, strict=True)])
     return [_budgeted(task, row, *budget) for task, row in zip(tasks, whole, strict=True) for budget in budgets]
 

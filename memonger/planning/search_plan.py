@@ -53,17 +53,14 @@ from memonger.planning.modes import settle
 from memonger.planning.names import Mode, Strategy
 from memonger.planning.options import (
     ForGraph,
-    FrontierOfGraph,
-    FrontierOfModel,
     Keywords,
     Options,
     bytes_of_budgets,
     check_graph_options,
     combine,
     takes_options,
-    without_ranges,
 )
-from memonger.remat import STRATEGIES, Request, mirror_plan
+from memonger.remat import Request, mirror_plan
 from memonger.remat.marks import Marks, annotate, place
 from memonger.remat.on_demand import forward_pass
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
@@ -104,6 +101,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         TypeError: a keyword is no option.
     """
     chosen = combine(options, keywords)
+    chosen.check_budget()
     tell = chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         tell("search")
@@ -149,7 +147,7 @@ def pareto(
     points: int = 8,
     budgets: Sequence[float | str] = (),
     options: Options | None = None,
-    **keywords: Unpack[FrontierOfModel],
+    **keywords: Unpack[Keywords],
 ) -> tuple[Plan, ...]: ...
 
 
@@ -160,11 +158,11 @@ def pareto(
     points: int = 8,
     budgets: Sequence[float | str] = (),
     options: Options | None = None,
-    **keywords: Unpack[FrontierOfGraph],
+    **keywords: Unpack[ForGraph],
 ) -> tuple[GraphPlan, ...]: ...
 
 
-@takes_options("budget", "strategy", "mirror", "state")
+@takes_options()
 def pareto(
     source: Any,
     *,
@@ -175,35 +173,34 @@ def pareto(
 ) -> tuple[Plan, ...] | tuple[GraphPlan, ...]:
     """The frontier: plans of which none is better than another in both total and extra cost, by falling total.
 
-    The first recomputes nothing and has no chunks, the last takes the least memory that was found. The others are what
-    `memonger.search_plan` gives without a budget, and for budgets in between. The plan for a budget is the first that
-    fits it: of two budgets the smaller never has the larger total, nor the cheaper plan. The extra cost is that of what
-    is recomputed, and what more and smaller nodes are estimated to take (`memonger.Plan.chunks`).
+    The first recomputes nothing but what is marked so (``mirror``, ``force_mirroring``), as all of them do, and has no
+    chunks; the last takes the least memory that was found. The others are what `memonger.search_plan` gives without a
+    budget, and for budgets in between. The plan for a budget is the first that fits it: of two budgets the smaller
+    never has the larger total, nor the cheaper plan. The extra cost is that of what is recomputed, and what more and
+    smaller nodes are estimated to take (`memonger.Plan.chunks`).
 
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
         points: How many budgets are tried, between the total with nothing recomputed and the smallest one found.
-        budgets: The budgets to try instead, as `memonger.search_plan` takes one.
+        budgets: The budgets to try instead, as `memonger.search_plan` takes one; ``budget`` is one of them.
         options: A record of options to start from; keywords given beside it replace its fields.
-        keywords: The fields of `Options` but ``budget``, ``strategy``, ``mirror`` and ``state``.
+        keywords: The fields of `Options`. A strategy has to be one that takes a budget.
 
     Raises:
         LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
     """
-    chosen = without_ranges(combine(options, keywords), "pareto")
+    chosen = combine(options, keywords)
     points = whole("points", points, 1, MOST_POINTS, PlanError)
-    sizes = bytes_of_budgets(budgets)
-    if chosen.budget is not None or chosen.strategy is not None or chosen.mirror:
-        own = "pareto tries budgets of its own, or those of budgets=['4GiB', ...]"
-        raise PlanError(f"{own}: leave budget, strategy and mirror out.")
+    sizes = bytes_of_budgets(budgets) + ([] if chosen.budget_bytes is None else [chosen.budget_bytes])
+    strategy = chosen.for_budgets().chosen_strategy
+    chosen = dataclasses.replace(chosen, budget=None, strategy=None)
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"pareto takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
-    if chosen.state:
-        raise PlanError(f"pareto plans without a state: leave {option('state')} out.")
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
-        return networkx_graph.pareto_of_graph(names, _graph_request(chosen, graph), points, chosen.order, sizes)
+        request = _graph_request(chosen, graph)
+        return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
     job = prepare(source, chosen, times=True)
     if job.is_uncalibrated:
         raise PlanError(
@@ -213,10 +210,10 @@ def pareto(
         )
     tell("search")
     if chosen.chunks != "off" and may_run_in_chunks(job):
-        made = _frontier(job, points, sizes, begin)
+        made = _frontier(job, points, sizes, begin, strategy)
     else:
-        job = dataclasses.replace(job, strategy="budget")
-        made = [(job.copy(), one) for one in decide.frontier(job.request, points, chosen.order, sizes)]
+        job = dataclasses.replace(job, strategy=strategy)
+        made = [(job.copy(), one) for one in decide.frontier(job.request, points, chosen.order, sizes, strategy)]
     tell("verify")
     return tuple(finish(*one, begin) for one in made)
 
@@ -240,7 +237,7 @@ def make_mirror_plan(
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`; the threshold is negative.
     """
-    job = prepare(source, without_ranges(combine(options, keywords), "make_mirror_plan"))
+    job = prepare(source, combine(options, keywords))
     dropped = mirror_plan(job.request, threshold)
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
 
@@ -257,8 +254,7 @@ def get_cost(source: Source | Model, *, options: Options | None = None, **keywor
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`.
     """
-    chosen = without_ranges(combine(options, keywords), "get_cost")
-    return search_plan(source, options=chosen).peak_bytes
+    return search_plan(source, options=combine(options, keywords)).peak_bytes
 
 
 def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:
@@ -344,7 +340,7 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     tell("lower")
     ranges: Mapping[str, Range] = {}
     if options.ranges:
-        lowered, ranges = _lower_open(source, device, options, mode)
+        lowered, ranges = _lower_open(source, device, options)
     else:
         lowered = _lower(model, device, options, open_in_file, times or options.chosen_strategy != "none")
     tell("graph")
@@ -461,16 +457,19 @@ def decided(job: Job) -> tuple[Job, Solution]:
     return job, solve(job)
 
 
-def _frontier(job: Job, points: int, budgets: Sequence[int], begin: float) -> list[tuple[Job, Solution]]:
+def _frontier(
+    job: Job, points: int, budgets: Sequence[int], begin: float, strategy: Strategy
+) -> list[tuple[Job, Solution]]:
     """Jobs with their solutions, by falling total: with nothing done, as by default, for budgets, and the least."""
-    request, tell, order = job.request, job.options.progress or _silent, job.options.order
-    plain = decide.decide(request, "none", order)
-    made = [(dataclasses.replace(job.copy(), strategy="none"), plain), decided(job.copy())]
+    request, tell = job.request, job.options.progress or _silent
+    plain = decide.Budgets(request, strategy, decide.orders_of(job.options.order, request.graph)).plain
+    kept: Strategy = "marks" if request.recomputes_marked else "none"
+    made = [(dataclasses.replace(job.copy(), strategy=kept), plain), decided(job.copy())]
 
     def at(budget: int) -> tuple[Job, Solution]:
         asked = dataclasses.replace(request, budget=budget, progress=None)
         known = plain if job.mode == "inference" else None
-        return decided(dataclasses.replace(job.copy(), request=asked, strategy="budget", solution=known))
+        return decided(dataclasses.replace(job.copy(), request=asked, strategy=strategy, solution=known))
 
     with suppress(BudgetError):
         try:
@@ -745,7 +744,7 @@ def _on_host(host: frozenset[str], solution: Solution) -> frozenset[str]:
 def _unheeded(job: Job, solution: Solution) -> tuple[str, ...]:
     """A note on nodes that are marked to be recomputed, but kept for the backward pass."""
     request, graph, runs = job.request, job.request.graph, Counter(solution.schedule)
-    if not any(request.forced.values()) or job.strategy in ("none", "marks"):
+    if not request.recomputes_marked or job.strategy in ("none", "marks"):
         return ()
     forward = forward_pass(graph)
     read = {value for node, reads in enumerate(graph.reads) if not forward[node] for value in reads}
@@ -758,9 +757,7 @@ def _unheeded(job: Job, solution: Solution) -> tuple[str, ...]:
     if not kept:
         return ()
     names = f"'{graph.nodes[kept[0]]}'" + (f" and {len(kept) - 1} more" if len(kept) > 1 else "")
-    why = f"strategy '{job.strategy}' decides by itself what is recomputed"
-    if STRATEGIES[job.strategy].heeds_marks:
-        why = "what writes next to nothing, or can't run again, isn't recomputed"
+    why = "what writes next to nothing, or can't run again, isn't recomputed"
     return (f"marked to be recomputed, but kept: {names}; {why}. {option('strategy', 'marks')} obeys every mark.",)
 
 
@@ -778,10 +775,9 @@ def device_of(device: str | Device | None) -> Device:
 
 
 def _check_precision(own: Model, options: Options) -> None:
-    if options.precision is not None and (options.chosen_mode != "training" or own.is_differentiated):
-        what = "is differentiated already" if own.is_differentiated else "is planned for inference"
+    if options.precision is not None and own.is_differentiated:
         given = option("precision", options.precision)
-        raise PlanError(f"{own.name} {what}: {given} is for training a forward model.")
+        raise PlanError(f"{own.name} is differentiated already: {given} is for training a forward model.")
 
 
 def _differentiate(model: Model, options: Options) -> Model:
@@ -806,14 +802,8 @@ def _without_loss(model: Model) -> tuple[str, ...]:
     )
 
 
-def _lower_open(
-    source: Source | Model, device: Device, options: Options, mode: Mode
-) -> tuple[Lowered, Mapping[str, Range]]:
+def _lower_open(source: Source | Model, device: Device, options: Options) -> tuple[Lowered, Mapping[str, Range]]:
     """The lowered model for ranges of sizes, and the ranges with their places."""
-    if mode == "training":
-        raise PlanError(f"a range of sizes ({option('dims')}) is for inference: {option('mode', 'inference')}.")
-    if not (device.is_host or device.facts.is_portable):
-        raise PlanError(f"a range of sizes ({option('dims')}) is for the CPU, and for no device, not for {device}.")
     single = {name: size for name, size in options.sizes.items() if name not in options.ranges}
     model, ranges = load_open(
         source, options.ranges, batch=options.batch, dims=single, input_shapes=_shapes_of(options.inputs)

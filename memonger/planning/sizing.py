@@ -131,8 +131,8 @@ class Sizing:
 
     @property
     def searches(self) -> bool:
-        """Whether schedules are searched for the memory; else the strategy gives one whatever the memory."""
-        return self.strategy == "budget"
+        """Whether schedules of the family are searched; else the strategy gives one at each size."""
+        return self.strategy == "budget" and not (self.smallest and self.smallest[1].recomputes_marked)
 
     def run(self) -> None:
         """Look for the largest size that fits."""

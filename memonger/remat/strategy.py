@@ -76,6 +76,11 @@ class Request:
         return math.fsum(self.graph.costs[node] for node in schedule)
 
     @property
+    def recomputes_marked(self) -> bool:
+        """Whether a node is marked to be recomputed."""
+        return any(self.forced.values())
+
+    @property
     def kept(self) -> list[int]:
         """Nodes marked to be kept, ascending, with the nodes whose values they view unless those are recomputed."""
         graph, forced = self.graph, self.forced
@@ -153,8 +158,8 @@ class Strategy:
         help: What is recomputed, in one sentence.
         run: The strategy.
         takes_budget: Whether it needs a budget. The other strategies refuse one.
-        heeds_marks: Whether it recomputes the nodes that are marked to be recomputed. The other strategies decide by
-            themselves. All of them keep what is marked to be kept.
+        heeds_marks: Whether it looks at the nodes that are marked to be recomputed. The others but ``none`` are given a
+            graph in which these run twice already. All of them keep what is marked to be kept.
         needs_model: Whether it needs operators or marks, which a graph of bytes and costs does not have.
     """
 

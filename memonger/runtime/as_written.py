@@ -16,6 +16,7 @@ import onnx_ir as ir
 from memonger.devices import CPU, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
+from memonger.graph.collectives import expanded
 from memonger.model.tensors import is_large, sizes_of_parts
 from memonger.model.values import NARROW, graphs, tensor_shape
 from memonger.plan import Plan
@@ -59,7 +60,8 @@ def changes(plan: Plan) -> tuple[list[str], list[str]]:
         OSError: there is no room for what it writes.
     """
     model = plan.model.clone()
-    expose(model, program_of(plan).planned)
+    _, gone = expanded(model)  # a collective is no node of a session
+    expose(model, [tensor for tensor in program_of(plan).planned if tensor.name not in gone])
     written = Counter((str(node.name), node.op_type) for node in model.graph)
     folder = ScratchFolder()
     try:

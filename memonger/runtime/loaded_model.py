@@ -12,6 +12,8 @@ import numpy as np
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.operators import facts
+from memonger.model.ranges import described
+from memonger.model.shaping import Shape
 from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
@@ -53,7 +55,8 @@ class LoadedModel:
     """Plans of one model in onnxruntime sessions, which they share where only shapes differ.
 
     Args:
-        plans: Verified, and for this device.
+        plans: Verified, and for this device. Of those that take the shapes of a run the first runs it, plans for
+            ranges of sizes after all others.
         device: Where to run.
         threads: Threads within a node; 0 leaves it to onnxruntime.
         check_order: Check that onnxruntime adds no node (`as_written`), and compare the order of each session's first
@@ -92,6 +95,7 @@ class LoadedModel:
         limit: int | None = None,
     ) -> None:
         self.device, self._at_once, self._first_run, self.is_closed = device, at_once, threading.Lock(), False
+        plans = sorted(plans, key=lambda plan: bool(plan.ranges))
         settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
 
         limit = limit_of(plans) if limit is None else limit
@@ -102,8 +106,6 @@ class LoadedModel:
             graphs = "off" if is_segment else cuda_graph
             return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
 
-        if any(plan.ranges for plan in plans):
-            _check_alone(plans, pad)
         for plan in plans if check_order else ():
             check_as_written(plan, device)
         with making_sessions():
@@ -112,7 +114,10 @@ class LoadedModel:
         self.kept = _kept(self._runners[0], state, device) if state else None
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
-        self._padding = _padding(plans, self.programs) if pad else None
+        ranged = {index: one.ranged for index, one in enumerate(self._runners) if one.ranged is not None}
+        self._padding = _padding(plans, self.programs, ranged) if pad else None
+        for one in ranged.values():
+            one.offers_filling = not pad and not state
         if at_once > 1:
             self.reserve()
 
@@ -150,7 +155,8 @@ class LoadedModel:
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
         if targets:
-            _check_targets(self._program(index, inputs, state), targets, smaller.rows if smaller is not None else None)
+            program = self.programs[index] if smaller is not None else self._program(index, inputs, state)
+            _check_targets(program, targets, smaller.outputs if smaller is not None else None)
         for engine in self._runners[index].engines:
             engine.check_usable()
         return Call(index, smaller, {**inputs, **state}, targets, given)
@@ -203,13 +209,20 @@ class LoadedModel:
                     raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
                 raise
             return 0
-        for index, program in enumerate(self.programs):
-            if _fits(program, inputs):
-                feeding.check_feeds(program.inputs, inputs, "the model")
+        for index, runner in enumerate(self._runners):
+            if _fits(self.programs[index], inputs) if runner.ranged is None else runner.ranged.takes(inputs):
+                feeding.check_feeds(self.programs[index].inputs, inputs, "the model")
                 return index
         given = {name: list(feeding.shape_of(feed) or ()) for name, feed in inputs.items()}
-        planned = [{v.name: list(v.shape or ()) for v in program.inputs} for program in self.programs]
-        raise SessionError(f"no plan was made for the input shapes {given}; there are plans for {planned}.")
+        planned = [
+            str({v.name: list(v.shape or ()) for v in runner.program.inputs})
+            if runner.ranged is None
+            else f"{{{described(runner.ranged.ranges)}}}"
+            for runner in self._runners
+        ]
+        raise SessionError(
+            f"no plan was made for the input shapes {given}; there are plans for [{', '.join(planned)}]."
+        )
 
     def _program(self, index: int, inputs: feeding.Feeds, state: Mapping[str, Any]) -> Program:
         """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
@@ -246,28 +259,17 @@ class _Runner:
     ranged: RangedProgram | None = None
 
 
-def _check_alone(plans: Sequence[Plan], pad: bool) -> None:
-    """Check what doesn't go together with a plan for ranges of sizes."""
-    if len(plans) > 1:
-        raise SessionError("a plan for ranges of sizes takes every shape in them: give it alone, without other plans.")
-    if pad:
-        raise SessionError(
-            f"a plan for ranges of sizes runs smaller batches as they are: leave {option('pad', True)} out."
-        )
-
-
 def _runners(
     plans: Sequence[Plan], device: Device, make_engine: Callable[[Group, bool], Engine]
 ) -> tuple[_Runner, ...]:
-    """What runs each plan. Those with chunks have sessions of their own; the others share them where they can."""
+    """What runs each plan. Those with chunks, and for ranges, have sessions of their own; the others share them."""
     found: dict[int, _Runner] = {}
-    plain = [index for index, plan in enumerate(plans) if not (device.is_host and is_chunked(plan))]
-    for index in sorted(set(range(len(plans))) - set(plain)):
-        found[index] = _of_chunks(cut_up(plans[index]), make_engine)
-    if plans[0].ranges:
-        ranged = RangedProgram(plans[0])
-        engine = make_engine(ranged.group(plans[0]), False)
-        return (_Runner(ranged.base, (engine,), lambda arena, _: RangedBinding(ranged, engine, arena), ranged),)
+    for index, plan in enumerate(plans):
+        if plan.ranges:
+            found[index] = _of_ranges(plan, make_engine)
+        elif device.is_host and is_chunked(plan):
+            found[index] = _of_chunks(cut_up(plan), make_engine)
+    plain = [index for index in range(len(plans)) if index not in found]
     for group in group_plans([plans[index] for index in plain]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
@@ -295,14 +297,21 @@ def _of_chunks(chunks: Chunks, make_engine: Callable[[Group, bool], Engine]) -> 
     return _Runner(program, engines, lambda arena, _: ChunkedBinding(program, steps, engines, arena, constants))
 
 
+def _of_ranges(plan: Plan, make_engine: Callable[[Group, bool], Engine]) -> _Runner:
+    """What runs a plan for ranges of sizes."""
+    ranged = RangedProgram(plan)
+    engine = make_engine(ranged.group(plan), False)
+    return _Runner(ranged.base, (engine,), lambda arena, _: RangedBinding(ranged, engine, arena), ranged)
+
+
 def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:
     return Binding(program, engine, arena, inputs_at=inputs_at)
 
 
-def _padding(plans: Sequence[Plan], programs: Sequence[Program]) -> Padding:
-    """What fills up batches for these plans."""
+def _padding(plans: Sequence[Plan], programs: Sequence[Program], ranged: Mapping[int, RangedProgram]) -> Padding:
+    """What fills up inputs for these plans."""
     draws = any(facts(node).random for plan in plans for node in plan.model.graph)
-    return Padding(programs, [plan.batch for plan in plans], is_tried=not draws)
+    return Padding(programs, [plan.batch for plan in plans], ranged, is_tried=not draws)
 
 
 def _fits(program: Program, inputs: feeding.Feeds) -> bool:
@@ -320,8 +329,8 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | None) -> None:
-    """Check what outputs are to be written to; ``rows``: how many of each are given, where a batch is filled up."""
+def _check_targets(program: Program, outputs: Mapping[str, Any], shapes: Mapping[str, Shape] | None) -> None:
+    """Check what outputs are to be written to; ``shapes``: those of what was given, where inputs are filled up."""
     planned = {tensor.name: tensor for tensor in program.planned}
     for name, target in outputs.items():
         if name not in program.outputs:
@@ -330,8 +339,8 @@ def _check_targets(program: Program, outputs: Mapping[str, Any], rows: int | Non
         if tensor is None:
             raise SessionError(f"output '{name}' has no planned size, so it can't be written to a given array.")
         dtype, shape = feeding.described(target)
-        wanted = tensor.shape if rows is None else (rows, *tensor.shape[1:])
-        if rows is not None and not isinstance(target, np.ndarray):
+        wanted = tensor.shape if shapes is None else shapes[name]
+        if shapes is not None and not isinstance(target, np.ndarray):
             raise SessionError(f"output '{name}' of a batch that is filled up is written to arrays of the host alone.")
         if (dtype, shape) != (tensor.dtype, wanted):
             given = dtype.numpy() if dtype is not None else getattr(target, "dtype", type(target).__name__)

@@ -1,21 +1,28 @@
-"""Smaller batches than were planned for: inputs are filled up to the plan's batch, outputs cut to the rows given.
+"""Smaller inputs than were planned for are filled up to the plan's sizes, and outputs cut to what was given.
+
+Of a plan for one batch its batch, of one for ranges of sizes what lies between the steps of a range, or below it.
 
 What fills up is the last row again: a row that was given anyway, so that no NaN, infinity or index out of range comes
 in that the caller's own rows don't bring, and no largest or smallest number of a batch changes.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from memonger.errors import SessionError
+from memonger.model.ranges import described
+from memonger.model.shaping import Shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime.program import Program
+from memonger.runtime.ranged import RangedProgram
 from memonger.words import option
 
 Run = Callable[[feeding.Feeds], Mapping[str, np.ndarray]]
 Fill = Callable[[np.ndarray, int], np.ndarray]
+"""What an array is filled up with along an axis: a slice of it."""
 
 
 class NoBatchError(SessionError):
@@ -23,50 +30,94 @@ class NoBatchError(SessionError):
 
 
 class Smaller(NamedTuple):
-    """Which program takes a batch that is smaller than its own, and how many rows it has."""
+    """How inputs that are smaller than a program's are filled up.
+
+    Attributes:
+        program: Which program takes them then.
+        inputs: The shapes that inputs get, by name, of those that are filled up.
+        outputs: The shapes of the outputs of what was given, by name.
+    """
 
     program: int
-    rows: int
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, Shape]
+
+    @property
+    def elements(self) -> int:
+        """Of the inputs, filled up."""
+        return sum(map(math.prod, self.inputs.values()))
 
 
 class Padding:
     """Fills up the inputs of programs, and cuts their outputs.
 
     The batch of a program is the first dimension of all its outputs, and of the inputs that are filled up. Inputs of
-    another one, and those that have one shape in all programs, are taken as they are. That rows don't meet in the model
+    another one, and those that have one shape in all programs, are taken as they are. Of a program for ranges of sizes
+    every dimension with a range is filled up, to the next size of its range. That rows don't meet in the model
     is tried before the first such run of a program: other rows in the filling have to give the same outputs, bit for
     bit.
 
     Args:
-        programs: Of one model, each for another batch.
+        programs: Of one model, each for another batch, or for ranges of sizes.
         batches: The batch each was planned for; None: the first dimension of its first input.
+        ranged: Of programs for ranges of sizes, by their number, those of all sizes.
         is_tried: False leaves the trial out: where random numbers are drawn no two runs agree.
 
     Raises:
         NoBatchError: an output doesn't begin with the batch; it is named.
     """
 
-    def __init__(self, programs: Sequence[Program], batches: Sequence[int | None], *, is_tried: bool = True) -> None:
-        self._programs = tuple(programs)
-        self._batches = tuple(_batch(*pair) for pair in zip(programs, batches, strict=True))
-        self._rising = sorted(range(len(programs)), key=lambda index: self._batches[index])
-        shapes = [{value.name: value.shape for value in program.inputs} for program in programs]
-        self._fixed = {
-            name for name, shape in shapes[0].items() if len(shapes) > 1 and all(one[name] == shape for one in shapes)
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        batches: Sequence[int | None],
+        ranged: Mapping[int, RangedProgram] | None = None,
+        *,
+        is_tried: bool = True,
+    ) -> None:
+        self._programs, self._ranged = tuple(programs), ranged or {}
+        fixed = [index for index in range(len(programs)) if index not in self._ranged]
+        self._batches = {index: _batch(programs[index], batches[index]) for index in fixed}
+        self._rising = sorted(fixed, key=lambda index: self._batches[index])
+        shapes = [{value.name: value.shape for value in programs[index].inputs} for index in fixed]
+        self._same = {
+            name for name in (shapes or [{}])[0] if len(shapes) > 1 and len({one[name] for one in shapes}) == 1
         }
-        self._tried = set[int]() if is_tried else set(range(len(programs)))
+        self._is_tried, self._tried = is_tried, set[object]()
 
     def find(self, inputs: feeding.Feeds) -> Smaller | None:
-        """What takes the inputs filled up; None where no plan does, or one takes them as they are.
+        """What takes the inputs filled up, least of all; None where no plan does, or one takes them as they are.
 
         Raises:
-            SessionError: the inputs have different numbers of rows.
+            SessionError: the inputs have different numbers of rows; what fills them up would be in an output.
         """
+        if any(one.takes(inputs) for one in self._ranged.values()):
+            return None
+        found: list[Smaller] = []
         for index in self._rising:
             rows = self._rows(index, inputs)
             if rows is not None and 0 < rows <= self._batches[index]:
-                return Smaller(index, rows) if rows < self._batches[index] else None
-        return None
+                if rows == self._batches[index]:
+                    return None
+                found.append(self._smaller(index, rows))
+                break
+        for index, one in self._ranged.items():
+            try:
+                filled = one.filled_up(inputs)
+            except SessionError:
+                if len(self._programs) == 1:
+                    raise
+                continue
+            found += [] if filled is None else [Smaller(index, *filled)]
+        return min(found, key=lambda one: one.elements, default=None)
+
+    def _smaller(self, index: int, rows: int) -> Smaller:
+        """A program of one batch filled up."""
+        program = self._programs[index]
+        inputs = {value.name: value.shape for value in program.inputs if value.shape is not None}
+        outputs = {tensor.name: (rows, *tensor.shape[1:]) for tensor in program.planned}
+        filled = {name: inputs[name] for name in self._filled_names(index)}
+        return Smaller(index, filled, {name: outputs[name] for name in program.outputs})
 
     def run(self, smaller: Smaller, inputs: feeding.Feeds, run: Run) -> dict[str, np.ndarray]:
         """Run a program filled up.
@@ -76,42 +127,47 @@ class Padding:
             inputs: The inputs it was found for.
             run: Runs the program; what it returns may lie in an arena.
 
-        Returns: the outputs of the rows given, by name, where ``run`` has them.
+        Returns: the outputs of what was given, by name, where ``run`` has them.
 
         Raises:
             SessionError: rows meet in the model; or what ``run`` raises.
         """
-        index, rows = smaller
-        if index not in self._tried:
+        if self._is_tried:
             self._try(smaller, inputs, run)
-        return cut(run(self.filled(index, inputs)), rows)
-
-    def filled(self, index: int, inputs: feeding.Feeds, fill: Fill | None = None) -> dict[str, feeding.Feed]:
-        """The inputs of a program filled up, on the host."""
-        batch, content = self._batches[index], dict(inputs)
-        for name in self._filled_names(index):
-            if name in inputs:
-                feed = inputs[name] if isinstance(inputs[name], np.ndarray) else feeding.copy_of(inputs[name])
-                content[name] = (fill or last_row_again)(feed, batch)
-        return content
+        return cut(run(filled_up(smaller, inputs)), smaller.outputs)
 
     def _try(self, smaller: Smaller, inputs: feeding.Feeds, run: Run) -> None:
-        index, rows = smaller
-        fillings = [self.filled(index, inputs, fill) for fill in (last_row_again, _another)]
-        ours, other = ({name: array.copy() for name, array in cut(run(filled), rows).items()} for filled in fillings)
+        axes = frozenset(
+            (name, axis)
+            for name, shape in smaller.inputs.items()
+            for axis, (size, given) in enumerate(zip(shape, feeding.shape_of(inputs.get(name)) or shape, strict=True))
+            if size != given
+        )
+        if (smaller.program, axes) in self._tried:
+            return
+        fillings = [filled_up(smaller, inputs, fill) for fill in (_last_again, _another)]
+        ours, other = (
+            {name: array.copy() for name, array in cut(run(filled), smaller.outputs).items()} for filled in fillings
+        )
         meeting = [name for name, array in ours.items() if array.tobytes() != other[name].tobytes()]
         if meeting:
+            if smaller.program in self._ranged:
+                raise SessionError(
+                    f"output '{meeting[0]}' depends on what inputs are filled up with, and the plan is for "
+                    f"{described(self._ranged[smaller.program].ranges)}. Plan the model for ranges without steps there."
+                )
+            rows = smaller.outputs[meeting[0]][0]
             raise SessionError(
                 f"output '{meeting[0]}' of a row depends on the other rows of the batch: filled "
                 f"up, a batch of {rows} would give others. Plan the model for it as well ({option('batch', rows)})."
             )
-        if any(not np.array_equal(fillings[0][name], fillings[1][name]) for name in self._filled_names(index)):
-            self._tried.add(index)
+        if any(not np.array_equal(fillings[0][name], fillings[1][name]) for name in smaller.inputs):
+            self._tried.add((smaller.program, axes))
 
     def _filled_names(self, index: int) -> list[str]:
         batch = self._batches[index]
         inputs = self._programs[index].inputs
-        return [v.name for v in inputs if v.shape and v.shape[0] == batch and v.name not in self._fixed]
+        return [v.name for v in inputs if v.shape and v.shape[0] == batch and v.name not in self._same]
 
     def _rows(self, index: int, inputs: feeding.Feeds) -> int | None:
         """The rows of the inputs; None where one is missing, or differs in another dimension from the planned one.
@@ -130,6 +186,21 @@ class Padding:
             listed = ", ".join(f"'{name}' has {count}" for name, count in rows.items())
             raise SessionError(f"the inputs have different numbers of rows, and can't be filled up: {listed}.")
         return next(iter(rows.values()), None)
+
+
+def filled_up(smaller: Smaller, inputs: feeding.Feeds, fill: Fill | None = None) -> dict[str, feeding.Feed]:
+    """The inputs filled up, on the host."""
+    content = dict(inputs)
+    for name, shape in smaller.inputs.items():
+        if name not in inputs:
+            continue
+        array = inputs[name] if isinstance(inputs[name], np.ndarray) else feeding.copy_of(inputs[name])
+        for axis, size in enumerate(shape):
+            if array.shape[axis] < size:
+                more = np.repeat((fill or _last_again)(array, axis), size - array.shape[axis], axis)
+                array = np.concatenate([array, more], axis)
+        content[name] = array
+    return content
 
 
 def _batch(program: Program, planned: int | None) -> int:
@@ -157,18 +228,20 @@ def is_smaller(inputs: Sequence[feeding.Input], feeds: feeding.Feeds) -> bool:
     )
 
 
-def cut(outputs: Mapping[str, np.ndarray], rows: int | None) -> dict[str, np.ndarray]:
-    """The first rows of outputs; all of them if None."""
-    return dict(outputs) if rows is None else {name: array[:rows] for name, array in outputs.items()}
+def cut(outputs: Mapping[str, np.ndarray], shapes: Mapping[str, Shape] | None) -> dict[str, np.ndarray]:
+    """The beginnings of outputs, of these shapes; all of them if None."""
+    if shapes is None:
+        return dict(outputs)
+    return {name: np.ascontiguousarray(array[tuple(map(slice, shapes[name]))]) for name, array in outputs.items()}
 
 
-def last_row_again(rows: np.ndarray, batch: int) -> np.ndarray:
-    """Rows filled up to a batch with the last of them."""
-    return np.concatenate([rows, np.repeat(rows[-1:], batch - len(rows), axis=0)]) if len(rows) < batch else rows
+def _last_again(array: np.ndarray, axis: int) -> np.ndarray:
+    """What an array is filled up with along an axis: the last of it."""
+    return array.take([-1], axis)
 
 
-def _another(rows: np.ndarray, batch: int) -> np.ndarray:
-    """Rows filled up with other rows, where there are any: zeros (empty texts), or the first row again."""
-    nothing = np.full_like(rows[-1:], "" if rows.dtype == object else 0)
-    row = rows[:1] if np.array_equal(rows[-1:], nothing) else nothing
-    return np.concatenate([rows, np.repeat(row, batch - len(rows), axis=0)])
+def _another(array: np.ndarray, axis: int) -> np.ndarray:
+    """Something else to fill up with, where there is: zeros (empty texts), or the first of it."""
+    last = _last_again(array, axis)
+    nothing = np.full_like(last, "" if array.dtype == object else 0)
+    return array.take([0], axis) if np.array_equal(last, nothing) else nothing

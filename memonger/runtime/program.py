@@ -139,7 +139,10 @@ class Group:
 
 
 def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
-    """Plans of one structure and one set of weights together, in the order of their first members."""
+    """Plans of one structure and one set of weights together, in the order of their first members.
+
+    A plan for ranges of sizes is by itself: its session may meet any shape.
+    """
     parts: list[list[int]] = []
     for index, plan in enumerate(plans):
         same = next((part for part in parts if _same(plans[part[0]], plan)), None)
@@ -159,7 +162,7 @@ def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> Group:
 
 
 def check_family(plans: Sequence[Plan]) -> None:
-    """The plans are of one model, each for other input shapes.
+    """The plans are of one model, each for other input shapes or ranges of sizes.
 
     Raises:
         SessionError: no plans; other inputs or outputs; two plans for the same shapes.
@@ -167,14 +170,14 @@ def check_family(plans: Sequence[Plan]) -> None:
     if not plans:
         raise SessionError("a session needs at least one plan.")
     first = feeding.inputs_of(plans[0].model.graph)
-    seen: dict[tuple[tuple[int, ...] | None, ...], int] = {}
+    seen: dict[object, int] = {}
     for index, plan in enumerate(plans):
         inputs = feeding.inputs_of(plan.model.graph)
         if [(i.name, i.kind) for i in inputs] != [(i.name, i.kind) for i in first] or _output_names(
             plan
         ) != _output_names(plans[0]):
             raise SessionError(f"plan {index} is of another model than plan 0: their inputs or outputs differ.")
-        key = tuple(value.shape for value in inputs)
+        key = tuple(value.shape for value in inputs), tuple(plan.ranges.items())
         if key in seen:
             raise SessionError(f"plans {seen[key]} and {index} are for the same input shapes.")
         seen[key] = index
@@ -186,7 +189,9 @@ def _output_names(plan: Plan) -> list[str]:
 
 def _same(one: Plan, other: Plan) -> bool:
     """Whether two plans run the same nodes in the same order on the same weights, whatever the shapes."""
-    if one.stamp != other.stamp or one.threads != other.threads or _structure(one) != _structure(other):
+    if one.ranges or other.ranges or one.stamp != other.stamp or one.threads != other.threads:
+        return False
+    if _structure(one) != _structure(other):
         return False
     mine, theirs = one.model.graph.initializers, other.model.graph.initializers
     return all(_equal(mine[name], theirs[name]) for name in _large(one))

@@ -8,9 +8,9 @@ their own in the same arena: the same nodes in the same order, at other offsets.
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +22,7 @@ from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.model import open_dims
-from memonger.model.ranges import completed, described, in_words, own, place_of
+from memonger.model.ranges import completed, described, in_words, own, place_of, shapes_at, terms_of
 from memonger.model.shaping import Shape
 from memonger.model.sizes import Sizes, SizesError
 from memonger.model.traced_sizes import TracedSizes
@@ -33,6 +33,7 @@ from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, expose, program_of
 from memonger.units import in_full
+from memonger.words import option
 
 if TYPE_CHECKING:
     from memonger.layout.shrunk import Shrunk
@@ -104,11 +105,13 @@ class RangedProgram:
         base: The program at the largest sizes, whose inputs have no shapes where those are ranges.
         kept: How many shapes stay bound.
         ranges: The plan's.
+        offers_filling: Whether the error of a size between those of a range says that it can be filled up.
     """
 
     def __init__(self, plan: Plan) -> None:
         program = program_of(plan)
         self._graph, self._alignment = plan.graph, plan.alignment
+        self.offers_filling = True
         self.ranges, self._shapes = dict(plan.ranges), open_dims.largest(plan.model, plan.ranges)
         self._sums = [name for name, one in plan.ranges.items() if one.equals]
         names, sizes = tuple(tensor.name for tensor in program.planned), Sizes(plan.model)
@@ -161,6 +164,27 @@ class RangedProgram:
         Raises:
             SessionError: one is outside its range; two inputs have different ones; an input has another rank.
         """
+        return tuple(self._sizes_of(inputs, kept, self._check_range).values())
+
+    def _check_range(self, name: str, where: str, axis: int, shape: Shape) -> None:
+        """Check that a dimension of an input may have the size that it has."""
+        one, size = self.ranges[name], shape[axis]
+        if size not in one:
+            is_below = self.offers_filling and size and not one.equals and one.rounded_up(size) is not None
+            instead = f" Or have it filled up ({option('pad', True)})." if is_below else ""
+            raise SessionError(
+                f"input '{where}' has shape {list(shape)}: dimension {axis}, '{name}', is {size}, and the plan is "
+                f"for {described(self.ranges)}. Plan the model for a larger range.{instead}"
+            )
+
+    def _sizes_of(
+        self, inputs: feeding.Feeds, kept: Mapping[str, int], check: Callable[[str, str, int, Shape], None]
+    ) -> dict[str, int]:
+        """The sizes that inputs have; ``check`` is told each dimension with a range: its name, input, axis and shape.
+
+        Raises:
+            SessionError: as `key`.
+        """
         sizes = dict(kept)
         for name, where, axis in self._places:
             shape = feeding.shape_of(inputs.get(where))
@@ -171,13 +195,9 @@ class RangedProgram:
             if sizes.setdefault(name, size) != size:
                 here = "the state that is kept (reset_state() lets go of it)" if name in kept else "one input"
                 raise SessionError(f"'{name}' is {sizes[name]} in {here} and {size} in '{where}': they must agree.")
-            if size not in self.ranges[name]:
-                raise SessionError(
-                    f"input '{where}' has shape {list(shape)}: dimension {axis}, '{name}', is {size}, and the plan is "
-                    f"for {described(self.ranges)}. Plan the model for a larger range."
-                )
+            check(name, where, axis, shape)
         if not self._sums:
-            return tuple(sizes.get(name, one.most) for name, one in self.ranges.items())
+            return {name: sizes.get(name, one.most) for name, one in self.ranges.items()}
         free = {name: sizes.get(name, one.most) for name, one in own(self.ranges).items()}
         every = completed(self.ranges, free)
         wrong = next((name for name in self._sums if sizes.get(name, every[name]) != every[name]), None)
@@ -187,7 +207,67 @@ class RangedProgram:
                 f"dimension {axis} of input '{where}' is {sizes[wrong]}; it has to be {self.ranges[wrong].equals}, "
                 f"which is {every[wrong]} at {in_words(free)}."
             )
-        return tuple(every.values())
+        return every
+
+    def filled_up(self, inputs: feeding.Feeds) -> tuple[dict[str, Shape], dict[str, Shape]] | None:
+        """For inputs of sizes below a range or between its steps: what they are filled up to, and what comes of them.
+
+        Returns: the shapes of the inputs at the next sizes that the ranges have, and the shapes of the outputs of what
+            was given, by name; None where there are no such sizes.
+
+        Raises:
+            SessionError: inputs contradict each other; an output hasn't a dimension that would be filled up: what fills
+                it up would be in it.
+        """
+        sizes = self._sizes_of(inputs, _NONE, lambda *_: None)
+        larger = {name: one.rounded_up(sizes[name]) for name, one in own(self.ranges).items()}
+        fitting = {name: size for name, size in larger.items() if size is not None}
+        filled = [name for name, size in fitting.items() if size != sizes[name]]
+        if len(fitting) < len(larger) or not filled or not all(sizes[name] for name in filled):
+            return None
+        for name in filled:
+            of_it = {each for each in self._sums if name in terms_of(self.ranges[each].equals)} | {name}
+            without = next((key for key, axes in self._axes.items() if axes is None or of_it.isdisjoint(axes)), None)
+            if without is not None:
+                raise SessionError(
+                    f"'{name}' is {sizes[name]}, and the plan is for {described(self.ranges)}. It can't be filled up: "
+                    f"no dimension of output '{without}' is '{name}', so what fills it up would be in there."
+                )
+        at = completed(self.ranges, fitting)
+        shapes, whole = shapes_at(self._shapes, self.ranges, at), self.at(tuple(at.values())).output_shapes
+        outputs = {
+            name: tuple(sizes.get(which, dim) for which, dim in zip(axes or (), whole[name] or (), strict=True))
+            for name, axes in self._axes.items()
+        }
+        return {name: shapes[name] for name in self._open if name in inputs}, outputs
+
+    @cached_property
+    def _axes(self) -> dict[str, tuple[str, ...] | None]:
+        """Which dimension with a range each axis of each output is, by the output's name; empty texts for fixed ones.
+
+        None for an output of which another one varies, as ``2 * n`` does, or that has no known shape.
+        """
+        most = {name: one.most for name, one in own(self.ranges).items()}
+        ends = ({}, *({name: one.least} for name, one in own(self.ranges).items()))
+        keys = [completed(self.ranges, most | end) for end in ends]
+        dims = {tuple(key[name] for key in keys): name for name in self.ranges}
+        found: dict[str, tuple[str, ...] | None] = {}
+        of_keys = [self.at(tuple(key.values())).output_shapes for key in keys]
+        for name in self.base.outputs:
+            shapes = [shape for each in of_keys if (shape := each.get(name)) is not None]
+            is_known = len(shapes) == len(keys) and len(set(map(len, shapes))) == 1
+            axes = [dims.get(sizes, "" if len(set(sizes)) == 1 else None) for sizes in zip(*shapes, strict=is_known)]
+            known = tuple(axis for axis in axes if axis is not None)
+            found[name] = known if is_known and len(known) == len(axes) else None
+        return found
+
+    def takes(self, inputs: feeding.Feeds) -> bool:
+        """Whether inputs have sizes within the ranges, and agree."""
+        try:
+            self.key(inputs)
+        except SessionError:
+            return False
+        return True
 
     def _check_others(self, name: str, shape: tuple[int, ...]) -> None:
         """Check the rank of an input, and its dimensions without a range."""
@@ -366,11 +446,11 @@ class RangedBinding:
         return None if binding is None else binding.run_plain(inputs, copy)
 
     def bound(self, inputs: feeding.Feeds) -> Binding | None:
-        """The binding for inputs of these shapes; None where there is none yet."""
+        """The binding for inputs of these shapes; None where they aren't the plan's, or of the plain kind."""
         shapes = self._shapes(inputs) if type(inputs) is dict else ()
         binding = self._bound.get(shapes)
         if binding is None:
-            return self.at(inputs) if self._is_plain(inputs) else None
+            return self.at(inputs) if self._is_plain(inputs) and self.ranged.takes(inputs) else None
         self._bound.move_to_end(shapes)
         self._use(binding)
         return binding

@@ -34,7 +34,9 @@ class Session:
     """A planned model, ready to run; or one model planned for several input shapes, of which each run picks its own.
 
     Several plans share one arena, as large as the largest needs. Plans that differ in shapes only share one
-    onnxruntime session as well, and so one copy of the weights. Plans with chunks don't: each has sessions of its own.
+    onnxruntime session as well, and so one copy of the weights. Plans with chunks, and for ranges of sizes, don't: each
+    has sessions of its own. What a plan for its sizes alone takes, one for ranges doesn't run; of several such plans
+    whose ranges meet the first given runs.
 
     The first run is profiled: if onnxruntime didn't execute the planned order, its results are not returned and the
     session refuses to run.
@@ -52,8 +54,9 @@ class Session:
         check_weights: False doesn't compare the weights of a planned file with the digests in it, which takes about a
             second for each gigabyte. A `Plan` was compared when it was read.
         pad: Take smaller batches as well, such as the last one of a data set: inputs are filled up with their last row
-            to the next larger batch that there is a plan for, and outputs cut to the rows given. For models that
-            compute each row alone. One with an output that doesn't begin with the batch is refused, and one whose
+            to the next larger batch that there is a plan for, and outputs cut to the rows given. With ranges of sizes
+            so is what lies between their steps, or below them, along every axis. For models that compute each row
+            alone. One with an output that doesn't begin with the batch is refused, and one whose
             rows meet (batch statistics, a mean over the batch) at its first smaller batch, which runs three times to
             find out: with zeros in place of the last row outputs have to be the same, bit for bit. What that doesn't
             show are rows that meet only for other inputs than those of this run, and rows of a model that draws random
@@ -290,11 +293,10 @@ def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Thre
 
 
 def _batches(plans: Sequence[Plan]) -> str:
-    """The batches, or the ranges of sizes, planned for, in words."""
-    if plans[0].ranges:
-        return f"{described(plans[0].ranges)}, "
-    batches = [str(one.batch) for one in plans if one.batch is not None]
-    return f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}, " if batches else ""
+    """The batches and the ranges of sizes planned for, in words."""
+    batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]
+    said = [f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}"] if batches else []
+    return "".join(f"{each}, " for each in (*said, *(described(one.ranges) for one in plans if one.ranges)))
 
 
 def check_graphs(choice: str) -> None:

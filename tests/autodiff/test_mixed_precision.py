@@ -209,7 +209,7 @@ def test_precision_is_for_training_a_forward_model() -> None:
         memonger.to_mixed_precision(made, "float16")
     with pytest.raises(PlanError, match="is differentiated already: precision='float16' is for training"):
         memonger.search_plan(made, precision="float16")
-    with pytest.raises(PlanError, match="is planned for inference: precision='float16'"):
+    with pytest.raises(PlanError, match="precision or buckets doesn't go with mode='inference'"):
         memonger.search_plan(proto, precision="float16")
     with pytest.raises(PlanError, match="precision must be"):
         memonger.search_plan(proto, precision="half")  # type: ignore[call-overload]

@@ -129,3 +129,23 @@ def test_an_export_without_chunks_says_what_they_would_take(tmp_path: Path) -> N
     assert sizes == [format_size(exported["instance_bytes"]), format_size(total["total_bytes"])]
     small = _asked("export", model, "--batch", 1, "--target", "onnxruntime", "-o", tmp_path / "small")
     assert not any("has no chunks" in note for note in small["notes"])
+
+
+def test_a_state_and_marks_are_asked_of_every_command_alike(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 17]> g (float[n,8] x, float[n,8] h) => (float[n,8] y, float[n,8] next) {
+        a = Add(x, h) b = Tanh(a) next = Mul(b, x) c = Mul(b, b) y = MatMul(c, w) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(0, 8, 8), "w"))
+    onnx.save(model, tmp_path / "recurrent.onnx")
+    marks = ("--loss", "softmax_cross_entropy", "--mirror", "Tanh")
+    for path, asked in (
+        (tmp_path / "recurrent.onnx", ("--state", "h=next", "--mode", "inference")),
+        (_written("layers", tmp_path), marks),
+    ):
+        words = (path, *asked, "--device", "none", "--time-limit", 0)
+        total = _asked("plan", *words, "--batch", 6)["total_bytes"]
+        points = _asked("pareto", *words, "--batch", 6, "--points", 1)
+        assert total in [point["total_bytes"] for point in points]
+        assert _asked("fit", *words, "--memory", total)["size"] == 6
+        assert all(point["recomputed_nodes"] for point in points) == ("--mirror" in asked)

@@ -185,6 +185,35 @@ def test_the_error_of_a_budget_offers_it(model: Path) -> None:
         )
 
 
+def test_a_strategy_that_takes_a_budget_has_the_memory() -> None:
+    usual, asked = (
+        memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT, **strategy)
+        for strategy in ({}, {"strategy": "budget"})
+    )
+    assert (usual.size, usual.tried) == (asked.size, asked.tried)
+
+
+def test_a_budget_is_the_memory() -> None:
+    of_memory, of_budget = (
+        memonger.fit(block(), mode="inference", device="none", effort=EFFORT, **room)
+        for room in ({"memory": 100_000}, {"options": Options(budget=100_000)})
+    )
+    assert (of_budget.size, of_budget.memory, of_budget.tried) == (of_memory.size, 100_000, of_memory.tried)
+
+
+def test_the_largest_batch_for_a_range_of_another_dimension() -> None:
+    """It holds at the range's largest size what that size alone holds there, and the plan runs the others."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        g (float[n,s] x) => (float[n,s] y) { a = Exp(x) b = Tanh(a) y = Add(a, b) }"""
+    )
+    asked: dict[str, Any] = {"memory": 9000, "mode": "inference", "device": "none", "chunks": "off"}
+    of_range, of_size = memonger.fit(model, dims={"s": (4, 16)}, **asked), memonger.fit(model, dims={"s": 16}, **asked)
+    assert (of_range.size, of_range.total_bytes) == (of_size.size, of_size.total_bytes)
+    out = memonger.Session(of_range.plan).run({"x": np.zeros((of_range.size, 7), np.float32)})
+    assert np.array_equal(out["y"], 1 + np.tanh(np.ones((of_range.size, 7), np.float32)))
+
+
 def test_a_memory_in_which_nothing_fits() -> None:
     found = memonger.fit(block(), 2_000, mode="inference", device="none")
     assert not found.fits
@@ -218,7 +247,7 @@ WRONG = {
     "a dimension given twice": (lambda: memonger.fit(_named("height"), "1GiB", "height", dims={"height": 2}), "leave"),
     "weights": (lambda: memonger.fit(block(), 900, mode="inference", device="none"), "weights alone take 1008 bytes"),
     "no size": (lambda: memonger.fit(block(), "8 apples"), "memory: '8 apples' is no size"),
-    "budget": (lambda: memonger.fit(block(), "8GiB", options=Options(budget=1)), "leave budget out"),
+    "budget": (lambda: memonger.fit(block(), "8GiB", options=Options(budget=1)), "memory is '8GiB', budget 1"),
     "frontier": (lambda: memonger.fit(block(), "8GiB", frontier=-1), "frontier must be"),
     "vary": (lambda: memonger.fit(block(), "8GiB", vary=3), "vary must be"),
 }  # fmt: skip

@@ -102,7 +102,9 @@ def test_a_budget_above_the_peak_recomputes_nothing() -> None:
 
 @pytest.mark.parametrize("strategy", ["none", "cheap", "block", "sqrt", "log", "sweep", "marks"])
 def test_strategies_without_a_budget_refuse_one(strategy: str) -> None:
-    with pytest.raises(PlanError, match=f"'{strategy}' takes no budget: 'budget' and 'exact' do"):
+    with pytest.raises(
+        PlanError, match=f"the strategies .*'{strategy}'.*: they take no budget, 'budget' and 'exact' do"
+    ):
         plan(chain(), strategy=strategy, budget="1GiB")
 
 
@@ -163,7 +165,7 @@ def test_kept_nodes_are_told_where_no_budget_can_be_held() -> None:
         ({"trials": -1}, "trials must be a whole number from 0 to 10000, not -1"),
         ({"time_limit": -1}, "time_limit must be a finite number of seconds, 0 or more, not -1"),
         ({"time_limit": math.nan}, "time_limit must be .* not nan"),
-        ({"mode": "inference", "loss": None, "mirror": ["Relu"]}, "'none' decides by itself"),
+        ({"mode": "inference", "loss": None, "mirror": ["Relu"]}, "nor with strategy='none'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
@@ -260,14 +262,20 @@ def test_no_plan_is_above_its_budget() -> None:
     ("options", "words"),
     [
         ({"points": 0}, "points must be a whole number from 1 to 1000, not 0"),
-        ({"budget": "1GiB"}, "leave budget"),
-        ({"strategy": "sweep"}, "leave budget, strategy"),
-        ({"mirror": ["Relu"]}, "mirror out"),
+        ({"strategy": "sweep"}, "they take no budget, 'budget' and 'exact' do"),
     ],
 )
-def test_a_frontier_tries_budgets_of_its_own(options: dict[str, Any], words: str) -> None:
+def test_a_frontier_tries_budgets(options: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         memonger.pareto(chain(), loss=LOSS, **options)
+
+
+def test_a_budget_of_a_frontier_is_one_of_its_budgets() -> None:
+    asked: dict[str, Any] = {"loss": LOSS, "device": "none", "effort": EFFORT}
+    budget = _of_peak(plan(chain(), strategy="none"), 0.7)
+    one, other = memonger.pareto(chain(), budgets=[budget], **asked), memonger.pareto(chain(), budget=budget, **asked)
+    assert [(each.total_bytes, each.overhead) for each in one] == [(each.total_bytes, each.overhead) for each in other]
+    assert any(each.total_bytes <= budget for each in one)
 
 
 # MXNet memonger's two functions

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 import memonger
 from memonger.cli.commands import main
 from memonger.export import export
+from memonger.export.serving import PlannedFleet
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.report.headline import headline
 from memonger.report.summary import plan_record
 from memonger.runtime import ranged
 from tests.support import networks
+from tests.support.stock import LEVELS
 
 HEAD = """<ir_version: 10, opset_import: ["": 20]> g (float[n,3,side,side] x) => (float[n,c,h,w] y) {"""
 
@@ -66,7 +68,7 @@ def test_every_size_runs_to_the_bits_of_stock(steps: list[tuple[int, bool]], dev
     model = _graph([step for step, _ in steps], [sums for _, sums in steps])
     plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 4), "side": (4, 12)}, device=device)
     session = memonger.Session(plan)
-    stock = networks.stock(model, "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL")
+    stock = networks.stock(model, LEVELS[device])
     for n in (4, 1, 3):
         for side in (12, 5, 4, 9):
             x = np.random.default_rng(n * side).standard_normal((n, 3, side, side), np.float32)
@@ -271,15 +273,15 @@ def test_ranges_that_are_not_the_models_are_refused(
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"mode": "training"}, "for inference: give one size"),
-        ({"chunks": 2}, "goes without chunks: leave chunks out"),
+        ({"mode": "training"}, r"a range of sizes \(dims\) doesn't go with training"),
+        ({"chunks": 2}, r"a number of chunks doesn't go with a range of sizes"),
         ({"dims": {"n": (3, 2)}}, "ends before it begins: 3 to 2"),
         ({"dims": {"n": (0, 0)}}, "whole number from 1"),
         ({"dims": {"n": (1,)}}, "the smallest and the largest"),
         ({"dims": {"n": "1:2"}}, "not '1:2', which is no sum of others"),
         ({"dims": {"x[1]": (1, 8)}}, "'x\\[1\\]' is fixed"),
         ({"dims": {"m": (1, 8)}}, "no dimension named 'm'"),
-        ({"device": "cuda"}, "for the CPU, and for no device"),
+        ({"device": "cuda"}, "nor with a CUDA device"),
     ],
 )
 def test_what_does_not_go_with_ranges_is_said(keywords: dict[str, Any], message: str) -> None:
@@ -288,17 +290,63 @@ def test_what_does_not_go_with_ranges_is_said(keywords: dict[str, Any], message:
 
 
 def test_what_takes_single_sizes_says_so(plan: memonger.Plan, tmp_path: Path) -> None:
-    ranges: Any = {"dims": {"n": (1, 4)}, "device": "none", "mode": "inference"}
-    for ask in (memonger.pareto, memonger.fit):
-        with pytest.raises(memonger.PlanError, match=r"takes single sizes, and dimension 'n' has a range \(1 to 4\)"):
-            ask(_chain(), **ranges)
-    with pytest.raises(memonger.PlanError, match="planned for ranges of sizes"):
-        export(plan, "triton", tmp_path / "served")
-    with pytest.raises(memonger.SessionError, match="leave pad"):
-        memonger.Session(plan, pad=True)
-    single = memonger.search_plan(_chain(), mode="inference", batch=1, device="none")
-    with pytest.raises(memonger.SessionError, match="give it alone"):
-        memonger.Session([plan, single])
+    ranges = memonger.Options(dims={"n": (1, 4)}, device="none", mode="inference")
+    for source, options in ((plan, None), (_chain(), ranges)):
+        with pytest.raises(memonger.PlanError, match=r"planned for ranges of sizes .* which triton-python, .* serve"):
+            export(source, "triton", tmp_path / "served", options=options)
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+def test_of_several_plans_the_first_that_takes_the_shapes_runs(plan: memonger.Plan, device: str) -> None:
+    """A plan for its sizes alone before those for ranges, in whatever order they are given."""
+    made: Any = {"mode": "inference", "device": device}
+    wide, single, narrow = (
+        memonger.search_plan(_chain(), **made, dims={"n": (1, 12)}),
+        memonger.search_plan(_chain(), **made, batch=3),
+        memonger.search_plan(_chain(), **made, dims={"n": (8, 16, 4)}),
+    )
+    session, stock = memonger.Session([wide, single, narrow]), networks.stock(_chain(), LEVELS[device])
+    assert repr(session) == f"<Session g on cpu: batch 3, n 1 to 12, n 8 to 16 by 4, arena {session.arena.size} B>"
+    assert session.arena.size == max(one.arena_bytes for one in (wide, single, narrow))
+    for n, picked in ((3, 0), (8, 1), (16, 2), (12, 1), (3, 0), (1, 1), (16, 2)):
+        session.arena.fill(0xFF)
+        assert session._model.checked(_x(n), None).plan == picked
+        assert networks.same_bits(session.run(_x(n)), networks.run_stock(stock, _x(n)))
+    with pytest.raises(memonger.SessionError, match=r"\[13, 8\].*plans for \[\{'x': \[3, 8\]\}, \{n 1 to 12\}, \{n 8"):
+        session.run(_x(13))
+    with pytest.raises(memonger.SessionError, match="plans 0 and 1 are for the same input shapes"):
+        memonger.Session([wide, wide])
+
+
+def test_a_frontier_of_ranges_holds_for_every_size() -> None:
+    plans = memonger.pareto(_chain(), mode="inference", dims={"n": (1, 9)}, device="none")
+    (only,) = plans
+    assert only.ranges["n"].most == 9
+    assert memonger.Session(only).run(_x(5))["y"].shape == (5, 6)
+
+
+def test_a_model_is_exported_for_ranges_with_a_plan_of_each_batch(tmp_path: Path) -> None:
+    model = _text("y = Relu(x)")
+    options = memonger.Options(dims={"s": (2, 8)}, device="none")
+    exported = export(model, "ray", tmp_path / "served", batches=[1, 4], options=options)
+    assert any("for s 2 to 8, each for a batch of 1, 4" in note for note in exported.notes)
+    files = sorted((tmp_path / "served").rglob("*.onnx"))
+    fleet = PlannedFleet({"model": files})
+    assert [memonger.Plan.load(file).batch for file in files] == [1, 4]
+    for n, s in ((1, 8), (4, 2), (1, 3)):
+        assert fleet.model().run({"x": np.ones((n, s), np.float32)})["y"].shape == (n, s)
+
+
+def test_a_fleet_and_a_server_take_several_plans_with_ranges(plan: memonger.Plan, tmp_path: Path) -> None:
+    single = memonger.search_plan(_chain(), mode="inference", batch=3, device="none")
+    fleet = PlannedFleet({"both": [plan, single]})
+    for n in (3, 10, 2):
+        assert networks.same_bits(fleet.model().run(_x(n)), memonger.Session(plan if n != 3 else single).run(_x(n)))
+    assert fleet.model().run(_x(5))["y"].shape == (5, 6), "filled up to 6"
+    assert fleet.model().inputs[0]["shape"] == [-1, 8]
+    assert fleet.fleet.memory().arenas == max(plan.arena_bytes, single.arena_bytes)
+    exported = export([plan, single], "ray", tmp_path / "served")
+    assert exported.estimate.activations == fleet.fleet.memory().arenas
 
 
 @given(st.data())
@@ -327,6 +375,11 @@ def test_ranges_are_given_on_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     assert memonger.Plan.load(planned).ranges["n"].most == 10
+    np.savez(tmp_path / "x.npz", **_x(5))
+    words = ["run", str(planned), "--inputs", str(tmp_path / "x.npz"), "--pad", "--runs", "1"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert "[5, 6]" in done.output
 
 
 @pytest.mark.parametrize("steps", [(0, 7, 3), (9, 0, 1), (5, 6, 8)])

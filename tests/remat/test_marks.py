@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -122,19 +123,55 @@ def test_a_pattern_that_names_no_node_is_refused(option: str) -> None:
         plan(chain(), **{option: ["relu1", "gelu*"]})
 
 
-@pytest.mark.parametrize("options", [{"strategy": "cheap"}, {"strategy": "none"}, {"budget": "1GiB"}])
-def test_strategies_that_decide_by_themselves_take_no_mirror(options: dict[str, str]) -> None:
-    with pytest.raises(PlanError, match="mirror goes with block, sqrt, log, sweep, marks"):
-        plan(chain(), mirror=["Relu"], **options)
+def test_what_recomputes_nothing_takes_no_mirror() -> None:
+    for options in ({"strategy": "none"}, {"mode": "inference"}):
+        with pytest.raises(PlanError, match="nor with strategy='none'"):
+            memonger.search_plan(chain(), mirror=["Relu"], **options)
 
 
-def test_a_mark_that_is_not_obeyed_is_told() -> None:
-    model = _forced(relu2="True", relu3="True")
-    plain = plan(chain(), strategy="none")
-    told = plan(model, budget=plain.total_bytes)
-    assert not told.recomputed
-    assert any("'relu2' and 1 more" in note and "strategy 'budget' decides" in note for note in told.notes)
-    assert plan(model, strategy="sweep").notes == ()
+@pytest.mark.parametrize(("strategy", "part"), [("cheap", 1), ("budget", 1), ("budget", 0.8), ("exact", 1)])
+def test_strategies_that_decide_by_themselves_recompute_the_marked_nodes_as_well(strategy: str, part: float) -> None:
+    """Whether they are marked by the option or in the model; and what they recompute besides still pays."""
+    options: dict[str, Any] = {"strategy": strategy, "effort": 5000}
+    if strategy != "cheap":
+        options["budget"] = int(plan(chain(), strategy="none").total_bytes * part)
+    found = plan(chain(), mirror=["relu[23]"], **options)
+    marked_in_file = plan(_forced(relu2="True", relu3="True"), **options)
+    assert {"relu2", "relu3"} <= set(again(found))
+    assert again(marked_in_file) == again(found)
+    assert marked_in_file.notes == ()
+    if "budget" in options:
+        assert found.total_bytes <= options["budget"]
+        assert found.overhead >= plan(chain(), **options).overhead
+        assert (set(again(found)) == {"relu2", "relu3"}) == (part == 1)
+
+
+def test_the_marks_of_a_plan_hold_within_a_budget() -> None:
+    """A model annotated with all that a plan recomputes, and keeps, gives that plan where the budget holds it."""
+    found = plan(chain(), strategy="sqrt")
+    asked: dict[str, Any] = {"device": "none", "loss": LOSS, "effort": 100}
+    under_budget = memonger.search_plan(found.annotated, budget=found.total_bytes, **asked)
+    assert sorted(again(under_budget)) == sorted(again(found))
+    with pytest.raises(memonger.BudgetError, match=r"nodes are kept because they are marked so"):
+        memonger.search_plan(found.annotated, budget=found.total_bytes - 64, **asked)
+
+
+def test_a_frontier_recomputes_the_marked_nodes_in_each_of_its_plans() -> None:
+    plans = memonger.pareto(chain(), loss=LOSS, device="none", mirror=["relu[23]"], points=2, effort=2000)
+    assert set(again(plans[0])) == {"relu2", "relu3"}
+    assert len(plans) > 1
+    assert all({"relu2", "relu3"} <= set(again(each)) for each in plans)
+    assert [each.overhead for each in plans] == sorted(each.overhead for each in plans)
+
+
+def test_the_largest_batch_that_fits_is_found_with_the_marked_nodes_recomputed() -> None:
+    model = chain()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    found = memonger.fit(model, "22KiB", loss=LOSS, device="none", mirror=["relu[23]"], effort=50)
+    assert found.plan is not None
+    assert {"relu2", "relu3"} <= set(again(found.plan))
+    assert found.plan.total_bytes <= 22 * 1024
 
 
 # What can't run again

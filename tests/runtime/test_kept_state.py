@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import memonger
 from memonger.report.view import INPUT, View
 from tests.support import networks
-from tests.support.stock import normal
+from tests.support.stock import LEVELS, normal, parse, run_stock, same
 
 LENGTH, WIDTH = 16, 8
 RECURRENT, CACHE = {"h": "h_next"}, {"keys": "keys_next"}
@@ -172,7 +172,7 @@ def test_what_a_state_does_not_go_with_is_said() -> None:
         memonger.Session(plan, threads="arena")
     with pytest.raises(memonger.SessionError, match="keeps a state"):
         memonger.Fleet({"stream": plan})
-    with pytest.raises(memonger.PlanError, match="a state is for inference"):
+    with pytest.raises(memonger.PlanError, match=r"a state \(state\) doesn't go with training"):
         memonger.search_plan(recurrent(), state=RECURRENT, mode="training")
     with pytest.raises(memonger.SessionError, match="this session keeps no state"):
         memonger.Session(memonger.search_plan(recurrent(), mode="inference")).load_state_dict({})
@@ -218,3 +218,36 @@ def test_a_given_state_replaces_what_was_kept_only_when_the_run_succeeds(name: s
     results = networks.run_stock(stock, {**feeds[1], key: given})
     assert (answer == results["y"]).all()
     assert (session.state_dict()[key] == results[state[key]]).all()
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+@pytest.mark.parametrize("dims", [None, {"n": (2, 64)}], ids=["one size", "a range"])
+def test_a_budget_recomputes_what_reads_the_state_before_it_is_written(
+    device: str, dims: dict[str, tuple[int, int]] | None
+) -> None:
+    """A value of the state is needed at both ends of what takes most: it runs again, before the state is written."""
+    model = parse(
+        """g (float[n,64] x, float[64,64] h, int64[1,2] at) => (float[n,64] y, float[64,64] next) {
+        e = Relu(h)  s = MatMul(x, e)  b = MatMul(s, w)  c = MatMul(b, w)  d = Transpose<perm=[1,0]>(c)
+        f = MatMul(d, c)  g = MatMul(c, f)  l = MatMul(g, e)  y = Tanh(l)
+        u = ReduceMax<keepdims=0>(y)  v = Reshape(u, one)  next = ScatterND(h, at, v) }"""
+    )
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name)
+        for name, array in {"w": normal(9, 64, 64) / 9, "one": np.array([1])}.items()
+    )
+    asked: dict[str, Any] = {"state": {"h": "next"}, "mode": "inference", "device": device, "effort": 300}
+    asked |= {"dims": dims} if dims else {"batch": 64}
+    plain = memonger.search_plan(model, **asked)
+    plan = memonger.search_plan(model, **asked, budget=plain.total_bytes - 4096)
+    assert plan.recomputed
+    assert plan.total_bytes <= plain.total_bytes - 4096
+    session, h = memonger.Session(plan), normal(3, 64, 64)
+    session.load_state_dict({"h": h})
+    for turn, n in enumerate((64, 2, 33) if dims else (64, 64)):
+        given = {"x": normal(turn, n, 64) / 9, "at": np.array([[turn, 2]])}
+        session.arena.fill(0xFF)
+        expected = run_stock(model, given | {"h": h}, LEVELS[device])
+        assert same(session.run(given)["y"], expected["y"])
+        h = expected["next"]
+    assert same(session.state_dict()["h"], h)

@@ -9,7 +9,7 @@ import pytest
 import memonger
 from memonger.errors import SessionError
 from tests.support import training_models
-from tests.support.stock import normal, parse, run_stock
+from tests.support.stock import LEVELS, normal, parse, run_stock
 
 
 def scores(batch: str | int = "b") -> onnx.ModelProto:
@@ -137,3 +137,85 @@ def test_evaluation_of_a_training_session_takes_a_smaller_batch() -> None:
         assert np.array_equal(found, whole[:count])
     with pytest.raises(SessionError, match="planned for"):
         trainer.evaluate({"x": x[:5]})
+
+
+# Ranges of sizes
+
+
+def causal() -> onnx.ModelProto:
+    """Each row alone, and each position of the positions up to it: a sum over them, and a product."""
+    model = parse(
+        """g (float[b, s, 4] x, int64[b, s] ids) => (float[b, s, 3] y, float[b, s] z) { c = CumSum(x, one)
+        e = Gather(w, ids)  m = MatMul(c, e3)  y = Add(m, e)  z = ReduceSum<keepdims=0>(y, two) }"""
+    )
+    arrays = {"w": normal(0, 5, 3), "e3": normal(1, 4, 3), "one": np.array(1), "two": np.array([2])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+def positions(b: int, s: int) -> dict[str, np.ndarray]:
+    return {"x": normal(b + s, b, s, 4), "ids": np.arange(b * s).reshape(b, s) % 5}
+
+
+@pytest.mark.parametrize("device", ["none", "cpu"])
+def test_sizes_between_the_steps_of_ranges_are_filled_up(device: str) -> None:
+    made = plan(causal(), dims={"b": (2, 6, 2), "s": (4, 16, 4)}, device=device)
+    session, stock = memonger.Session(made, pad=True), LEVELS[device]
+    for b, s in ((6, 16), (5, 16), (6, 9), (1, 1), (3, 7), (4, 8), (5, 13)):
+        session.arena.fill(0xFF)
+        found, expected = session.run(positions(b, s)), run_stock(causal(), positions(b, s), stock)
+        for name, array in expected.items():
+            assert found[name].shape == array.shape
+            np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    y = np.zeros((3, 7, 3), np.float32)
+    assert session.run(positions(3, 7), {"y": y})["y"] is y
+    np.testing.assert_array_equal(y, session.run(positions(3, 7))["y"])
+    for b, s in ((7, 4), (2, 17), (0, 4)):
+        with pytest.raises(SessionError, match="the plan is for b 2 to 6 by 2, s 4 to 16 by 4"):
+            session.run(positions(b, s))
+    with pytest.raises(SessionError, match=r"'s', is 9, .* Or have it filled up \(pad=True\)"):
+        memonger.Session(made).run(positions(6, 9))
+    with pytest.raises(SessionError) as error:
+        memonger.Session(made).run(positions(6, 20))
+    assert "pad" not in str(error.value)
+
+
+def test_a_sum_of_ranges_is_filled_up_with_its_terms() -> None:
+    model = parse("g (float[s, 2] x, float[total, 2] m) => (float[s, 2] y, float[total, 2] z) "
+                  "{ y = Exp(x)  z = Neg(m) }")  # fmt: skip
+    session = memonger.Session(plan(model, dims={"s": (4, 12, 4), "total": "s + 1"}), pad=True)
+    x, m = normal(0, 6, 2), normal(1, 7, 2)
+    found = session.run({"x": x, "m": m})
+    np.testing.assert_allclose(found["y"], np.exp(x), rtol=1e-6)
+    np.testing.assert_array_equal(found["z"], -m)
+    with pytest.raises(SessionError, match=r"it has to be s \+ 1, which is 7 at s 6"):
+        session.run({"x": x, "m": normal(1, 6, 2)})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("y = Softmax<axis = 1>(x)", "'y' depends on what inputs are filled up with, and the plan is for s 4 to 12"),
+        ("m = ReduceMean<axes = [1]>(x)  y = Sub(x, m)", "'y' depends on what inputs are filled up with"),
+        ("y = ReduceMean<axes = [1]>(x)", "no dimension of output 'y' is 's'"),
+        ("y = Concat<axis = 1>(x, x)", "no dimension of output 'y' is 's'"),
+    ],
+)
+def test_what_would_mix_with_the_filling_is_refused(body: str, said: str) -> None:
+    session = memonger.Session(
+        plan(parse(f"g (float[2, s] x) => (float[2, t] y) {{ {body} }}"), dims={"s": (4, 12, 4)}), pad=True
+    )
+    session.run({"x": normal(0, 2, 8)})
+    for _ in range(2):
+        with pytest.raises(SessionError, match=said):
+            session.run({"x": normal(0, 2, 6)})
+
+
+def test_of_several_plans_the_one_that_fills_up_least_takes_it() -> None:
+    model = parse("g (float[b, 6] x) => (float[b, 6] y) { y = Exp(x) }")
+    session = memonger.Session([plan(model, 3), plan(model, dims={"b": (4, 16, 4)}), plan(model, 10)], pad=True)
+    for rows, wanted in ((3, 3), (2, 3), (4, 4), (5, 8), (9, 10), (10, 10), (11, 12), (16, 16)):
+        call = session._model.checked({"x": normal(0, rows, 6)}, None)
+        shape = {0: 3, 1: 10}.get(call.plan) or (call.smaller.inputs["x"][0] if call.smaller else rows)
+        assert shape == wanted
+        np.testing.assert_allclose(session.run({"x": normal(0, rows, 6)})["y"], np.exp(normal(0, rows, 6)), rtol=1e-6)
