@@ -20,9 +20,8 @@ import models
 from benchmarks.machine import Table, keep, stamp
 from benchmarks.recompute import request_of
 from memonger.errors import BudgetError
-from memonger.planning import decide
-from memonger.planning.decide import Solution
-from memonger.remat import Request
+from memonger.schedule import Request, decide
+from memonger.schedule.decide import Solution
 
 PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 20)
 NETWORKS: Mapping[str, Mapping[str, Any]] = {

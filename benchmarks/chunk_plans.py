@@ -28,15 +28,15 @@ from memonger.cli.worker import Worker, WorkerError, reason, serve
 from memonger.devices import CPU
 from memonger.errors import BudgetError
 from memonger.graph.costs import flops
-from memonger.model.axes import axes_of
-from memonger.model.cutting import Refusal
+from memonger.ir.values import static_shape
 from memonger.model.load import load
-from memonger.model.values import static_shape
-from memonger.planning.chunking import seeds_of
-from memonger.planning.options import Options
-from memonger.planning.search_plan import Job, finish, in_chunks, prepare, solve
+from memonger.options import Options
+from memonger.planner.search_plan import Job, finish, in_chunks, prepare, solve
 from memonger.runtime import ort
 from memonger.runtime.feeds import inputs_of
+from memonger.tiling.axes import axes_of
+from memonger.tiling.chunking import seeds_of
+from memonger.tiling.cutting import Refusal
 
 CHAIN = 10_000  # nodes
 CHAIN_BATCHES = (4, 128)

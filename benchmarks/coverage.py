@@ -26,7 +26,7 @@ from benchmarks.fused_cases import fused_cases
 from benchmarks.machine import HERE, Table, keep, stamp
 from benchmarks.node_cases import Case, cases
 from memonger.errors import MemongerError
-from memonger.model.operators import facts_of
+from memonger.ir.operators import facts_of
 
 STEP = {8: 1e-5, 4: 3e-3, 2: 3e-2}  # of the differences, by bytes of an element: their error is about STEP²
 TOLERANCE = {8: 1e-6, 4: 2e-2, 2: 5e-2}  # of the largest gradient

@@ -30,8 +30,8 @@ import models
 from benchmarks.inference import random_inputs
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, stamp
 from memonger.cli.worker import Worker, WorkerError, say, serve_times
-from memonger.export import export
 from memonger.runtime import process_memory
+from memonger.serving import export
 
 NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
 OPTIONS: dict[str, dict[str, object]] = {"unet": {"image": 256}}

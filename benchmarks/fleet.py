@@ -158,7 +158,7 @@ def work(job: Job) -> None:
     """Be a contestant."""
     import onnxruntime  # noqa: F401
 
-    import memonger.runtime.fleet  # noqa: F401
+    import memonger.serving.fleet  # noqa: F401
 
     feeds = {}
     for name, path in job.inputs.items():

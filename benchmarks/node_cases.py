@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case import node as node_tests
 
-from memonger.model.operators import facts_of
+from memonger.ir.operators import facts_of
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -28,13 +28,13 @@ from onnx import TensorProto, helper
 import memonger
 from benchmarks.chunk_networks import write
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, keep, stamp
+from memonger.allocation import allocate
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, peak_bytes
 from memonger.graph.schedule import schedule_graph
-from memonger.layout import allocate
-from memonger.planning.networkx_graph import from_networkx
-from memonger.remat.every_schedule import least_arena
-from memonger.remat.orders import by_depth, by_growth, by_peak, default_order, file_order
+from memonger.planner.networkx_graph import from_networkx
+from memonger.schedule.every_schedule import least_arena
+from memonger.schedule.orders import by_depth, by_growth, by_peak, default_order, file_order
 
 WIRED = {
     "Watts-Strogatz": lambda count, seed: nx.connected_watts_strogatz_graph(count, 4, 0.75, seed=seed),

@@ -19,8 +19,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.machine import HERE, keep, stamp
-from memonger.layout import ALLOCATORS, Allocator, Buffer, Layout, allocate, check_layout, lower_bound, placement_search
-from memonger.layout.minimalloc_csv import read_problem
+from memonger.allocation import (
+    ALLOCATORS,
+    Allocator,
+    Buffer,
+    Layout,
+    allocate,
+    check_layout,
+    lower_bound,
+    placement_search,
+)
+from memonger.allocation.minimalloc_csv import read_problem
 
 ROOT = Path(__file__).parent.parent
 TRAINING_SIZES = (2_000, 5_000, 20_000)

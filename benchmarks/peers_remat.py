@@ -9,7 +9,7 @@ Prints the table and writes it to benchmarks/peers_remat.txt. The paths are chec
 and an interpreter that has what they import: ``ortools==9.8.3296`` (with newer ones Moccasin stops in
 ``AddCumulative``), ``networkx``, ``cvxpy``, ``highspy``, ``toposort``, ``numpy<2``.
 
-Every schedule is checked and its memory and cost counted by `memonger.remat.problem`. All planners run on one core,
+Every schedule is checked and its memory and cost counted by `memonger.schedule.problem`. All planners run on one core,
 one after the other.
 """
 
@@ -31,8 +31,8 @@ from benchmarks.machine import keep, stamp
 from benchmarks.peer_planners import GRACE
 from benchmarks.remat import KNOWN, PERCENT, ROOT
 from memonger.errors import PlanError
-from memonger.remat.portfolio import search
-from memonger.remat.problem import Problem, Result, check, cost, peak
+from memonger.schedule.portfolio import search
+from memonger.schedule.problem import Problem, Result, check, cost, peak
 
 _PLANNERS = ("moccasin", "checkmate")
 _LATE = "no answer in time"

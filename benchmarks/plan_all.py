@@ -18,7 +18,7 @@ import onnx
 import memonger
 import models
 from benchmarks.machine import Table, keep, stamp
-from memonger.planning.cache import FOLDER
+from memonger.planner.cache import FOLDER
 
 _SMALL = {"image": 64, "width": 0.25}
 NETWORKS: Mapping[str, Mapping[str, Any]] = {

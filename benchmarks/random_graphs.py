@@ -5,7 +5,7 @@ minutes on two cores. Rows are kept in a JSON file as they are measured, and ``-
 table is printed once all rows are there, and written to benchmarks/random_graphs.txt or to another file (``-o``).
 A node reads up to so many in a window before it. The plain greedy is the search's own simplest variant, by itself and
 run to its end. Of each graph of which a budget isn't held there follow the least peak that was found and a bound on
-every schedule's, by `memonger.remat.every_schedule` with ten times its effort.
+every schedule's, by `memonger.schedule.every_schedule` with ten times its effort.
 """
 
 import argparse
@@ -22,10 +22,10 @@ import networkx as nx
 from benchmarks.machine import HERE, Table, keep, stamp
 from benchmarks.record import Record, progress
 from benchmarks.remat import Case, greedy_overhead
-from memonger.planning.networkx_graph import from_networkx
-from memonger.remat.every_schedule import EFFORT, least_arena
-from memonger.remat.portfolio import search_best, smallest_budget
-from memonger.remat.problem import Problem, peak
+from memonger.planner.networkx_graph import from_networkx
+from memonger.schedule.every_schedule import EFFORT, least_arena
+from memonger.schedule.portfolio import search_best, smallest_budget
+from memonger.schedule.problem import Problem, peak
 
 SHAPES = ((1.0, 1), (1.0, 3), (0.3, 3), (0.1, 2), (0.1, 4), (0.03, 2), (0.03, 4))
 """Windows as fractions of the nodes, and the most that a node reads."""

@@ -25,14 +25,13 @@ from benchmarks.machine import HERE, MIB, Table, pyplot, stamp
 from memonger.errors import PlanError
 from memonger.graph.costs import INTENSITY
 from memonger.graph.liveness import ALIGNMENT
+from memonger.ir import training_roles
+from memonger.ir.emitter import collecting_later
 from memonger.lowering.lowered import portable
-from memonger.model import training_roles
-from memonger.model.emitter import collecting_later
 from memonger.plan import BasePlan, graph_of, input_bytes, parameter_bytes
-from memonger.planning import decide
-from memonger.planning.decide import Solution
-from memonger.remat import EFFORT, Request
-from memonger.remat.marks import place
+from memonger.schedule import EFFORT, Request, decide
+from memonger.schedule.decide import Solution
+from memonger.schedule.marks import place
 
 GIB = 1 << 30
 LEVELS = ("none", "cheap", "block", "sqrt", "log", "sweep")

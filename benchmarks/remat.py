@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks.machine import HERE, Table, keep, stamp
 from memonger.errors import PlanError
-from memonger.remat.cp_sat import ExactOptions, solve
-from memonger.remat.greedy import GreedyOptions, fit_budget, remove_redundant
-from memonger.remat.portfolio import search, smallest_budget
-from memonger.remat.problem import Problem, cost, peak
-from memonger.remat.timeline import Timeline
+from memonger.schedule.cp_sat import ExactOptions, solve
+from memonger.schedule.greedy import GreedyOptions, fit_budget, remove_redundant
+from memonger.schedule.portfolio import search, smallest_budget
+from memonger.schedule.problem import Problem, cost, peak
+from memonger.schedule.timeline import Timeline
 
 ROOT = Path(__file__).parent.parent
 KNOWN = ROOT / "benchmarks" / "remat.json"

@@ -32,7 +32,7 @@ import numpy as np
 import memonger
 from benchmarks.machine import machine
 from benchmarks.serving_requests import BATCHES, Request, bad_requests, good_requests, model
-from memonger.export import export
+from memonger.serving import export
 from tests.support import triton_stand_in
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from benchmarks import inference
 from benchmarks.exports import EXPORTS
 from benchmarks.machine import HERE, MIB, Table, keep, stamp
 from memonger.cli.measure import Job, MeasuredSession, take_turns
-from memonger.model.save import save_model
+from memonger.ir.save import save_model
 from memonger.runtime.feeds import inputs_of, random_feeds
 from tests.support.networks import LIGHT, light
 

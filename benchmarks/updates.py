@@ -28,7 +28,7 @@ from benchmarks.side_by_side.export import export
 from benchmarks.side_by_side.turns import apart
 from memonger.cli.worker import Worker, reason, say, serve_times
 from memonger.devices import CPU
-from memonger.model.extract import extract
+from memonger.ir.extract import extract
 from memonger.runtime import ort
 
 ROWS = ("resnet50", "convnext_tiny", "swin_tiny", "bert", "llama")

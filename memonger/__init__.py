@@ -23,6 +23,8 @@ from memonger.units import GiB, KiB, MiB
 
 if TYPE_CHECKING:
     from memonger import export as export
+    from memonger.allocation import Buffer, Layout
+    from memonger.allocation import allocate as pack
     from memonger.autodiff.differentiate import differentiate
     from memonger.autodiff.losses.classes import BinaryCrossEntropy, SoftmaxCrossEntropy
     from memonger.autodiff.losses.ctc import CTCLoss
@@ -32,29 +34,27 @@ if TYPE_CHECKING:
     from memonger.autodiff.separate import separate_parameters
     from memonger.autodiff.training_mode import to_training_mode
     from memonger.distributed.session import DistributedTrainingSession
-    from memonger.export import onnx_backend as backend  # noqa: F401  `memonger.backend`
     from memonger.feeding import Feeder, FeederConfig
     from memonger.graph.collectives import Buckets
     from memonger.graph.liveness import Sharing
-    from memonger.layout import Buffer, Layout
-    from memonger.layout import allocate as pack
-    from memonger.model.from_torch import from_torch
+    from memonger.ir.model import Model
     from memonger.model.load import load
     from memonger.model.lora import add_lora, merge_lora
-    from memonger.model.model import Model
+    from memonger.options import Options
     from memonger.plan import GraphPlan, Plan
-    from memonger.planning.fit import Fit, fit
-    from memonger.planning.options import Options
-    from memonger.planning.plan_all import plan_all
-    from memonger.planning.search_plan import get_cost, make_mirror_plan, pareto, search_plan
-    from memonger.planning.unplan import unplan
+    from memonger.planner.fit import Fit, fit
+    from memonger.planner.plan_all import plan_all
+    from memonger.planner.search_plan import get_cost, make_mirror_plan, pareto, search_plan
+    from memonger.planner.unplan import unplan
     from memonger.report.drawing import draw
     from memonger.report.memory_count import count_memory
-    from memonger.runtime.fleet import Fleet, FleetModel
-    from memonger.runtime.fleet_memory import FleetMemory
-    from memonger.runtime.pipeline import Pipeline
-    from memonger.runtime.schedule import Schedule
+    from memonger.runtime.learning_rates import Schedule
     from memonger.runtime.session import Session
+    from memonger.serving import onnx_backend as backend  # noqa: F401  `memonger.backend`
+    from memonger.serving.fleet import Fleet, FleetModel
+    from memonger.serving.fleet_memory import FleetMemory
+    from memonger.serving.pipeline import Pipeline
+    from memonger.torch.from_torch import from_torch
     from memonger.training_session import TrainingSession
 
 __version__ = "0.1.0"
@@ -90,29 +90,29 @@ _LAZY = {
     "memonger.feeding": ("Feeder", "FeederConfig"),
     "memonger.graph.collectives": ("Buckets",),
     "memonger.graph.liveness": ("Sharing",),
-    "memonger.layout": ("Buffer", "Layout", "allocate"),
-    "memonger.model.from_torch": ("from_torch",),
+    "memonger.allocation": ("Buffer", "Layout", "allocate"),
+    "memonger.torch.from_torch": ("from_torch",),
     "memonger.model.load": ("load",),
     "memonger.model.lora": ("add_lora", "merge_lora"),
-    "memonger.model.model": ("Model",),
+    "memonger.ir.model": ("Model",),
     "memonger.plan": ("GraphPlan", "Plan"),
-    "memonger.planning.fit": ("Fit", "fit"),
-    "memonger.planning.options": ("Options",),
-    "memonger.planning.plan_all": ("plan_all",),
-    "memonger.planning.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
-    "memonger.planning.unplan": ("unplan",),
+    "memonger.planner.fit": ("Fit", "fit"),
+    "memonger.options": ("Options",),
+    "memonger.planner.plan_all": ("plan_all",),
+    "memonger.planner.search_plan": ("get_cost", "make_mirror_plan", "pareto", "search_plan"),
+    "memonger.planner.unplan": ("unplan",),
     "memonger.report.drawing": ("draw",),
     "memonger.report.memory_count": ("count_memory",),
-    "memonger.runtime.fleet": ("Fleet", "FleetModel"),
-    "memonger.runtime.fleet_memory": ("FleetMemory",),
-    "memonger.runtime.pipeline": ("Pipeline",),
-    "memonger.runtime.schedule": ("Schedule",),
+    "memonger.serving.fleet": ("Fleet", "FleetModel"),
+    "memonger.serving.fleet_memory": ("FleetMemory",),
+    "memonger.serving.pipeline": ("Pipeline",),
+    "memonger.runtime.learning_rates": ("Schedule",),
     "memonger.runtime.session": ("Session",),
     "memonger.training_session": ("TrainingSession",),
 }
 """Imported at first use: these modules need onnx-ir, which imports onnx and takes a quarter of a second."""
 
-_MODULES = {"backend": "memonger.export.onnx_backend", "export": "memonger.export"}
+_MODULES = {"backend": "memonger.serving.onnx_backend", "export": "memonger.export"}
 """Modules that are there as ``memonger.<name>`` without an import of their own."""
 
 

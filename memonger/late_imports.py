@@ -1,9 +1,9 @@
 """onnx and onnx-ir without what they import at their start and a process that plans or runs doesn't use.
 
-Importing sympy, which onnx-ir does, is a third of the time to start; the JSON and text forms of models, joining, cutting
-and converting them, which onnx imports, are 3 MiB. While one of the two packages is imported, the modules of `LATE` are
-stood in for; each is imported once something is read from it, by then or later. Who imports such a module elsewhere gets
-the module itself.
+Importing sympy, which onnx-ir does, is a third of the time to start; the JSON and text forms of models, joining,
+cutting and converting them, which onnx imports, are 3 MiB. While one of the two packages is imported, the modules of
+`LATE` are stood in for; each is imported once something is read from it, by then or later. Who imports such a module
+elsewhere gets the module itself.
 """
 
 import sys

@@ -13,24 +13,25 @@ import onnx
 import onnx_ir as ir
 
 from memonger import plan_file
+from memonger.allocation import lower_bound
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError
 from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
-from memonger.layout import lower_bound
-from memonger.model import open_dims, training_roles
+from memonger.ir import training_roles
+from memonger.ir.model import Model
+from memonger.ir.save import as_proto, check_not_its_weights
+from memonger.ir.tensors import inner_bytes
+from memonger.ir.training_roles import Training
+from memonger.ir.values import nbytes, required_inputs, static_shape, subgraphs
 from memonger.model.kept_state import check_state, state_of
-from memonger.model.model import Model
-from memonger.model.ranges import Range, described
-from memonger.model.save import as_proto, check_not_its_weights
-from memonger.model.sizes import SizesError
-from memonger.model.tensors import inner_bytes
-from memonger.model.training_roles import Training
-from memonger.model.values import nbytes, required_inputs, static_shape, subgraphs
 from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, Spent, html_table, planned_buffers
+from memonger.shapes import open_dims
+from memonger.shapes.ranges import Range, described
+from memonger.shapes.sizes import SizesError
 from memonger.units import format_size, shown
 from memonger.words import option
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import networkx
     import numpy
 
-    from memonger.remat.strategy import Outcome
+    from memonger.schedule.strategy import Outcome
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -173,7 +174,7 @@ class Plan(BasePlan, Header):
         strategy: The strategy that decided what is recomputed; None for a plan from a file.
         outcome: What the strategy returned; None for a plan from a file.
         source: The user's own model, loaded; None for a plan from a file.
-        origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.model.marks`.
+        origins: Values of parts, each with the output of the source's node it is a part of; see `memonger.ir.marks`.
         notes: What the user should know about the plan, one sentence each.
         live_before: Live bytes at each step of the given order with nothing recomputed, ``int64[steps]``; None for a
             plan from a file.
@@ -391,7 +392,7 @@ class Plan(BasePlan, Header):
     def annotated(self) -> Model:
         """The user's own model with ``force_mirroring`` on every node: "True" where it is recomputed, else "False".
 
-        All parts of a node that differentiation writes out as several are marked alike: see `memonger.model.marks`.
+        All parts of a node that differentiation writes out as several are marked alike: see `memonger.ir.marks`.
         Its ``proto`` goes into ``onnx.save``.
 
         Raises:
@@ -401,7 +402,7 @@ class Plan(BasePlan, Header):
             raise PlanError(
                 "the plan was read from a file, which doesn't contain the model it was made from: plan again."
             )
-        from memonger.remat.marks import annotate  # with the whole search, which who runs a plan has no use for
+        from memonger.schedule.marks import annotate  # with the whole search, which who runs a plan has no use for
 
         marked = annotate(self.source.ir, self.graph, self.recomputed, self.origins)
         return dataclasses.replace(self.source, ir=marked)
@@ -438,7 +439,7 @@ class Plan(BasePlan, Header):
             PlanFileError: the file can't be written, or holds weights of the model that was planned; memory ran out;
                 there is nothing of the source to refer to.
         """
-        from memonger.model.emitter import collecting_later  # with what writes nodes, which no run of a plan needs
+        from memonger.ir.emitter import collecting_later  # with what writes nodes, which no run of a plan needs
         from memonger.runtime.packing import packed_weights, packs_here
 
         if weights not in ("own", "source"):

@@ -19,19 +19,22 @@ from google.protobuf.message import DecodeError
 
 from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
-from memonger.model.checks import check_operators, check_versions
-from memonger.model.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
+from memonger.ir.checks import check_operators, check_versions
+from memonger.ir.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
+from memonger.ir.packed import META, Packed, all_packed, packed_size
+from memonger.ir.save import MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
+from memonger.ir.tensors import content, external_tensors, read_bytes
+from memonger.ir.values import graphs, static_shape
+from memonger.ir.wire import fields
 from memonger.model.load import load_as_is
-from memonger.model.packed import META, Packed, all_packed, packed_size
-from memonger.model.ranges import Range
-from memonger.model.save import MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
-from memonger.model.tensors import content, external_tensors, read_bytes
-from memonger.model.values import graphs, static_shape
-from memonger.model.wire import fields
+from memonger.shapes.ranges import Range
 from memonger.units import MOST_BATCH, MOST_THREADS
 from memonger.words import either
 
 KEY = "memonger.plan"
+
+ROWS = 2
+"""The axis of an image's rows."""
 
 FORMAT = 1
 
@@ -160,7 +163,7 @@ class Record(Header):
     """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name.
 
     ``weight_digests`` are by tensor, see `weight_digests`; files of earlier versions have none. ``packed`` has by the
-    weight's name where its packed copy lies, see `memonger.model.packed`.
+    weight's name where its packed copy lies, see `memonger.ir.packed`.
     """
 
     format: int = FORMAT
@@ -380,11 +383,11 @@ def save(
         model: The planned model.
         record: Its plan.
         path: The file.
-        pack: See `memonger.model.save.save_model`.
+        pack: See `memonger.ir.save.save_model`.
         source: A model and its name, whose weights the file is to refer to where it has them; None: it has its own.
 
     Raises:
-        PlanFileError: see `save_model`, and `memonger.model.save.refer_to`.
+        PlanFileError: see `save_model`, and `memonger.ir.save.refer_to`.
     """
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
         signed = dataclasses.replace(record, weight_digests=weight_digests(model))

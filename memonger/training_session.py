@@ -8,12 +8,12 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanFileError, SessionError
+from memonger.ir.model import Model
+from memonger.ir.save import save_model
+from memonger.ir.values import static_shape
 from memonger.model import forward_model, lora
 from memonger.model.load import Source, load, load_as_is
-from memonger.model.model import Model
-from memonger.model.save import save_model
-from memonger.model.values import static_shape
-from memonger.planning.search_plan import search_plan
+from memonger.planner.search_plan import search_plan
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, bind_plan
 from memonger.runtime.feeds import Feeds, in_place

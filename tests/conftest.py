@@ -21,7 +21,7 @@ try:  # some tests run where nobody has installed more than the extra [cpu] and 
 except ModuleNotFoundError:
     settings, LoadScopeScheduling = None, object
 
-from memonger.planning import rehearse  # noqa: E402
+from memonger.planner import rehearse  # noqa: E402
 from tests.support import networks  # noqa: E402
 from tests.support.bad_input import Place  # noqa: E402
 

@@ -13,8 +13,8 @@ import onnx_ir as ir
 import pytest
 
 from memonger.files import ScratchFolder, write_whole
-from memonger.model import save
-from memonger.model.save import save_model
+from memonger.ir import save
+from memonger.ir.save import save_model
 from tests.support.interruptions import KINDS, content, kill_while_saving, model
 
 ROOT = Path(__file__).parents[1]

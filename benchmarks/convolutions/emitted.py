@@ -8,9 +8,9 @@ from benchmarks.convolutions.binding import expose
 from benchmarks.convolutions.layers import Layer
 from memonger.autodiff.backward import backward
 from memonger.devices import CPU, Device
+from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
 from memonger.lowering import cuda
-from memonger.model.emitter import Emitter
-from memonger.model.model import Model
 
 
 def emitted(layer: Layer, quantity: str, device: Device = CPU) -> tuple[onnx.ModelProto, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu_day.stages import Settings
 
-FILES = {"runtime": "tests/runtime/test_cuda_sessions.py", "planning": "tests/planning/test_cuda_plans.py"}
+FILES = {"runtime": "tests/runtime/test_cuda_sessions.py", "planning": "tests/planner/test_cuda_plans.py"}
 START = """
 import sys
 from benchmarks.side_by_side.job import load_cuda_libraries

@@ -22,7 +22,7 @@ class RunTimeDocs(griffe.Extension):
         """Parameters and docstring of a decorated function, from the imported package; types from the source."""
         if any(str(decorator.value).startswith("takes_options") for decorator in func.decorators):
             made = getattr(memonger, func.name)
-            fields = loader.modules_collection["memonger.planning.options.Options"].attributes
+            fields = loader.modules_collection["memonger.options.Options"].attributes
             own = {parameter.name: parameter for parameter in func.parameters}
             options = [each for each in inspect.signature(made).parameters.values() if each.name not in own]
             func.parameters = griffe.Parameters(

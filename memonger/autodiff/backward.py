@@ -12,9 +12,9 @@ from memonger.autodiff.registry import RULES
 from memonger.autodiff.sums import Sums
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
-from memonger.model.emitter import Emitter
-from memonger.model.operators import facts, operator_name
-from memonger.model.values import is_floating, static_shape
+from memonger.ir.emitter import Emitter
+from memonger.ir.operators import facts, operator_name
+from memonger.ir.values import is_floating, static_shape
 
 Finished = Callable[[ir.Value, ir.Value], None]
 

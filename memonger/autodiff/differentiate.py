@@ -19,15 +19,16 @@ from memonger.autodiff.transposes import fold_into_products, move_to_products
 from memonger.autodiff.updates import Optimizer, Updater, loss_scale
 from memonger.errors import PlanError
 from memonger.graph.schedule import updates_last
-from memonger.model import forward_model, parameters, training_roles
-from memonger.model.emitter import Emitter, collecting_later
+from memonger.ir import training_roles
+from memonger.ir.emitter import Emitter, collecting_later
+from memonger.ir.model import Model
+from memonger.ir.names import name_nodes
+from memonger.ir.training_roles import Training
+from memonger.ir.unused import remove_unused
+from memonger.ir.values import all_values, is_floating
+from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
-from memonger.model.model import Model
-from memonger.model.names import name_nodes
 from memonger.model.opset import raise_opset
-from memonger.model.training_roles import Training
-from memonger.model.unused import remove_unused
-from memonger.model.values import all_values, is_floating
 from memonger.words import NAME, did_you_mean, either, option, quoted
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def differentiate(
     depend on stays an initializer. The model is differentiated as it stands: `to_training_mode` first, where
     BatchNormalization and Dropout are in inference form. With an optimizer the loss of a model that
     `to_mixed_precision` wrote in float16 is scaled by the input ``loss_scale``, and updates scale the gradients back.
-    What inputs and outputs there are, and what for, says `memonger.model.training_roles.Training`.
+    What inputs and outputs there are, and what for, says `memonger.ir.training_roles.Training`.
 
     Args:
         source: What `memonger.load` takes or gives; for second derivatives what this gives without an optimizer. Then

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.updates import Scaled, Step
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 BLOCK = 2048
 SMALLEST = 4096  # elements

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from memonger.autodiff import function_bodies
 from memonger.autodiff.registry import EXPANSIONS, RULES
-from memonger.model.emitter import Emitter
-from memonger.model.model import Model
-from memonger.model.operators import facts, operator_name
-from memonger.model.replacing import Replacer
-from memonger.model.values import static_shape, subgraphs
+from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
+from memonger.ir.operators import facts, operator_name
+from memonger.ir.rewrite import Replacer
+from memonger.ir.values import static_shape, subgraphs
 
 ROUNDS = 16  # bodies within bodies; the standard's are three deep
 

@@ -7,12 +7,12 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.ir.marks import inline
+from memonger.ir.model import Model
+from memonger.ir.rewrite import insert_for
+from memonger.ir.values import static_shape
 from memonger.model import load
-from memonger.model.marks import inline
-from memonger.model.model import Model
-from memonger.model.replacing import insert_for
-from memonger.model.shape_inference import infer
-from memonger.model.values import static_shape
+from memonger.shapes.inference import infer
 
 _DOMAIN = "memonger.body"
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
-from memonger.model.values import is_floating
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import is_floating
 
 WIDER = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 

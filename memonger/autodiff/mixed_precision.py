@@ -21,15 +21,15 @@ import onnx_ir as ir
 from memonger.autodiff.separate import separate_parameters, statistics_of_norms
 from memonger.autodiff.transposes import fold_into_products
 from memonger.errors import PlanError
+from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
+from memonger.ir.names import name_nodes
+from memonger.ir.operators import facts
+from memonger.ir.training_roles import Training
+from memonger.ir.values import NARROW, all_values, subgraphs
 from memonger.model import forward_model, parameters
-from memonger.model.emitter import Emitter
 from memonger.model.load import Source, load
-from memonger.model.model import Model
-from memonger.model.names import name_nodes
-from memonger.model.operators import facts
 from memonger.model.opset import raise_opset
-from memonger.model.training_roles import Training
-from memonger.model.values import NARROW, all_values, subgraphs
 from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from memonger.autodiff import eight_bits
 from memonger.autodiff.updates import Optimizer, Scaled, Step
 from memonger.errors import PlanError
-from memonger.model import names
+from memonger.ir import names
 
 LARGEST = 3.4028234663852886e38  # that float32 can hold: settings are scalars of a float32 model
 

@@ -6,7 +6,7 @@ by one rank's x is the mean over the ranks of the gradients by y: the same colle
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 KEY = "memonger.mean_over_ranks"
 

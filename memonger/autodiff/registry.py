@@ -10,15 +10,15 @@ A rule is given the forward node and the gradients of its outputs, and returns t
 One positional argument follows for each output the node has, None where nothing depends on that output. One gradient is
 returned for each input; None says there is none, and inputs beyond those returned have none. A gradient may have the
 shape that broadcasting gave: the driver sums it back. It also accumulates, and drops what nobody reads.
-Operators that have no gradient say so in `memonger.model.operators`.
+Operators that have no gradient say so in `memonger.ir.operators`.
 """
 
 from collections.abc import Callable
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
-from memonger.model.operators import F, facts_of, rule_of_operators
+from memonger.ir.emitter import Emitter
+from memonger.ir.operators import F, facts_of, rule_of_operators
 
 Gradient = ir.Value | None
 Rule = Callable[..., Gradient | tuple[Gradient, ...]]
@@ -36,7 +36,7 @@ def gradient(*op_types: str) -> Callable[[F], F]:
     """Register a rule. A second rule for one operator raises, and one for an operator that has no gradient."""
     for op_type in op_types:
         if facts_of(op_type).without_gradient:
-            raise ValueError(f"operator {op_type} is without a gradient in memonger.model.operators")
+            raise ValueError(f"operator {op_type} is without a gradient in memonger.ir.operators")
     return rule_of_operators(RULES, "a gradient rule", op_types)
 
 

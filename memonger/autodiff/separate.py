@@ -15,12 +15,12 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.ir.model import Model
+from memonger.ir.modules import SCOPES, module_of
+from memonger.ir.names import fresh, matches
+from memonger.ir.values import all_values, is_floating
 from memonger.model import parameters
 from memonger.model.load import Source, load
-from memonger.model.model import Model
-from memonger.model.modules import SCOPES, module_of
-from memonger.model.names import fresh, matches
-from memonger.model.values import all_values, is_floating
 from memonger.words import did_you_mean, quoted
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 
 class Sums:

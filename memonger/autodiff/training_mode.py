@@ -14,15 +14,16 @@ import onnx_ir as ir
 from memonger.autodiff.over_ranks import over_ranks
 from memonger.autodiff.separate import separate_parameters
 from memonger.errors import PlanError
-from memonger.model import forward_model, parameters, training_roles
-from memonger.model.emitter import Emitter
+from memonger.ir import training_roles
+from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
+from memonger.ir.names import name_nodes
+from memonger.ir.training_roles import Training
+from memonger.ir.unused import remove_unused
+from memonger.ir.values import input_at
+from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
-from memonger.model.model import Model
-from memonger.model.names import name_nodes
 from memonger.model.opset import raise_opset
-from memonger.model.training_roles import Training
-from memonger.model.unused import remove_unused
-from memonger.model.values import input_at
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import math
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
-from memonger.model.replacing import Replacer
-from memonger.model.values import is_floating, static_shape, swapped_axes
+from memonger.ir.emitter import Emitter
+from memonger.ir.rewrite import Replacer
+from memonger.ir.values import is_floating, static_shape, swapped_axes
 
 
 def move_to_products(model: ir.Model, op: Emitter) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import onnx_ir as ir
 
 from memonger.autodiff.over_ranks import over_ranks
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 _DOUBLE = ir.DataType.DOUBLE
 _FLOAT = ir.DataType.FLOAT

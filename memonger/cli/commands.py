@@ -44,7 +44,7 @@ from memonger.cli.options import (
     parse_sizes,
 )
 from memonger.devices import GRAPHS
-from memonger.planning.names import Engine, Strategy
+from memonger.option_names import Engine, Strategy
 from memonger.units import MOST_ARENAS, MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, MOST_THREADS
 
 

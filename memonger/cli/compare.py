@@ -19,12 +19,11 @@ from memonger.devices import Device
 from memonger.errors import MemongerError, system_checked
 from memonger.files import write_whole
 from memonger.graph.schedule import is_copy, original
+from memonger.ir.save import save_model
+from memonger.ir.values import dense
 from memonger.lowering.device_form import LEVELS
 from memonger.model.kept_state import fullest
 from memonger.model.load import load_as_is
-from memonger.model.ranges import Range
-from memonger.model.save import save_model
-from memonger.model.values import dense
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.report.runs import format_seconds
@@ -33,6 +32,7 @@ from memonger.runtime.padding import Padding, cut, filled_up
 from memonger.runtime.program import program_of
 from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.session import Session
+from memonger.shapes.ranges import Range
 from memonger.units import format_size
 
 J = TypeVar("J", bound=Job)

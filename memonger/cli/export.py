@@ -6,9 +6,9 @@ from typing import Any
 
 from memonger.cli.output import print_notes, print_result, progress_bar
 from memonger.cli.planning import options_of, refuse_planning_options
-from memonger.export import Exported, form
-from memonger.export import export as write
-from memonger.export.package import describe
+from memonger.serving import Exported, form
+from memonger.serving import export as write
+from memonger.serving.package import describe
 from memonger.units import in_full
 
 

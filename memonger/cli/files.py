@@ -9,20 +9,19 @@ from pathlib import Path
 import click
 import onnx_ir as ir
 
+from memonger.allocation import allocate, check_layout, lower_bound
+from memonger.allocation.minimalloc_csv import read_problem, write_solution
 from memonger.cli.output import Screen, print_json, print_line, print_lines, print_result, print_wide
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import LoadError, MemongerError
 from memonger.files import temporary_folder
-from memonger.layout import allocate, check_layout, lower_bound
-from memonger.layout.minimalloc_csv import read_problem, write_solution
+from memonger.ir.model import Model
+from memonger.ir.names import name_nodes
+from memonger.ir.save import save_model
 from memonger.model.load import load, load_as_is
-from memonger.model.model import Model
-from memonger.model.names import name_nodes
-from memonger.model.save import save_model
-from memonger.model.shape_inference import infer_once
 from memonger.plan import Plan
 from memonger.plan_file import KEY
-from memonger.planning.unplan import unplan as made_without_plan
+from memonger.planner.unplan import unplan as made_without_plan
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.diff import diff_lines, diff_record, totals_table
@@ -31,6 +30,7 @@ from memonger.report.inspection import model_lines, model_record, model_table, o
 from memonger.report.layers import Layer, layers_of, layers_table
 from memonger.report.memory_count import COUNT_NOTE, count_memory
 from memonger.report.summary import plan_figures, plan_record
+from memonger.shapes.inference import infer_once
 
 
 def inspect(

@@ -10,9 +10,9 @@ import onnx_ir as ir
 from memonger.cli.differences import Tolerance, difference
 from memonger.devices import Device
 from memonger.graph.schedule import original
+from memonger.ir.operators import facts, operator_name
 from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
-from memonger.model.operators import facts, operator_name
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.runtime import capture

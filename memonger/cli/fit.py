@@ -6,7 +6,7 @@ from typing import Any
 
 from memonger.cli.output import Screen, print_json, print_notes, progress_bar
 from memonger.cli.planning import source_and_options
-from memonger.planning import fit as planner
+from memonger.planner import fit as planner
 from memonger.report.fit import fit_lines, fit_record, sizes_table
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from memonger.model.training_roles import Training
+from memonger.ir.training_roles import Training
 
 
 def summary(roles: Training, outputs: Mapping[str, np.ndarray]) -> dict[str, Any] | None:

@@ -21,9 +21,9 @@ from memonger.cli.measure import MeasuredSession, device_peak, in_use, read_arra
 from memonger.cli.worker import say, serve
 from memonger.devices import Cuda, parse_device
 from memonger.errors import MemongerError, SessionError
-from memonger.model import training_roles
+from memonger.ir import training_roles
+from memonger.ir.values import static_shape
 from memonger.model.load import load_as_is
-from memonger.model.values import static_shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.binding import without_defaults

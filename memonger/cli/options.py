@@ -8,8 +8,8 @@ from typing import Any, get_args
 import click
 
 from memonger.devices import SEARCHES
-from memonger.model.ranges import terms_of
-from memonger.planning.names import Level, Mode, Order, Strategy
+from memonger.option_names import Level, Mode, Order, Strategy
+from memonger.shapes.ranges import terms_of
 from memonger.units import MOST_BATCH, MOST_THREADS, MOST_TRIALS, parse_size
 from memonger.words import did_you_mean
 
@@ -266,7 +266,7 @@ FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
 REPORT = click.option("--report", type=OUTPUT, help="Write a page here that shows the plan: see memonger report.")
 
 TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml", "openvino")
-"""The names in `memonger.export.TARGETS`."""
+"""The names in `memonger.serving.TARGETS`."""
 
 COMMANDS = {
     "Plan": ("plan", "pareto", "fit", "plan-all", "differentiate"),

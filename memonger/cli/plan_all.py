@@ -7,9 +7,9 @@ from typing import Any
 from memonger.cli.output import Screen, print_json, print_line, print_notes, print_wide, progress_bar
 from memonger.cli.planning import options_of, wrong_usage
 from memonger.errors import PlanError
-from memonger.planning import plan_all as planner
-from memonger.planning.names import Engine
-from memonger.planning.plan_all import Row, row_record
+from memonger.option_names import Engine
+from memonger.planner import plan_all as planner
+from memonger.planner.plan_all import Row, row_record
 from memonger.report import text
 
 

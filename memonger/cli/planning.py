@@ -20,12 +20,12 @@ from memonger.devices import Cuda
 from memonger.errors import PlanError
 from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
-from memonger.model.model import Model
-from memonger.model.save import save_model
+from memonger.ir.model import Model
+from memonger.ir.save import save_model
+from memonger.options import Options
 from memonger.plan import Plan, is_sized_at_run_time
-from memonger.planning import search_plan as planner
-from memonger.planning.at_size import Changes
-from memonger.planning.options import Options
+from memonger.planner import search_plan as planner
+from memonger.planner.at_size import Changes
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.headline import details_table, headline

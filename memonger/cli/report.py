@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from memonger.cli.output import print_result
 from memonger.errors import MemongerError
-from memonger.model.decoding import DecodingError, decode
+from memonger.ir.decoding import DecodingError, decode
 from memonger.plan import Plan
 from memonger.report import report as write
 

@@ -12,7 +12,7 @@ from memonger.cli.output import Screen, print_json, print_notes, progress_bar, r
 from memonger.cli.planning import refuse_planning_options, search_plan
 from memonger.cli.settings import Result, Settings
 from memonger.files import temporary_folder
-from memonger.model import training_roles
+from memonger.ir import training_roles
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY

@@ -7,11 +7,11 @@ import onnx_ir as ir
 
 from memonger.errors import FeedError
 from memonger.feeding.samples import Tensor
+from memonger.ir.model import Model
+from memonger.ir.values import static_shape
 from memonger.model.load import Source
-from memonger.model.model import Model
-from memonger.model.values import static_shape
 from memonger.plan import Plan
-from memonger.planning.fit import Fit, fit
+from memonger.planner.fit import Fit, fit
 from memonger.units import in_full
 from memonger.words import quoted
 

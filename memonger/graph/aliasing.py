@@ -35,9 +35,9 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from memonger.model.operators import RANKS, facts
-from memonger.model.parts import parts_of
-from memonger.model.values import dense, input_at, static_shape
+from memonger.ir.operators import RANKS, facts
+from memonger.ir.parts import parts_of
+from memonger.ir.values import dense, input_at, static_shape
 
 CPU = "CPUExecutionProvider"
 

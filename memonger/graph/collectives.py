@@ -18,9 +18,9 @@ from memonger.graph import aliasing
 from memonger.graph.graph import Graph, needed_by
 from memonger.graph.groups import in_buckets
 from memonger.graph.schedule import sources_of, topological_order
-from memonger.model.names import fresh
-from memonger.model.operators import BEGIN, MEAN, RANKS, WAIT
-from memonger.model.training_roles import Training
+from memonger.ir.names import fresh
+from memonger.ir.operators import BEGIN, MEAN, RANKS, WAIT
+from memonger.ir.training_roles import Training
 from memonger.units import MiB, in_bytes
 from memonger.words import option
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from memonger.graph import aliasing
-from memonger.model.operators import facts, operator_name
-from memonger.model.values import nbytes, static_shape, subgraphs
+from memonger.ir.operators import facts, operator_name
+from memonger.ir.values import nbytes, static_shape, subgraphs
 
 INTENSITY = 10
 """FLOPs a machine does in the time of moving a byte from memory, in single precision.

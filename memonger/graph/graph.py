@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import aliasing, costs
-from memonger.model.operators import RANKS, WAIT, facts, operator_name
-from memonger.model.parts import is_marked
-from memonger.model.shape_folding import run_time_sized
-from memonger.model.values import LARGEST, all_values, dense, nbytes, subgraphs
+from memonger.ir.operators import RANKS, WAIT, facts, operator_name
+from memonger.ir.parts import is_marked
+from memonger.ir.values import LARGEST, all_values, dense, nbytes, subgraphs
+from memonger.shapes.folding import run_time_sized
 
 Pair = tuple[int, int]
 

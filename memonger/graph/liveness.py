@@ -10,12 +10,12 @@ from itertools import chain
 
 import numpy as np
 
+from memonger.allocation.buffers import Buffer
+from memonger.allocation.onnxruntime_arena import region_bytes
 from memonger.errors import PlanError
 from memonger.graph.graph import ALIGNMENT as ALIGNMENT
 from memonger.graph.graph import Graph, Pair, Window
 from memonger.graph.groups import check_groups, places
-from memonger.layout.buffers import Buffer
-from memonger.layout.onnxruntime_arena import region_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from memonger.graph.graph import Graph, Pair
-from memonger.model import open_dims
-from memonger.model.ranges import Range, points, shapes_at
-from memonger.model.sizes import Sizes
-from memonger.model.values import static_shape
+from memonger.ir.values import static_shape
+from memonger.shapes import open_dims
+from memonger.shapes.ranges import Range, points, shapes_at
+from memonger.shapes.sizes import Sizes
 
 TINY = 64
 """Elements of values that sizes are computed from up to which they stay with the runtime: an address costs too much."""

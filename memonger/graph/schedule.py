@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph, Pair, Window, needed_by, read_values
-from memonger.model.names import fresh
-from memonger.model.training_roles import Training
+from memonger.ir.names import fresh
+from memonger.ir.training_roles import Training
 
 OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace", "offered")
 """Fields of a graph that are the same for a node and its copies."""

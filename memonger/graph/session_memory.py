@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from memonger.model.marks import CHUNK, WINDOW, before_chunks, chunk_of
-from memonger.model.operators import operator_name
-from memonger.model.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
-from memonger.model.save import MAPPED_LIMIT, SMALL
+from memonger.ir.marks import CHUNK, WINDOW, before_chunks, chunk_of
+from memonger.ir.operators import operator_name
+from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
+from memonger.ir.save import MAPPED_LIMIT, SMALL
 from memonger.units import KiB, MiB
 
 _TRAINING = (9 * MiB, 8.5 * KiB)

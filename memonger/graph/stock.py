@@ -9,12 +9,12 @@ from collections.abc import Hashable, Mapping
 
 import onnx_ir as ir
 
+from memonger.allocation.buffers import Buffer
+from memonger.allocation.onnxruntime_arena import onnxruntime_bytes
 from memonger.graph import aliasing
 from memonger.graph.graph import read_values
-from memonger.layout.buffers import Buffer
-from memonger.layout.onnxruntime_arena import onnxruntime_bytes
-from memonger.model.operators import operator_name
-from memonger.model.values import dense, nbytes, static_shape
+from memonger.ir.operators import operator_name
+from memonger.ir.values import dense, nbytes, static_shape
 
 _TAKES_INPUT = frozenset(
     {

@@ -12,7 +12,7 @@ from itertools import chain
 
 from memonger.errors import VerificationError
 from memonger.graph.graph import Graph
-from memonger.model.operators import BEGIN, RANKS, WAIT
+from memonger.ir.operators import BEGIN, RANKS, WAIT
 
 Stretch = tuple[int, int]
 

@@ -25,9 +25,9 @@ from memonger.devices import CPU, Cuda, Device
 from memonger.errors import MemongerError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.liveness import ALIGNMENT
-from memonger.model import checks, training_roles
-from memonger.model.names import inner_names
-from memonger.model.values import dense, nbytes, static_shape, subgraphs
+from memonger.ir import checks, training_roles
+from memonger.ir.names import inner_names
+from memonger.ir.values import dense, nbytes, static_shape, subgraphs
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile

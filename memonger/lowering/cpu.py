@@ -31,11 +31,11 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
-from memonger.model.marks import COMPOSITE
-from memonger.model.model import Model
-from memonger.model.replacing import Replacer
-from memonger.model.values import is_swapped, static_shape
+from memonger.ir.emitter import Emitter
+from memonger.ir.marks import COMPOSITE
+from memonger.ir.model import Model
+from memonger.ir.rewrite import Replacer
+from memonger.ir.values import is_swapped, static_shape
 
 logger = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ import onnx_ir as ir
 from memonger.autodiff.rules.convolution import SMALL_BATCH, pointwise_image
 from memonger.devices import CPU
 from memonger.files import ScratchFolder
-from memonger.model.decoding import DecodingError, decode
-from memonger.model.emitter import Emitter, as_attributes
-from memonger.model.marks import COMPOSITE, TURNED_WEIGHT, DepthwiseWeight
-from memonger.model.model import Model
-from memonger.model.replacing import Replacer
-from memonger.model.values import all_values, static_shape
-from memonger.model.windows import Windows, windows_of
+from memonger.ir.decoding import DecodingError, decode
+from memonger.ir.emitter import Emitter, as_attributes
+from memonger.ir.marks import COMPOSITE, TURNED_WEIGHT, DepthwiseWeight
+from memonger.ir.model import Model
+from memonger.ir.rewrite import Replacer
+from memonger.ir.values import all_values, static_shape
+from memonger.ir.windows import Windows, windows_of
 from memonger.runtime import ort
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ import logging
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
-from memonger.model.model import Model
-from memonger.model.replacing import Replacer
-from memonger.model.values import NARROW
+from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
+from memonger.ir.rewrite import Replacer
+from memonger.ir.values import NARROW
 from memonger.words import option
 
 logger = logging.getLogger(__name__)

@@ -17,27 +17,27 @@ from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names, in_inference_form
 from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
+from memonger.ir.checks import root_cause
+from memonger.ir.model import Model
+from memonger.ir.modules import carry_modules
+from memonger.ir.names import name_nodes
+from memonger.ir.operators import facts, operator_name
+from memonger.ir.tensors import in_memory, sizes_of_parts
+from memonger.ir.values import all_values, nbytes, static_shape
 from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
 from memonger.lowering import cuda as cuda_form
 from memonger.lowering.lowered import Calibration, Lowered
-from memonger.model import open_dims
 from memonger.model.branches import with_open_branches
-from memonger.model.checks import root_cause
-from memonger.model.model import Model
-from memonger.model.modules import carry_modules
-from memonger.model.names import name_nodes
-from memonger.model.operators import facts, operator_name
-from memonger.model.ranges import Range
-from memonger.model.shape_folding import run_time_sized
-from memonger.model.shape_inference import forget_symbolic, infer_once
-from memonger.model.tensors import in_memory, sizes_of_parts
-from memonger.model.values import all_values, nbytes, static_shape
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory, profile
 from memonger.runtime.arena import host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import LEND_ALL
+from memonger.shapes import open_dims
+from memonger.shapes.folding import run_time_sized
+from memonger.shapes.inference import forget_symbolic, infer_once
+from memonger.shapes.ranges import Range
 from memonger.units import in_full
 from memonger.words import option
 

@@ -12,10 +12,10 @@ import onnx_ir as ir
 from memonger.devices import Stamp
 from memonger.errors import PlanError
 from memonger.graph.schedule import updates_last
-from memonger.model.marks import forget_composites
-from memonger.model.model import Model
-from memonger.model.names import name_nodes
-from memonger.model.unused import remove_unused
+from memonger.ir.marks import forget_composites
+from memonger.ir.model import Model
+from memonger.ir.names import name_nodes
+from memonger.ir.unused import remove_unused
 from memonger.plan_records import Spent
 from memonger.words import option
 

@@ -14,17 +14,17 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda
 from memonger.errors import LoadError, PlanError, SessionError
+from memonger.ir.model import Model
 from memonger.lowering import calibrate
 from memonger.lowering.lowered import Lowered, portable
-from memonger.model import open_dims
-from memonger.model import ranges as ranging
-from memonger.model.model import Model
-from memonger.model.ranges import Range
-from memonger.model.shape_inference import infer_once
-from memonger.model.sizes import Sizes, SizesError
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import profile
+from memonger.shapes import open_dims
+from memonger.shapes import ranges as ranging
+from memonger.shapes.inference import infer_once
+from memonger.shapes.ranges import Range
+from memonger.shapes.sizes import Sizes, SizesError
 from memonger.words import Placeholder, either, option
 
 
@@ -32,7 +32,7 @@ def run(
     model: ir.Model, name: str, ranges: Mapping[str, Range], folder: Path, threads: int, inputs: feeding.Feeds | None,
     wanted: calibrate.Wanted, spent: Spent,
 ) -> tuple[calibrate.Run, tuple[calibrate.Run, ...]]:  # fmt: skip
-    """Calibrate a lowered model at each of `memonger.model.ranges.points`.
+    """Calibrate a lowered model at each of `memonger.shapes.ranges.points`.
 
     Args:
         model: Every node named. Its inputs' ranges are symbolic, and are so again afterwards.
@@ -100,7 +100,7 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[cali
     Args:
         model: Lowered, its ranges symbolic. It is changed.
         ranges: The ranges.
-        seen: What runs showed at each of `memonger.model.ranges.points`.
+        seen: What runs showed at each of `memonger.shapes.ranges.points`.
 
     Raises:
         PlanError: an operator without a shape rule; shapes that contradict each other, or what a run showed.

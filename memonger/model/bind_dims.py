@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from memonger.errors import LoadError
-from memonger.model.model import Model
-from memonger.model.ranges import Range, in_terms_of, sum_of, terms_of
-from memonger.model.values import tensor_shape
+from memonger.ir.model import Model
+from memonger.ir.values import tensor_shape
+from memonger.shapes.ranges import Range, in_terms_of, sum_of, terms_of
 from memonger.words import FILE, N, again, did_you_mean, option, quoted
 
 Dim = int | ir.SymbolicDim

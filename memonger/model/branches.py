@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from memonger.model.model import Model
-from memonger.model.values import dense, subgraphs
+from memonger.ir.model import Model
+from memonger.ir.values import dense, subgraphs
 
 
 def has_branches(model: Model) -> bool:

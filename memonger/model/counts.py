@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from memonger.model.operators import facts
-from memonger.model.values import static_shape
+from memonger.ir.operators import facts
+from memonger.ir.values import static_shape
 
 PAST, ROTARY = 3, 7
 """Inputs of attention that keeps keys: the past ones (batch, heads, length, width), and angles of so many positions."""

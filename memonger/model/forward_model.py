@@ -13,12 +13,13 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
 from memonger.files import ScratchFolder
-from memonger.model import load, save
-from memonger.model.checks import root_cause
-from memonger.model.tensors import is_large
-from memonger.model.training_roles import Training
-from memonger.model.unused import remove_unused
-from memonger.model.values import input_at, tensor_shape
+from memonger.ir import save
+from memonger.ir.checks import root_cause
+from memonger.ir.tensors import is_large
+from memonger.ir.training_roles import Training
+from memonger.ir.unused import remove_unused
+from memonger.ir.values import input_at, tensor_shape
+from memonger.model import load
 from memonger.units import MiB
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.model import open_dims
-from memonger.model.decoding import DecodingError, decode
-from memonger.model.ranges import Range, completed, in_words, own, place_of, points, shapes_at
-from memonger.model.shaping import Shape
-from memonger.model.sizes import Sizes, SizesError
-from memonger.model.values import required_inputs, static_shape
+from memonger.ir.decoding import DecodingError, decode
+from memonger.ir.values import required_inputs, static_shape
+from memonger.shapes import open_dims
+from memonger.shapes.ranges import Range, completed, in_words, own, place_of, points, shapes_at
+from memonger.shapes.shaping import Shape
+from memonger.shapes.sizes import Sizes, SizesError
 from memonger.words import did_you_mean, option
 
 KEY = "memonger.state"

@@ -23,16 +23,17 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
-from memonger.model import bind_dims, checks, onnx_process, wire
+from memonger.ir import checks, onnx_process, wire
+from memonger.ir.checks import root_cause
+from memonger.ir.maps import without_maps
+from memonger.ir.marks import inline, nodes_when_inlined
+from memonger.ir.model import Model
+from memonger.ir.tensors import FILES, UNSIZED, DataFile, external_tensors, replace_external
+from memonger.ir.values import dense, graphs, static_shape, tensor_shape
+from memonger.model import bind_dims
 from memonger.model.branches import has_branches, with_open_branches
-from memonger.model.checks import root_cause
-from memonger.model.maps import without_maps
-from memonger.model.marks import inline, nodes_when_inlined
-from memonger.model.model import Model
-from memonger.model.ranges import Range
-from memonger.model.shape_inference import infer
-from memonger.model.tensors import FILES, UNSIZED, DataFile, external_tensors, replace_external
-from memonger.model.values import dense, graphs, static_shape, tensor_shape
+from memonger.shapes.inference import infer
+from memonger.shapes.ranges import Range
 from memonger.units import in_full
 from memonger.words import did_you_mean, quoted
 

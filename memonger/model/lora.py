@@ -14,15 +14,16 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.model import parameters, training_roles
-from memonger.model.decoding import DecodingError, decode
-from memonger.model.emitter import Emitter
+from memonger.ir import training_roles
+from memonger.ir.decoding import DecodingError, decode
+from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
+from memonger.ir.names import matches, name_nodes
+from memonger.ir.rewrite import Replacer
+from memonger.ir.values import add_initializer, static_shape
+from memonger.model import parameters
 from memonger.model.load import Source, load
-from memonger.model.model import Model
-from memonger.model.names import matches, name_nodes
 from memonger.model.opset import raise_opset
-from memonger.model.replacing import Replacer
-from memonger.model.values import add_initializer, static_shape
 from memonger.words import did_you_mean, option, quoted
 
 KEY = "memonger.lora"

@@ -7,11 +7,12 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.model import checks, load
-from memonger.model.model import Model
-from memonger.model.operators import facts
-from memonger.model.shape_inference import infer
-from memonger.model.values import all_values, graphs
+from memonger.ir import checks
+from memonger.ir.model import Model
+from memonger.ir.operators import facts
+from memonger.ir.values import all_values, graphs
+from memonger.model import load
+from memonger.shapes.inference import infer
 
 OPSET = 20
 """The newest operator set for whose every operator used here onnxruntime 1.23 and later has a CPU kernel."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.model.model import Model
-from memonger.model.modules import reads_parameter
-from memonger.model.operators import facts
-from memonger.model.values import is_floating
+from memonger.ir.model import Model
+from memonger.ir.modules import reads_parameter
+from memonger.ir.operators import facts
+from memonger.ir.values import is_floating
 from memonger.words import NAME, did_you_mean, option, quoted
 
 KEY = "memonger.parameters"

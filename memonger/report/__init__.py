@@ -9,8 +9,8 @@ from typing import Any
 
 from memonger.errors import PlanError
 from memonger.files import write_whole
-from memonger.model.emitter import collecting_later
-from memonger.model.save import save_model
+from memonger.ir.emitter import collecting_later
+from memonger.ir.save import save_model
 from memonger.plan import Plan
 from memonger.report import memory_viz, netron, perfetto, speedscope
 from memonger.report.page import page

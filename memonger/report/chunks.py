@@ -6,10 +6,9 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from memonger.model.image_rows import ROWS
-from memonger.model.marks import CHUNK, STRIP, WINDOW
+from memonger.ir.marks import CHUNK, STRIP, WINDOW
 from memonger.plan import Plan
-from memonger.plan_file import ChunkedBand
+from memonger.plan_file import ROWS, ChunkedBand
 from memonger.units import format_size
 
 

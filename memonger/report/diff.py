@@ -10,8 +10,8 @@ from rich.table import Table
 
 from memonger import plan_file
 from memonger.graph import schedule
-from memonger.model.operators import operator_name
-from memonger.model.values import subgraphs
+from memonger.ir.operators import operator_name
+from memonger.ir.values import subgraphs
 from memonger.plan import Plan
 from memonger.report.chunks import chunks_words
 from memonger.report.inspection import model_record, operators, shape_text

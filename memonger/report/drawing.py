@@ -18,13 +18,13 @@ from memonger.errors import MemongerError, PlanError
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, worst_step
+from memonger.ir.model import Model
+from memonger.ir.names import matches
+from memonger.ir.values import required_inputs, static_shape
 from memonger.model.load import Source, load
-from memonger.model.model import Model
-from memonger.model.names import matches
-from memonger.model.values import required_inputs, static_shape
+from memonger.options import Options
 from memonger.plan import BasePlan, GraphPlan, Plan
-from memonger.planning.options import Options
-from memonger.planning.search_plan import prepare
+from memonger.planner.search_plan import prepare
 from memonger.report.memory_count import planned_file
 from memonger.units import format_size, shown
 from memonger.words import did_you_mean

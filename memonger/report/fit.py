@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from memonger.planning.fit import Fit
-from memonger.planning.sizing import Beyond
+from memonger.planner.fit import Fit
+from memonger.planner.sizing import Beyond
 from memonger.report.chunks import chunks_lines
 from memonger.report.summary import plan_record
 from memonger.report.text import table_of

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from memonger.devices import parse_device
-from memonger.model.ranges import Range, described
+from memonger.shapes.ranges import Range, described
 from memonger.units import GiB, KiB, MiB, format_size
 
 STATE = "weights and training state"

@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 from rich.table import Column, Table
 
-from memonger.model.operators import operator_name
-from memonger.model.tensors import inner_bytes, inner_tensors
+from memonger.ir.operators import operator_name
+from memonger.ir.tensors import inner_bytes, inner_tensors
 from memonger.units import format_size
 
 

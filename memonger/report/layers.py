@@ -7,10 +7,10 @@ import onnx_ir as ir
 from rich.table import Table
 
 from memonger.graph import costs, schedule
-from memonger.model import marks
-from memonger.model.modules import module_of
-from memonger.model.operators import operator_name
-from memonger.model.values import nbytes, static_shape
+from memonger.ir import marks
+from memonger.ir.modules import module_of
+from memonger.ir.operators import operator_name
+from memonger.ir.values import nbytes, static_shape
 from memonger.plan import Plan
 from memonger.report.inspection import dims_of, shape_text
 from memonger.units import format_size

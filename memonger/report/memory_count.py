@@ -15,16 +15,16 @@ from memonger.errors import LoadError
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import run_time_bytes, worst_step
-from memonger.model import training_roles
+from memonger.ir import training_roles
+from memonger.ir.model import Model
+from memonger.ir.training_roles import Training
+from memonger.ir.values import nbytes
 from memonger.model.load import Source, load_as_is
-from memonger.model.model import Model
-from memonger.model.training_roles import Training
-from memonger.model.values import nbytes
+from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import BasePlan, GraphPlan, Plan, input_bytes, parameter_bytes
 from memonger.plan_file import KEY
-from memonger.planning.options import Keywords, Options, combine, takes_options
-from memonger.planning.search_plan import prepare
-from memonger.remat.on_demand import forward_pass
+from memonger.planner.search_plan import prepare
+from memonger.schedule.on_demand import forward_pass
 
 IN_ARENA = ("outputs", "output_gradients", "parameter_gradients", "temporaries")
 """The kinds of planned values; `value_kinds` gives indexes into it."""

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from memonger.graph import schedule
-from memonger.model import marks
-from memonger.model.modules import module_of
+from memonger.ir import marks
+from memonger.ir.modules import module_of
 
 Path = tuple[str, ...]
 

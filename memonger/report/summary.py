@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from memonger.model.ranges import own
 from memonger.plan import Plan
 from memonger.report.chunks import chunk_records
 from memonger.report.memory_count import count_memory
+from memonger.shapes.ranges import own
 
 
 def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:

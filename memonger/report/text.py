@@ -9,10 +9,10 @@ from rich.table import Column, Table
 
 from memonger.graph.liveness import live_bytes, worst_step
 from memonger.plan import Plan
-from memonger.planning.plan_all import Row
-from memonger.remat import Candidate
+from memonger.planner.plan_all import Row
 from memonger.report.chunks import slices_words
 from memonger.report.memory_count import KIND_NAMES, MemoryCount
+from memonger.schedule import Candidate
 from memonger.units import format_size
 
 WIDTH = 60  # columns of the memory curve

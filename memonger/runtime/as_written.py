@@ -17,8 +17,8 @@ from memonger.devices import CPU, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.collectives import expanded
-from memonger.model.tensors import is_large, sizes_of_parts
-from memonger.model.values import NARROW, graphs, tensor_shape
+from memonger.ir.tensors import is_large, sizes_of_parts
+from memonger.ir.values import NARROW, graphs, tensor_shape
 from memonger.plan import Plan
 from memonger.runtime import ort
 from memonger.runtime.engine import remedy

@@ -7,8 +7,8 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Device
-from memonger.model.names import fresh
-from memonger.model.values import dense
+from memonger.ir.names import fresh
+from memonger.ir.values import dense
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort

@@ -19,10 +19,10 @@ import onnx_ir as ir
 
 from memonger.graph.aliasing import windows
 from memonger.graph.session_memory import shares_sessions
-from memonger.model.extract import extract
-from memonger.model.marks import CHUNK, without_slice
-from memonger.model.parts import Part, elements, is_marked, parts_of
-from memonger.model.values import attribute_bytes, static_shape, subgraphs
+from memonger.ir.extract import extract
+from memonger.ir.marks import CHUNK, without_slice
+from memonger.ir.parts import Part, elements, is_marked, parts_of
+from memonger.ir.values import attribute_bytes, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Device
 from memonger.errors import SessionError, ShapeError
+from memonger.ir.values import dense, static_shape
 from memonger.model.counts import counts_of
-from memonger.model.values import dense, static_shape
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.words import FILE, did_you_mean, option, quoted

@@ -14,8 +14,6 @@ import onnx_ir as ir
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.kept_state import next_sizes, places
-from memonger.model.ranges import Range, own
-from memonger.model.shaping import Shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding
@@ -23,6 +21,8 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program
 from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.store import Store
+from memonger.shapes.ranges import Range, own
+from memonger.shapes.shaping import Shape
 from memonger.words import quoted
 
 _NONE: Mapping[str, Any] = {}

@@ -11,9 +11,7 @@ import numpy as np
 
 from memonger.devices import Device
 from memonger.errors import SessionError
-from memonger.model.operators import facts
-from memonger.model.ranges import described
-from memonger.model.shaping import Shape
+from memonger.ir.operators import facts
 from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
@@ -27,6 +25,8 @@ from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.program import Group, Program, group_plans
 from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.weights import Lending
+from memonger.shapes.ranges import described
+from memonger.shapes.shaping import Shape
 from memonger.words import option
 
 Bound = Binding | ChunkedBinding | RangedBinding | StatefulBinding

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
-from memonger.model.extract import extract
-from memonger.model.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_size
+from memonger.ir.extract import extract
+from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_size
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 

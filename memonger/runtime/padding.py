@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.errors import SessionError
-from memonger.model.ranges import described
-from memonger.model.shaping import Shape
 from memonger.runtime import feeds as feeding
 from memonger.runtime.program import Program
 from memonger.runtime.ranged import RangedProgram
+from memonger.shapes.ranges import described
+from memonger.shapes.shaping import Shape
 from memonger.words import option
 
 Run = Callable[[feeding.Feeds], Mapping[str, np.ndarray]]

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 from memonger.graph.aliasing import floating_names
-from memonger.model.names import inner_names
-from memonger.model.operators import facts
-from memonger.model.tensors import is_large
-from memonger.model.values import attribute_bytes, static_shape, subgraphs
+from memonger.ir.names import inner_names
+from memonger.ir.operators import facts
+from memonger.ir.tensors import is_large
+from memonger.ir.values import attribute_bytes, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor

@@ -21,22 +21,22 @@ from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
-from memonger.model import open_dims
-from memonger.model.ranges import completed, described, in_words, own, place_of, shapes_at, terms_of
-from memonger.model.shaping import Shape
-from memonger.model.sizes import Sizes, SizesError
-from memonger.model.traced_sizes import TracedSizes
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.program import Group, Program, expose, program_of
+from memonger.shapes import open_dims
+from memonger.shapes.ranges import completed, described, in_words, own, place_of, shapes_at, terms_of
+from memonger.shapes.shaping import Shape
+from memonger.shapes.sizes import Sizes, SizesError
+from memonger.shapes.traced_sizes import TracedSizes
 from memonger.units import in_full
 from memonger.words import option
 
 if TYPE_CHECKING:
-    from memonger.layout.shrunk import Shrunk
+    from memonger.allocation.shrunk import Shrunk
 
 KEPT, KEPT_VALUES = 16, 2000
 """Shapes that stay bound, those that ran last: so many, or more, up to so many values together, each about half a KiB
@@ -366,7 +366,7 @@ class RangedProgram:
             pass
         graph = replace(graph, planned=tuple(p and bool(s) for p, s in zip(graph.planned, graph.sizes, strict=True)))
         storage = assign_storage(graph, alignment=self._alignment)
-        from memonger.layout import allocate  # with all allocators
+        from memonger.allocation import allocate  # with all allocators
 
         layout = allocate(storage.buffers)
         if layout.size > self.base.arena_bytes:
@@ -383,7 +383,7 @@ class RangedProgram:
 
 def _shrunk(plan: Plan) -> tuple[dict[int, int], "Shrunk | None"]:
     """The storage of each value, and what moves storages down; None where values lie inside others."""
-    from memonger.layout.shrunk import Shrunk
+    from memonger.allocation.shrunk import Shrunk
 
     storage = assign_storage(plan.graph, alignment=plan.alignment, offsets=plan.offsets)
     of_value = {value: number for value, number in enumerate(storage.of_value) if number >= 0}

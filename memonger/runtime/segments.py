@@ -21,8 +21,8 @@ from memonger.devices import Cuda
 from memonger.errors import SessionError
 from memonger.graph.collectives import collectives_of, expanded
 from memonger.graph.graph import needed_by, read_values
-from memonger.model.operators import RANKS
-from memonger.model.values import static_shape, subgraphs
+from memonger.ir.operators import RANKS
+from memonger.ir.values import static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort

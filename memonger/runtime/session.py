@@ -12,9 +12,8 @@ import numpy as np
 from memonger.devices import CPU, GRAPHS, Device, parse_device
 from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
+from memonger.ir.maps import as_maps, maps_of
 from memonger.model.kept_state import check_state, every_name
-from memonger.model.maps import as_maps, maps_of
-from memonger.model.ranges import described
 from memonger.plan import Plan, graph_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
@@ -24,6 +23,7 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.loaded_model import LoadedModel
 from memonger.runtime.places import IdleRelease, Place
 from memonger.runtime.program import check_family
+from memonger.shapes.ranges import described
 from memonger.units import format_size, shown
 from memonger.words import option
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from memonger.graph.collectives import collectives_of
 from memonger.graph.schedule import original
-from memonger.model.training_roles import Training
+from memonger.ir.training_roles import Training
 from memonger.plan import Plan
 from memonger.runtime.segments import Bucket
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Device
 from memonger.graph.liveness import ALIGNMENT
-from memonger.model.tensors import content
+from memonger.ir.tensors import content
 from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
 

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from memonger.devices import Cuda, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
+from memonger.ir.training_roles import Training
+from memonger.ir.values import dense, static_shape
 from memonger.model import forward_model
-from memonger.model.training_roles import Training
-from memonger.model.values import dense, static_shape
 from memonger.plan import Plan
 from memonger.runtime import compact, process_memory
 from memonger.runtime import feeds as feeding

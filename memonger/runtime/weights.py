@@ -13,11 +13,11 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import SessionError
-from memonger.model.checks import root_cause
-from memonger.model.packed import tell
-from memonger.model.tensors import FILES, external_tensors, is_large, sizes_of_parts
-from memonger.model.values import tensor_shape
-from memonger.model.wire import varint
+from memonger.ir.checks import root_cause
+from memonger.ir.packed import tell
+from memonger.ir.tensors import FILES, external_tensors, is_large, sizes_of_parts
+from memonger.ir.values import tensor_shape
+from memonger.ir.wire import varint
 from memonger.runtime.onnxruntime import onnxruntime
 
 MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB

@@ -13,8 +13,8 @@ import torch
 import memonger
 from memonger.autodiff.rules import random
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.operators import facts_of
+from memonger.ir.emitter import Emitter
+from memonger.ir.operators import facts_of
 
 ROWS, COLUMNS = 768, 1024
 MASK = 0xFFFFFFFF

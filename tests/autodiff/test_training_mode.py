@@ -14,7 +14,7 @@ import memonger
 import models
 from memonger.autodiff.training_mode import statistics_of
 from memonger.errors import PlanError
-from memonger.model import training_roles
+from memonger.ir import training_roles
 from tests.support.training_steps import Stock, assert_equal, batch, differentiated, model, net, torch_steps, twin
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'

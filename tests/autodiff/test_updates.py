@@ -11,7 +11,7 @@ from memonger.errors import VerificationError
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.verify import verify
 from memonger.model.load import load
-from memonger.remat.orders import ORDERS
+from memonger.schedule.orders import ORDERS
 
 
 def _graph(body: str, updates: dict[str, str], results: str = "w_next") -> Graph:

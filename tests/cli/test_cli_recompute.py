@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 import memonger
 from memonger.cli import commands
-from memonger.model.marks import FORCE, STAGE
+from memonger.ir.marks import FORCE, STAGE
 from tests.support.planning_models import LOSS, chain, marked, plan
 
 TRAIN = ("--loss", LOSS, "--device", "none")

@@ -14,7 +14,7 @@ from memonger.cli import commands, first_difference, noise
 from memonger.cli.differences import Tolerance, difference
 from memonger.cli.measure import latency
 from memonger.devices import CPU
-from memonger.model.save import save_model
+from memonger.ir.save import save_model
 from memonger.report.runs import format_seconds
 from tests.support.planning_models import chain
 from tests.support.stock import normal, parse

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import memonger
 from memonger.cli import commands
-from memonger.model.modules import SCOPES, module_of
+from memonger.ir.modules import SCOPES, module_of
 from tests.support.planning_models import network
 from tests.support.stock import normal, parse
 

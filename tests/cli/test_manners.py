@@ -17,7 +17,7 @@ from memonger.autodiff.losses import NAMES
 from memonger.cli import commands, planning
 from memonger.cli.options import LOSSES, SECTIONS, TARGETS
 from memonger.devices import PROVIDERS
-from memonger.planning.options import Options
+from memonger.options import Options
 from tests.support.planning_models import chain
 
 ALL = sorted(commands.main.commands)

@@ -12,8 +12,8 @@ import memonger
 from memonger.cli import commands, gradients, train
 from memonger.cli.compare import once_each, stock_model
 from memonger.cli.measure_steps import Job, StockTrainer
+from memonger.ir.save import save_model
 from memonger.model.load import load_as_is
-from memonger.model.save import save_model
 from tests.support import training_models
 from tests.support.planning_models import chain
 from tests.support.training_models import batch, classifier

@@ -8,7 +8,7 @@ import pytest
 
 import memonger
 from memonger.cli.options import TARGETS
-from memonger.export import TARGETS as WRITERS
+from memonger.serving import TARGETS as WRITERS
 
 HEAVY = ("numpy", "onnx", "onnx_ir", "sympy", "onnxruntime", "networkx", "rich")
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 import memonger
 from memonger.cli import commands
-from memonger.export import export
+from memonger.serving import export
 from memonger.units import shown
 
 STRANGE = "\x1b[31m\nmemonger: fine\u202e\u2028\x07[bold]:smile:\x9b"

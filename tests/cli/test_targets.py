@@ -77,7 +77,7 @@ def test_the_weights_of_the_model_are_never_overwritten(place: Place, device: st
 
 
 def test_a_plan_in_the_folder_of_an_export_is_not_replaced_with_it(tmp_path: Path) -> None:
-    from memonger.export import export
+    from memonger.serving import export
 
     plan = memonger.search_plan(parse(CHAIN), mode="inference", device="none", batch=1)
     export(plan, "ray", tmp_path / "served")

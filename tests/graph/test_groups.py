@@ -9,14 +9,14 @@ import pytest
 from onnx import helper
 
 import memonger
+from memonger.allocation import allocate
 from memonger.errors import PlanError, VerificationError
 from memonger.graph.graph import Graph
 from memonger.graph.groups import in_buckets, places
 from memonger.graph.liveness import assign_storage
 from memonger.graph.verify import verify
-from memonger.layout import allocate
 from memonger.plan import Plan
-from memonger.planning.decide import _offsets
+from memonger.schedule.decide import _offsets
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 

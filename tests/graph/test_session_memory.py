@@ -3,7 +3,7 @@
 import dataclasses
 
 import memonger
-from memonger.model.marks import CHUNK
+from memonger.ir.marks import CHUNK
 from memonger.report.summary import plan_record
 from tests.support.stock import parse
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memonger.allocation import allocate, lower_bound
 from memonger.errors import PlanError, VerificationError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing, assign_storage, peak_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
 from memonger.graph.window_choice import storages
-from memonger.layout import allocate, lower_bound
-from memonger.planning.decide import _offsets
-from memonger.remat.every_schedule import least_arena
-from memonger.remat.orders import ORDERS
+from memonger.schedule.decide import _offsets
+from memonger.schedule.every_schedule import least_arena
+from memonger.schedule.orders import ORDERS
 
 
 @st.composite

@@ -14,10 +14,10 @@ import models
 from memonger.graph.aliasing import CUDA, windows
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Sharing, Storage, assign_storage
-from memonger.model.marks import WINDOW
-from memonger.planning import decide
-from memonger.planning import search_plan as planner
+from memonger.ir.marks import WINDOW
+from memonger.planner import search_plan as planner
 from memonger.report.view import View
+from memonger.schedule import decide
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 

@@ -14,8 +14,8 @@ import pytest
 
 import memonger
 from memonger.devices import CPU, Cuda
+from memonger.ir.names import name_nodes
 from memonger.lowering import calibrate
-from memonger.model.names import name_nodes
 from memonger.plan_records import Spent
 from memonger.runtime import ort, process_memory, profile
 from tests.support.stock import parse

@@ -16,13 +16,13 @@ pytest.importorskip("onnxruntime")
 
 from memonger.devices import parse_device
 from memonger.errors import PlanError
-from memonger.lowering.chunks import Band, Stage, chunked, emission
+from memonger.ir.marks import CHUNK, WINDOW
 from memonger.lowering.device_form import device_form
 from memonger.lowering.lowered import portable
-from memonger.model.axes import Axes, axes_of
-from memonger.model.cutting import Slicing
 from memonger.model.load import load
-from memonger.model.marks import CHUNK, WINDOW
+from memonger.tiling.axes import Axes, axes_of
+from memonger.tiling.chunks import Band, Stage, chunked, emission
+from memonger.tiling.cutting import Slicing
 from tests.support import networks
 from tests.support.stock import normal, parse
 

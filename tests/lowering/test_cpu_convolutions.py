@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 
 import memonger
+from memonger.ir.marks import TURNED_WEIGHT, DepthwiseWeight
+from memonger.ir.model import Model
 from memonger.lowering import cpu_convolutions
-from memonger.model.marks import TURNED_WEIGHT, DepthwiseWeight
-from memonger.model.model import Model
 
 BLOCK = cpu_convolutions.block_size()
 

@@ -11,10 +11,10 @@ from onnx.reference.op_run import OpRun
 
 import memonger
 import models
+from memonger.ir.marks import COMPOSITE, FORCE, PART, STAGE
 from memonger.lowering import cuda
 from memonger.lowering.cuda import normalization, rules
 from memonger.lowering.lowered import portable
-from memonger.model.marks import COMPOSITE, FORCE, PART, STAGE
 from tests.support.cuda_written import assert_close, written
 from tests.support.gradient_checks import Arrays, parse, run
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import memonger
 from memonger.autodiff.rules import random
+from memonger.ir.emitter import Emitter
+from memonger.ir.marks import COMPOSITE
 from memonger.lowering import cuda
-from memonger.model.emitter import Emitter
-from memonger.model.marks import COMPOSITE
 from tests.support.cuda_written import assert_close, written
 from tests.support.gradient_checks import Arrays, parse, run
 

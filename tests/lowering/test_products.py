@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 pytest.importorskip("onnxruntime")
 
 from memonger.lowering.lowered import portable
-from memonger.lowering.products import joined_products
 from memonger.model.load import load
+from memonger.tiling.products import joined_products
 from tests.support import networks
 from tests.support.stock import normal, parse
 

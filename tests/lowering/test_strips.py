@@ -15,13 +15,13 @@ pytest.importorskip("onnxruntime")
 
 import memonger
 from memonger.errors import PlanError
+from memonger.ir.marks import STRIP
+from memonger.ir.values import static_shape
 from memonger.lowering.lowered import portable
-from memonger.lowering.strips import ImageBand, images_read, in_strips
-from memonger.model.cutting import Refusal
 from memonger.model.load import load
-from memonger.model.marks import STRIP
-from memonger.model.values import static_shape
-from memonger.planning import stripping
+from memonger.tiling import stripping
+from memonger.tiling.cutting import Refusal
+from memonger.tiling.strips import ImageBand, images_read, in_strips
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal, parse

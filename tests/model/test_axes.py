@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from memonger.errors import PlanError
-from memonger.lowering.chunks import Band, Stage, chunked
-from memonger.model.axes import axes_of, slicing
-from memonger.model.cutting import RULES, Refusal, Slicing
-from memonger.model.operators import operator_name
+from memonger.ir.operators import operator_name
+from memonger.tiling.axes import axes_of, slicing
+from memonger.tiling.chunks import Band, Stage, chunked
+from memonger.tiling.cutting import RULES, Refusal, Slicing
 from tests.support import networks
 from tests.support.axis_examples import CASES, Case
 from tests.support.stock import parse

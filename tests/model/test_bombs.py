@@ -16,7 +16,7 @@ from memonger import plan_file
 from memonger.errors import LoadError, MemongerError, PlanFileError
 from memonger.lowering import calibrate
 from memonger.model import load
-from memonger.remat import orders
+from memonger.schedule import orders
 from tests.support.stock import parse
 
 OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("f", 1)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from memonger.devices import Cuda, Stamp
-from memonger.model.decoding import AtLeast, DecodingError, OneOf, decode
+from memonger.ir.decoding import AtLeast, DecodingError, OneOf, decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def test_data_in_a_folder_below_the_model_is_found(tmp_path: Path) -> None:
 def test_weights_too_large_for_one_message_go_into_a_file_beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memonger.model.save, "INLINE_LIMIT", 1000)
+    monkeypatch.setattr(memonger.ir.save, "INLINE_LIMIT", 1000)
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir()
     away.mkdir()
@@ -151,7 +151,7 @@ def test_sizes_of_many_parts_stay_in_the_model(device: str, tmp_path: Path, monk
                   f"s = Sum({names}) w = Mul(s, weights) y = Relu(w) }}")  # fmt: skip
     constants = {"sizes": np.full(parts, 2), "weights": normal(3, 4, 2)}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
-    monkeypatch.setattr(memonger.model.save, "INLINE_LIMIT", 1000)
+    monkeypatch.setattr(memonger.ir.save, "INLINE_LIMIT", 1000)
     plan, feed = memonger.search_plan(model, device=device), {"x": normal(5, 4, 2 * parts)}
     expected = run_stock(model, feed, "ORT_DISABLE_ALL")["y"]
     assert np.array_equal(memonger.Session(plan).run(feed)["y"], expected)

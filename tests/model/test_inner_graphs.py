@@ -3,7 +3,7 @@
 import onnx_ir as ir
 import pytest
 
-from memonger.model.values import graphs, inner_graphs
+from memonger.ir.values import graphs, inner_graphs
 from tests.support.stock import parse
 
 NESTED = """g (float[2] x, bool c) => (float[2] y, float[2] z) {

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import memonger
-from memonger.model.values import all_values, static_shape
+from memonger.ir.values import all_values, static_shape
 from tests.support.stock import normal, parse, planned_as_stock, planned_names, run_stock
 
 CHAIN = "g (float[N, 8] x) => (float[N, 8] y) { a = Relu(x)  b = Sigmoid(a)  y = Neg(b) }"

@@ -7,10 +7,10 @@ import pytest
 
 from memonger.autodiff.registry import RULES
 from memonger.graph import costs
+from memonger.ir.model import Model
+from memonger.ir.operators import OPERATORS, Operator, facts, facts_of, operator_name
 from memonger.model import parameters
-from memonger.model.model import Model
-from memonger.model.operators import OPERATORS, Operator, facts, facts_of, operator_name
-from memonger.model.shape_folding import input_independent, run_time_sized
+from memonger.shapes.folding import input_independent, run_time_sized
 
 
 def _inputs_of(name: str) -> int:

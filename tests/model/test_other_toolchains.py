@@ -13,7 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import memonger
 from memonger.errors import LoadError
-from memonger.model import runtime_types
+from memonger.shapes import runtime_types
 from tests.support.networks import model_of, run_stock, same_bits, stock
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "none"])

@@ -10,11 +10,11 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from memonger.model.names import name_nodes
-from memonger.model.operators import OPERATORS, facts, facts_of
-from memonger.model.shaping import shape_rule
-from memonger.model.sizes import Sizes, SizesError
-from memonger.model.traced_sizes import Dim, Tape
+from memonger.ir.names import name_nodes
+from memonger.ir.operators import OPERATORS, facts, facts_of
+from memonger.shapes.shaping import shape_rule
+from memonger.shapes.sizes import Sizes, SizesError
+from memonger.shapes.traced_sizes import Dim, Tape
 from tests.support import networks
 from tests.support.backend_cases import made_quickly
 

@@ -5,10 +5,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from memonger.model.names import name_nodes
-from memonger.model.ranges import Range, shapes_at
-from memonger.model.sizes import Sizes, SizesError
-from memonger.model.traced_sizes import TracedSizes
+from memonger.ir.names import name_nodes
+from memonger.shapes.ranges import Range, shapes_at
+from memonger.shapes.sizes import Sizes, SizesError
+from memonger.shapes.traced_sizes import TracedSizes
 from tests.support import networks
 
 POINTWISE = """

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import memonger
-from memonger.model import wire
-from memonger.model.tensors import all_tensors
+from memonger.ir import wire
+from memonger.ir.tensors import all_tensors
 from tests.support.networks import model_of
 from tests.support.stock import normal, run_stock
 

@@ -18,7 +18,8 @@ from onnx import AttributeProto, TensorProto, helper
 import memonger
 from memonger.errors import LoadError, PlanError
 from memonger.graph.graph import from_model
-from memonger.model import forward_model, load, onnx_process
+from memonger.ir import onnx_process
+from memonger.model import forward_model, load
 from tests.support import training_models
 from tests.support.stock import parse
 

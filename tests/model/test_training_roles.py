@@ -11,8 +11,8 @@ import pytest
 
 import memonger
 from memonger.errors import PlanError
-from memonger.model import training_roles
-from memonger.model.training_roles import KEY, Training
+from memonger.ir import training_roles
+from memonger.ir.training_roles import KEY, Training
 from tests.support.gradient_checks import run
 from tests.support.training_steps import Stock, batch, differentiated, model, net
 

@@ -13,7 +13,7 @@ from onnx import helper
 import memonger
 from memonger.cli import commands
 from memonger.graph import session_memory
-from memonger.model.marks import CHUNK
+from memonger.ir.marks import CHUNK
 from memonger.plan_file import ChunkedBand
 from memonger.report.chunks import chunks_words
 from memonger.report.view import View

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import memonger
-from memonger.model.modules import SCOPES
+from memonger.ir.modules import SCOPES
 from memonger.report.modules import Modules
 from memonger.report.view import COMPUTED, INPUT, KEPT, RECOMPUTED, SHARED, WEIGHT, WORKSPACE, View
 from tests.support.planning_models import plan

@@ -144,7 +144,7 @@ def test_a_missing_library_is_named(machine: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_the_backend_has_the_devices_that_are_there(machine: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    from memonger.export import onnx_backend
+    from memonger.serving import onnx_backend
 
     assert [onnx_backend.supports_device(name) for name in ("CPU", "CUDA", "CUDA:1", "NPU")] == [
         True,

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import memonger
-from memonger.runtime import fleet as fleets
+from memonger.serving import fleet as fleets
 from tests.support import networks
 
 ROWS, WIDTH = 4, 512

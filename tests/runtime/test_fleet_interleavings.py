@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import memonger
-from memonger.runtime import fleet as fleets
 from memonger.runtime import places
-from memonger.runtime.fleet_memory import Need
+from memonger.serving import fleet as fleets
+from memonger.serving.fleet_memory import Need
 from tests.support.interleavings import DeadlockError, Stepped, explore
 
 WEIGHTS, ARENAS = {"a": 100, "b": 100, "c": 60, "d": 60}, {"a": 8, "b": 4, "c": 4, "d": 4}
@@ -122,7 +122,7 @@ def _explore(
 
         return SimpleNamespace(fleet=fleet, check=check, done=done, works=[lambda w=work: w(fleet) for work in works])
 
-    return explore(begin, _describe, ("runtime/fleet.py", "runtime/places.py", "test_fleet_interleavings.py"))
+    return explore(begin, _describe, ("serving/fleet.py", "runtime/places.py", "test_fleet_interleavings.py"))
 
 
 def _runs(*names: str) -> Callable[[memonger.Fleet], str]:

@@ -16,7 +16,7 @@ import memonger
 from memonger.cli.commands import main
 from memonger.errors import VerificationError
 from memonger.graph.verify import verify
-from memonger.model.ranges import terms_of
+from memonger.shapes.ranges import terms_of
 from tests.support import networks
 from tests.support.stock import normal
 

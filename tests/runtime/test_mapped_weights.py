@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 import memonger
-from memonger.model import packed
+from memonger.ir import packed
 from memonger.plan_file import KEY, graph_digest
 from memonger.runtime import process_memory
 from tests.support.networks import model_of

@@ -13,9 +13,9 @@ from memonger.errors import VerificationError
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
-from memonger.model.names import name_nodes
-from memonger.model.training_roles import Training
-from memonger.remat.reduction import deadlines
+from memonger.ir.names import name_nodes
+from memonger.ir.training_roles import Training
+from memonger.schedule.reduction import deadlines
 
 POINTWISE = """<ir_version: 10, opset_import: ["": 20]> g (float[2,8,5,5] x) => (float l)
     <float[16,8,1,1] v, float[8,16,1,1] w> {

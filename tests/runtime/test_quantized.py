@@ -14,10 +14,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import memonger
-from memonger.export import export
-from memonger.export.serving import PlannedFleet
 from memonger.lowering.device_form import LEVELS
 from memonger.runtime import as_written
+from memonger.serving import export
+from memonger.serving.serving import PlannedFleet
 from tests.support.networks import model_of, run_stock, same_bits, stock
 
 RNG = np.random.default_rng(0)

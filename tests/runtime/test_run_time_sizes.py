@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import memonger
+from memonger.allocation.buffers import Buffer
+from memonger.allocation.onnxruntime_arena import region_bytes
 from memonger.cli.commands import main
-from memonger.layout.buffers import Buffer
-from memonger.layout.onnxruntime_arena import region_bytes
 from memonger.plan import LIMIT_MARGIN
 from memonger.report.headline import headline
 from memonger.report.summary import plan_record

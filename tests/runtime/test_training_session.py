@@ -13,7 +13,7 @@ import pytest
 
 import memonger
 from memonger.errors import PlanError, SessionError
-from memonger.model import training_roles as training_metadata
+from memonger.ir import training_roles as training_metadata
 from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, classifier, plan
 
 OPTIMIZERS = [

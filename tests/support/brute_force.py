@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
-from memonger.remat.problem import Problem
+from memonger.schedule.problem import Problem
 
 State = tuple[int, int, int]
 """Nodes that have run and values that are alive, as bits; the last node that ran again in this stage, or -1."""

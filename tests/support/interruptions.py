@@ -20,9 +20,9 @@ import onnx
 import onnx_ir as ir
 
 import memonger
-from memonger.export import export
-from memonger.model import save
-from memonger.model.save import save_model
+from memonger.ir import save
+from memonger.ir.save import save_model
+from memonger.serving import export
 from tests.support import training_models
 
 ROOT = Path(__file__).parents[2]

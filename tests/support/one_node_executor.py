@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from memonger.model.values import nbytes
+from memonger.ir.values import nbytes
 from memonger.plan import Plan
 
 

@@ -18,8 +18,8 @@ from memonger.autodiff import rules as rules  # registers them
 from memonger.autodiff.open_operators import OPEN
 from memonger.autodiff.registry import EXPANSIONS, RULES
 from memonger.errors import MemongerError
-from memonger.model.checks import RUNTIME_OPERATORS
-from memonger.model.operators import facts_of
+from memonger.ir.checks import RUNTIME_OPERATORS
+from memonger.ir.operators import facts_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "OPERATORS.md"
 FIRST = 13  # the oldest operator set on the page

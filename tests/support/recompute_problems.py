@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from memonger.remat.problem import Problem
+from memonger.schedule.problem import Problem
 
 
 def drawn_drops(problem: Problem, data: st.DataObject) -> list[int]:

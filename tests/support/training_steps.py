@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memonger
-from memonger.model.training_roles import Training
+from memonger.ir.training_roles import Training
 
 Arrays = dict[str, np.ndarray]
 

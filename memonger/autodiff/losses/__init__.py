@@ -15,9 +15,9 @@ from memonger.autodiff.losses.common import Built, described
 from memonger.autodiff.losses.ctc import CTCLoss
 from memonger.autodiff.losses.differences import HuberLoss, MeanAbsoluteError, MeanSquaredError, TripletMarginLoss
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.model import Model
-from memonger.model.values import all_values, is_floating
+from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
+from memonger.ir.values import all_values, is_floating
 from memonger.words import did_you_mean, option, quoted
 
 Loss = (

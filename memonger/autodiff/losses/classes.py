@@ -20,7 +20,7 @@ from memonger.autodiff.losses.common import (
 )
 from memonger.autodiff.rules.crossentropy import class_indices
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 _LOWEST_LOG = -100.0  # where torch.nn.functional.binary_cross_entropy cuts logarithms off
 _LEAST_VARIANCE = 1e-12  # and what it divides its gradient by at least

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.values import NARROW
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import NARROW
 
 logger = logging.getLogger(__name__)
 

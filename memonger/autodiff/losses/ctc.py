@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from memonger.autodiff.losses.common import FLOAT, Built, Reduction, check_reduction, computed_in, described
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 _INT = ir.DataType.INT64
 _NEVER = -1e30  # logarithm of nothing: sums of a few stay finite

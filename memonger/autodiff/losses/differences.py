@@ -16,7 +16,7 @@ from memonger.autodiff.losses.common import (
     of_elements,
 )
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import expansion
 from memonger.autodiff.rules.movement import zeros
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 
 @expansion("Attention")

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import expansion
 from memonger.errors import PlanError
-from memonger.model.emitter import SMALL, Emitter
-from memonger.model.values import subgraphs
+from memonger.ir.emitter import SMALL, Emitter
+from memonger.ir.values import subgraphs
 
 LARGEST = 100_000  # nodes that a loop is written out as
 

@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
-from memonger.model.emitter import Attribute, Emitter
-from memonger.model.marks import TURNED_WEIGHT, DepthwiseWeight
-from memonger.model.values import is_swapped
-from memonger.model.windows import Windows, windows_of
+from memonger.ir.emitter import Attribute, Emitter
+from memonger.ir.marks import TURNED_WEIGHT, DepthwiseWeight
+from memonger.ir.values import is_swapped
+from memonger.ir.windows import Windows, windows_of
 
 SMALL_BATCH = (
     2  # a pointwise image gradient is transposed, not the weight, at this many outputs for each of its columns

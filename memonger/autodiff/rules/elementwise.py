@@ -10,8 +10,8 @@ import onnx_ir as ir
 from memonger.autodiff.over_ranks import is_over_ranks, over_ranks
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 _SLOPES: Mapping[str, Callable[[Emitter, ir.Value, ir.Value, ir.Value], ir.Value]] = {
     "Abs": lambda op, x, y, dy: op.Mul(dy, masks.sign(op, x)),

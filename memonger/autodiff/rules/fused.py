@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from memonger.autodiff.registry import expansion
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 ACTIVATIONS = {
     "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"),

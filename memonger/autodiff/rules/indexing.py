@@ -16,9 +16,9 @@ import onnx_ir as ir
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import masks
 from memonger.autodiff.rules.movement import place, zeros
-from memonger.model.emitter import Emitter
-from memonger.model.modules import padding_row
-from memonger.model.values import NARROW, input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.modules import padding_row
+from memonger.ir.values import NARROW, input_at
 
 FEW_ROWS = 256  # a product with the one-hot is faster up to about this many
 

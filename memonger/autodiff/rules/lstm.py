@@ -16,8 +16,8 @@ from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules import masks
 from memonger.autodiff.rules.movement import ranges
 from memonger.autodiff.rules.recurrent import by_direction, directions, functions, is_used, refuse, weights
-from memonger.model.emitter import Emitter
-from memonger.model.replacing import insert_for
+from memonger.ir.emitter import Emitter
+from memonger.ir.rewrite import insert_for
 
 BLOCK = 16  # steps whose factors are there at a time
 

@@ -8,7 +8,7 @@ twice as long as a product with a mask. Other types have no such kernel or no ro
 import numpy as np
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 STEEP = 3e38
 

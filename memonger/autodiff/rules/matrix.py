@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.values import is_swapped, swapped_axes
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import is_swapped, swapped_axes
 
 SMALLER = 2  # how much less has to be transposed for the other side to pay
 

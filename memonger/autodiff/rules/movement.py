@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 TO_THE_START = -(2**63) + 1  # as the stop of a Slice that runs backwards
 

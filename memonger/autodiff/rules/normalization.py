@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 LARGE_IMAGE = 784  # elements of a channel from which a depthwise convolution is the fastest sum of products
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules.movement import pad, zeros
-from memonger.model.emitter import Emitter
-from memonger.model.windows import Windows, windows_of
+from memonger.ir.emitter import Emitter
+from memonger.ir.windows import Windows, windows_of
 
 TINY = 1e-30  # below any norm that isn't zero in float32, and above zero there
 

@@ -20,9 +20,9 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.operators import facts
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.operators import facts
+from memonger.ir.values import input_at
 
 _UINT32 = ir.DataType.UINT32
 _GOLDEN = 0x9E3779B9  # 2³² over the golden ratio, odd: multiples of it are spread evenly

@@ -9,8 +9,8 @@ from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules import recurrent_steps
 from memonger.autodiff.rules.recurrent_steps import FUNCTIONS, GATES
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 DEFAULTS = (("clip", 0.0), ("layout", 0), ("input_forget", 0))
 KNOWN_FUNCTIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}

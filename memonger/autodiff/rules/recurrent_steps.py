@@ -10,8 +10,8 @@ from functools import partial
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}

@@ -5,7 +5,7 @@ import onnx_ir as ir
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules import masks
 from memonger.autodiff.rules.movement import constants
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 
 def _axes(op: Emitter, node: ir.Node) -> tuple[int, ...]:

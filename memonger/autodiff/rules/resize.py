@@ -9,8 +9,8 @@ import onnx_ir as ir
 from memonger.autodiff.registry import Gradient, gradient
 from memonger.autodiff.rules.movement import constants
 from memonger.errors import PlanError
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 CROP = "tf_crop_and_resize"
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", CROP)

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import expansion
 from memonger.autodiff.rules.movement import constants
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 CUBIC = -0.75  # the coefficient of the cubic convolution (Keys 1981), as in PyTorch
 

@@ -5,8 +5,8 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, expansion, gradient
 from memonger.autodiff.rules.movement import constants, pad
-from memonger.model.emitter import Emitter
-from memonger.model.values import input_at
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import input_at
 
 SHORT = 256  # numbers up to which a transform of a length that is no power of two is a product with its matrix
 

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from memonger.autodiff.registry import Gradient, gradient
-from memonger.model.emitter import Emitter
+from memonger.ir.emitter import Emitter
 
 
 @gradient("Softmax")

@@ -11,6 +11,11 @@ import logging
 
 import onnx_ir as ir
 
+from memonger.ir.emitter import Emitter
+from memonger.ir.marks import forget_composites
+from memonger.ir.model import Model
+from memonger.ir.rewrite import Replacer
+from memonger.ir.values import static_shape
 from memonger.lowering.cuda import bits as bits  # registers its rules
 from memonger.lowering.cuda import convolution as convolution
 from memonger.lowering.cuda import normalization as normalization
@@ -18,12 +23,7 @@ from memonger.lowering.cuda import others as others
 from memonger.lowering.cuda import products as products
 from memonger.lowering.cuda import random_bits
 from memonger.lowering.cuda.rules import RULES, kind_of
-from memonger.model.emitter import Emitter
-from memonger.model.marks import forget_composites
-from memonger.model.model import Model
 from memonger.model.opset import OPSET, raise_opset
-from memonger.model.replacing import Replacer
-from memonger.model.values import static_shape
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ but 32 of everything instead of four at most.
 import numpy as np
 import onnx_ir as ir
 
+from memonger.ir.emitter import Emitter
 from memonger.lowering.cuda.rules import Written, rule
-from memonger.model.emitter import Emitter
 
 _WIDTHS = {ir.DataType.UINT32: 32, ir.DataType.UINT64: 64}  # the provider has Mod for these alone
 _SHIFTED = {**_WIDTHS, ir.DataType.UINT8: 8}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from memonger.ir.emitter import Emitter
+from memonger.ir.windows import Windows, windows_of
 from memonger.lowering.cuda.rules import Written, rule
-from memonger.model.emitter import Emitter
-from memonger.model.windows import Windows, windows_of
 
 
 @dataclass(frozen=True, slots=True)

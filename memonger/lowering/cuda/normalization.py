@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from memonger.ir.emitter import Emitter
+from memonger.ir.values import NARROW
 from memonger.lowering.cuda.rules import Written, is_used, rule
-from memonger.model.emitter import Emitter
-from memonger.model.values import NARROW
 
 LARGE = 1 << 20  # elements from which passes over x cost more than steps on vectors; by count, not measured
 

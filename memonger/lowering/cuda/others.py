@@ -5,8 +5,8 @@ import math
 
 import onnx_ir as ir
 
+from memonger.ir.emitter import Emitter
 from memonger.lowering.cuda.rules import Written, rule
-from memonger.model.emitter import Emitter
 
 
 def _has_no_middle(op: Emitter, node: ir.Node) -> bool:

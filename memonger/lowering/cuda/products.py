@@ -16,8 +16,8 @@ import math
 
 import onnx_ir as ir
 
+from memonger.ir.emitter import Emitter
 from memonger.lowering.cuda.rules import Written, rule
-from memonger.model.emitter import Emitter
 
 
 def _is_wide(op: Emitter, node: ir.Node) -> bool:

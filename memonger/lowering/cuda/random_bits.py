@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from memonger.ir.emitter import Emitter
+from memonger.ir.rewrite import Replacer
 from memonger.lowering.cuda.rules import kind_of
-from memonger.model.emitter import Emitter
-from memonger.model.replacing import Replacer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ A rule returns one value for each output of the node, None where nobody uses it.
 written out; it emits nothing. All inputs and outputs of the nodes they see are of known types and static shapes.
 
 A composite is a node that a gradient rule wrote in the form that is fastest on the CPU, and marked with the name of
-what it computes (`memonger.model.marks.COMPOSITE`). The rule of that name writes what is best on CUDA.
+what it computes (`memonger.ir.marks.COMPOSITE`). The rule of that name writes what is best on CUDA.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from memonger.model.emitter import Emitter
-from memonger.model.marks import COMPOSITE
+from memonger.ir.emitter import Emitter
+from memonger.ir.marks import COMPOSITE
 
 Written = tuple[ir.Value | None, ...]
 Write = Callable[[Emitter, ir.Node], Written]

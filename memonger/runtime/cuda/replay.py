@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from memonger.model.values import static_shape
+from memonger.ir.values import static_shape
 
 MANY = 32  # inputs; a Concat of no more is told its addresses in the launch itself
 

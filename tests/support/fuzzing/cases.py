@@ -20,8 +20,8 @@ from click.testing import CliRunner
 import memonger
 from memonger import plan_file
 from memonger.cli import commands
-from memonger.export import TARGETS
-from memonger.model.save import save_model
+from memonger.ir.save import save_model
+from memonger.serving import TARGETS
 from tests.support import training_models
 from tests.support.fuzzing import compared, corpus, fleets, forms, mutate, sessions
 from tests.support.fuzzing.compared import Tell

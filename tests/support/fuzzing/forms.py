@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto, helper
 
 import memonger
-from memonger.export import TARGETS, export
-from memonger.export.serving import PlannedFleet
+from memonger.serving import TARGETS, export
+from memonger.serving.serving import PlannedFleet
 from tests.support import networks
 from tests.support.fuzzing import compared, corpus, mutate
 from tests.support.fuzzing.compared import Tell

@@ -18,7 +18,8 @@ import onnx
 import onnx_ir as ir
 
 import memonger
-from memonger.model import forward_model, parameters, training_roles
+from memonger.ir import training_roles
+from memonger.model import forward_model, parameters
 from memonger.runtime import state
 from tests.support import training_models
 from tests.support.fuzzing import compared, mutate

@@ -1,0 +1,17 @@
+"""Names an option can take, as types. Importing them loads nothing else, so the command line can list them at once."""
+
+from typing import Literal
+
+Mode = Literal["training", "inference"]
+
+Strategy = Literal["none", "cheap", "block", "sqrt", "log", "sweep", "marks", "budget", "exact"]
+"""The names in `memonger.schedule.STRATEGIES`."""
+
+Order = Literal["best", "file", "growth", "depth", "peak"]
+"""``best``, and the names in `memonger.schedule.orders.ORDERS`."""
+
+Level = Literal["disable", "basic", "extended", "all", "rewrite"]
+"""The names in `memonger.lowering.device_form.LEVELS`."""
+
+Engine = Literal["joblib", "ray"]
+"""What makes several plans at a time: processes of this machine, or a cluster; see `memonger.plan_all`."""

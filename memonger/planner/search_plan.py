@@ -1,0 +1,831 @@
+"""From a model to its plan through all stages: `search_plan`, `pareto`, `make_mirror_plan` and `get_cost`."""
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+import onnx_ir as ir
+
+from memonger.allocation.onnxruntime_arena import UNIT
+from memonger.autodiff.differentiate import differentiate
+from memonger.autodiff.mixed_precision import to_mixed_precision
+from memonger.devices import Device, parse_device
+from memonger.errors import BudgetError, PlanError, SessionError
+from memonger.graph import schedule, stock
+from memonger.graph.collectives import with_collectives
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import ALIGNMENT, run_time_bytes
+from memonger.ir import marks as marks
+from memonger.ir import training_roles
+from memonger.ir.emitter import collecting_later
+from memonger.ir.marks import lost, select
+from memonger.ir.model import Model
+from memonger.ir.operators import operator_name
+from memonger.ir.training_roles import Training
+from memonger.lowering.lowered import Lowered, portable
+from memonger.model.kept_state import check_state, state_of, with_state
+from memonger.model.load import Source, load_open, load_twice
+from memonger.option_names import Mode, Strategy
+from memonger.options import (
+    ForGraph,
+    Keywords,
+    Options,
+    bytes_of_budgets,
+    check_graph_options,
+    combine,
+    takes_options,
+)
+from memonger.plan import (
+    LIMIT_MARGIN,
+    BasePlan,
+    GraphPlan,
+    Plan,
+    estimated_costs,
+    graph_of,
+    input_bytes,
+    is_sized_at_run_time,
+    parameter_bytes,
+    state_bytes,
+)
+from memonger.plan_file import ROWS, ChunkedBand
+from memonger.planner import cache, networkx_graph
+from memonger.planner.modes import settle
+from memonger.schedule import Request, decide, mirror_plan
+from memonger.schedule.decide import Solution
+from memonger.schedule.marks import Marks, annotate, place
+from memonger.schedule.on_demand import forward_pass
+from memonger.shapes import open_dims
+from memonger.shapes.ranges import Range
+from memonger.tiling import both, chunk_times, chunking, stripping
+from memonger.tiling.joining import with_joined_products
+from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
+from memonger.words import FILE, call, option, quoted
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@overload
+def search_plan(source: Source | Model, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> Plan: ...
+
+
+@overload
+def search_plan(
+    source: "networkx.DiGraph[Any]", *, options: Options | None = None, **keywords: Unpack[ForGraph]
+) -> GraphPlan: ...
+
+
+@takes_options()
+def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> Plan | GraphPlan:
+    """Plan a model: load, differentiate, lower, decide what is recomputed, lay out, verify, rewrite.
+
+    Args:
+        source: What `memonger.load` takes or gives; or a ``networkx.DiGraph`` whose nodes carry ``bytes`` and ``cost``
+            (and ``forward``, False for those of a backward pass): then the plan has no model.
+        options: A record of all options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`.
+
+    Where the environment variable ``MEMONGER_CACHE`` names a folder, the plan of a model is kept there, or that no plan
+    holds the budget, and the same model with the same options, versions and machine gives it again; see
+    `memonger.planner.cache`.
+
+    Raises:
+        LoadError: the model can't be read or its shapes can't be made static.
+        PlanError: it can't be planned; the message says what would work: the smallest budget that was found, say.
+        RuntimeUnavailableError: the device isn't there.
+        TypeError: a keyword is no option.
+    """
+    chosen = combine(options, keywords)
+    chosen.check_budget()
+    tell = chosen.progress or _silent
+    if networkx_graph.is_networkx(source):
+        tell("search")
+        graph, names = _without_model(source, chosen)
+        return networkx_graph.plan_graph(names, _graph_request(chosen, graph), chosen.strategy, chosen.order)
+    begin = time.perf_counter()
+    kept = None if isinstance(source, BasePlan) else cache.entry(source, chosen, device_of(chosen.device))
+    found = kept.read() if kept is not None else None
+    if found is not None:
+        own, _ = _own(source, chosen)
+        return dataclasses.replace(found, source=own, planning_seconds=time.perf_counter() - begin)
+    refused = kept.read_refusal() if kept is not None else None
+    if refused is not None:
+        raise refused
+    try:
+        with collecting_later():
+            made = _search_plan(source, chosen, begin)
+    except BudgetError as error:
+        if kept is not None and chosen.time_limit is None:  # with more time there may be one
+            kept.write_refusal(error)
+        raise
+    if kept is not None:
+        kept.write(made)
+    return made
+
+
+def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
+    """The plan of a model, made anew."""
+    job, tell = prepare(source, chosen), chosen.progress or _silent
+    if job.is_uncalibrated:
+        tell("rehearse")
+        job = rehearsed(job, begin)
+    tell("search")
+    job, solution = decided(job)
+    tell("verify")
+    return finish(job, solution, begin)
+
+
+@overload
+def pareto(
+    source: Source | Model,
+    *,
+    points: int = 8,
+    budgets: Sequence[float | str] = (),
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
+) -> tuple[Plan, ...]: ...
+
+
+@overload
+def pareto(
+    source: "networkx.DiGraph[Any]",
+    *,
+    points: int = 8,
+    budgets: Sequence[float | str] = (),
+    options: Options | None = None,
+    **keywords: Unpack[ForGraph],
+) -> tuple[GraphPlan, ...]: ...
+
+
+@takes_options()
+def pareto(
+    source: Any,
+    *,
+    points: int = 8,
+    budgets: Sequence[float | str] = (),
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
+) -> tuple[Plan, ...] | tuple[GraphPlan, ...]:
+    """The frontier: plans of which none is better than another in both total and extra cost, by falling total.
+
+    The first recomputes nothing but what is marked so (``mirror``, ``force_mirroring``), as all of them do, and has no
+    chunks; the last takes the least memory that was found. The others are what `memonger.search_plan` gives without a
+    budget, and for budgets in between. The plan for a budget is the first that fits it: of two budgets the smaller
+    never has the larger total, nor the cheaper plan. The extra cost is that of what is recomputed, and what more and
+    smaller nodes are estimated to take (`memonger.Plan.chunks`).
+
+    Args:
+        source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
+        points: How many budgets are tried, between the total with nothing recomputed and the smallest one found.
+        budgets: The budgets to try instead, as `memonger.search_plan` takes one; ``budget`` is one of them.
+        options: A record of options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`. A strategy has to be one that takes a budget.
+
+    Raises:
+        LoadError, PlanError, RuntimeUnavailableError, TypeError: as `search_plan`.
+    """
+    chosen = combine(options, keywords)
+    points = whole("points", points, 1, MOST_POINTS, PlanError)
+    sizes = bytes_of_budgets(budgets) + ([] if chosen.budget_bytes is None else [chosen.budget_bytes])
+    strategy = chosen.for_budgets().chosen_strategy
+    chosen = dataclasses.replace(chosen, budget=None, strategy=None)
+    if chosen.axis_and_chunks is not None:
+        raise PlanError(f"pareto takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
+    begin, tell = time.perf_counter(), chosen.progress or _silent
+    if networkx_graph.is_networkx(source):
+        graph, names = _without_model(source, chosen)
+        request = _graph_request(chosen, graph)
+        return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
+    job = prepare(source, chosen, times=True)
+    if job.is_uncalibrated:
+        raise PlanError(
+            f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
+            f"whole frontier: plan it for a budget ({option('budget', '4GiB')}), or for no device "
+            f"({option('device', 'none')})."
+        )
+    tell("search")
+    if chosen.chunks != "off" and may_run_in_chunks(job):
+        made = _frontier(job, points, sizes, begin, strategy)
+    else:
+        job = dataclasses.replace(job, strategy=strategy)
+        made = [(job.copy(), one) for one in decide.frontier(job.request, points, chosen.order, sizes, strategy)]
+    tell("verify")
+    return tuple(finish(*one, begin) for one in made)
+
+
+@takes_options(device="none", mode="training")
+def make_mirror_plan(
+    source: Source | Model, threshold: float, *, options: Options | None = None, **keywords: Unpack[Keywords]
+) -> Model:
+    """The model with ``force_mirroring`` on every node, as memonger's of that name: no search, one threshold.
+
+    The nodes marked ``mirror_stage`` (without marks: the nodes that every path through the model passes) are
+    candidates for keeping. One is kept as soon as the bytes written since the last one kept reach the threshold; all
+    else is recomputed.
+
+    Args:
+        source: What `memonger.load` takes or gives.
+        threshold: Bytes; 0 keeps every candidate.
+        options: A record of options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`.
+
+    Raises:
+        LoadError, PlanError, TypeError: as `search_plan`; the threshold is negative.
+    """
+    job = prepare(source, combine(options, keywords))
+    dropped = mirror_plan(job.request, threshold)
+    return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
+
+
+@takes_options(device="none", mode="training", strategy="marks")
+def get_cost(source: Source | Model, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> int:
+    """Peak of the training schedule in bytes, with what ``force_mirroring`` says recomputed: memonger's of that name.
+
+    Args:
+        source: What `memonger.load` takes or gives.
+        options: A record of options to start from; keywords given beside it replace its fields.
+        keywords: The fields of `Options`.
+
+    Raises:
+        LoadError, PlanError, TypeError: as `search_plan`.
+    """
+    return search_plan(source, options=combine(options, keywords)).peak_bytes
+
+
+def _without_model(source: Any, options: Options) -> tuple[Graph, tuple[object, ...]]:
+    """The planner's graph of a ``networkx.DiGraph``, and that graph's own names of the nodes."""
+    check_graph_options(options)
+    return networkx_graph.from_networkx(source)
+
+
+def _silent(stage: str) -> None:
+    """No progress is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model ready for the search.
+
+    Attributes:
+        source: The user's own model, loaded.
+        lowered: The model that will run.
+        request: What the strategy is asked.
+        strategy: The strategy's name.
+        mode: ``training`` or ``inference``.
+        device: The device the plan is for.
+        options: The caller's options.
+        notes: What the user should know.
+        origins: See `memonger.ir.marks.origins`.
+        stock_bytes: See `memonger.plan_file.Header`.
+        chunks: See there.
+        ranges: See there.
+        solution: A schedule and its layout that were found before the search: of inference with nothing recomputed, of
+            a training step what is left to do.
+    """
+
+    source: Model
+    lowered: Lowered
+    request: Request
+    strategy: Strategy
+    mode: Mode
+    device: Device
+    options: Options
+    notes: tuple[str, ...]
+    origins: Mapping[str, str]
+    stock_bytes: int | None
+    chunks: tuple[ChunkedBand, ...] = ()
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    solution: Solution | None = None
+
+    @property
+    def is_uncalibrated(self) -> bool:
+        """Whether the model didn't fit its device unplanned, so that its plan has to be calibrated."""
+        return self.lowered.calibration is not None and self.lowered.calibration.workspace is None
+
+    def copy(self) -> "Job":
+        """The same job with a lowered model of its own, as finishing a plan changes that."""
+        return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
+
+
+def prepare(source: Source | Model, options: Options, *, times: bool = False) -> Job:
+    """Load, differentiate, lower, and make the graph.
+
+    Args:
+        source: What `search_plan` takes.
+        options: How to plan.
+        times: What nodes take decides something, though the options ask for nothing to be computed again.
+    """
+    tell, device = options.progress or _silent, device_of(options.device)
+    tell("load")
+    own, open_in_file = _own(source, options)
+    if options.trains and own.is_differentiated:
+        raise PlanError(
+            f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
+        )
+    asked, (options, said) = options, settle(own, options)
+    _check_precision(own, options)
+    mode = options.chosen_mode
+    model = selected = select(own, options.mirror, options.keep)
+    if mode == "training" and not model.is_differentiated:
+        tell("differentiate")
+        model = _differentiate(model, asked)
+        said += _without_loss(model)
+        if options.precision is not None:
+            said += (f"products are rounded to {options.precision}: losses and weights are not float32's.",)
+    tell("lower")
+    ranges: Mapping[str, Range] = {}
+    if options.ranges:
+        lowered, ranges = _lower_open(source, device, options)
+    else:
+        lowered = _lower(model, device, options, open_in_file, times or options.chosen_strategy != "none")
+    tell("graph")
+    notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
+    _keep_state(lowered.model, options.state or {}, ranges, own.name)
+    recorded = place(model.ir, lowered.model, model.name)
+    if options.chosen_strategy != "none":
+        notes += (*lost(selected.ir, model.ir), *recorded.moved)
+    roles = training_roles.read(lowered.model, model.name)
+    request = _asked(lowered, roles, device, options, ranges, recorded)
+    stock_bytes = None if ranges else _stock_bytes(lowered, device, mode, request.base)
+    return Job(
+        own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
+        stock_bytes, ranges=ranges,
+    )  # fmt: skip
+
+
+def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]:
+    """The user's own model, loaded, and with the sizes that its file leaves open: see `load_twice`."""
+    if isinstance(source, BasePlan):
+        raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
+    own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+    path = Path(source) if isinstance(source, str | Path) else None
+    return dataclasses.replace(own, path=path), unbound
+
+
+def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, Range], name: str) -> None:
+    """Write a state into a lowered model, or check the one that it has, and order its nodes for it."""
+    if asked:
+        with_state(model, asked, name)
+    state = state_of(model, name)
+    check_state(model, state, ranges, name)
+    if state:
+        schedule.state_last(model, state)
+
+
+def _asked(
+    lowered: Lowered, roles: Training | None, device: Device, options: Options, ranges: Mapping[str, Range],
+    recorded: Marks,
+) -> Request:  # fmt: skip
+    """What is asked of a lowered model, with what its marks say of it."""
+    model, tell = lowered.model, options.progress or _silent
+    graph = _graph_of(lowered, roles, device, ranges)
+    if options.buckets is not None:
+        with_collectives(model, graph, roles, options.buckets, str(model.graph.name))
+        graph = _graph_of(lowered, roles, device, ranges)
+    held = 0 if lowered.calibration is None else run_time_bytes(graph, lowered.calibration.run_time)
+    if options.budget is not None and is_sized_at_run_time(model):
+        held += LIMIT_MARGIN
+    base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + held
+    is_measured = lowered.calibration is not None and lowered.calibration.seconds is not None
+    estimates = estimated_costs(model, roles, device) if options.chosen_mode == "training" and is_measured else None
+    return dataclasses.replace(
+        _request(options, graph, base),
+        estimates=estimates,
+        run_time=held if is_sized_at_run_time(model) else None,
+        stages=recorded.stages,
+        forced=recorded.forced,
+        parts=recorded.parts,
+        progress=lambda state: tell(f"search: {state}"),
+    )
+
+
+def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: Mapping[str, Range]) -> Graph:
+    measured = lowered.calibration
+    if measured is None:
+        return graph_of(lowered.model, roles, None, None, (), device, ranges)
+    return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
+
+
+def _sized_at_run_time(lowered: Lowered, options: Options) -> tuple[str, ...]:
+    """A note on values whose size only a run can tell, so that no layout holds them: which, and how they count."""
+    names = set(open_dims.unknown(lowered.model))
+    if not names:
+        return ()
+    writers = [node for node in lowered.model.graph if any(value.name in names for value in node.outputs)]
+    first = [node for node in writers if not any(v is not None and v.name in names for v in node.inputs)] or writers[:1]
+    listed = ", ".join(f"'{node.name}' ({operator_name(node)})" for node in first[:3]) + (", ..." if first[3:] else "")
+    values = f"{len(names)} values, which" if len(names) > 1 else f"'{min(names)}', which"
+    what = f"only a run can tell the size of {values} {listed} decide{'s' if len(first) == 1 else ''}"
+    if lowered.calibration is None or lowered.calibration.workspace is None:
+        return (f"{what}: onnxruntime allocates them beside the arena, and they aren't counted.",)
+    more = "" if options.inputs else f" With inputs of yours ({option('inputs', FILE)}) they count as with those."
+    return (
+        f"{what}: onnxruntime allocates them beside the arena, and they count as the calibrating run showed.{more}",
+    )
+
+
+def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
+    """What stock onnxruntime is expected to take. It is known on the CPU alone, and for what really runs there."""
+    if lowered.calibration is None or not device.is_host:
+        return None
+    workspace = lowered.calibration.workspace or {}  # values that a run sizes are in the base
+    return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
+
+
+def _joined(job: Job) -> Job:
+    """The job with joined products, where nothing has to be computed again; see `memonger.tiling.joining`."""
+    measured = job.lowered.calibration
+    if job.mode != "training" or not job.device.is_host or measured is None or job.options.buckets:
+        return job
+    made = with_joined_products(job.lowered, job.request, job.options, job.device, job.strategy)
+    return job if made is None else dataclasses.replace(job, lowered=made[0], request=made[1], solution=made[2])
+
+
+def decided(job: Job) -> tuple[Job, Solution]:
+    """A prepared model with all that a plan may do with it: products joined, chunks, an order, what runs again.
+
+    Raises:
+        BudgetError: nothing was found that holds the request's budget.
+        PlanError: what is asked for can't be.
+    """
+    job = in_chunks(_joined(job))
+    return job, solve(job)
+
+
+def _frontier(
+    job: Job, points: int, budgets: Sequence[int], begin: float, strategy: Strategy
+) -> list[tuple[Job, Solution]]:
+    """Jobs with their solutions, by falling total: with nothing done, as by default, for budgets, and the least."""
+    request, tell = job.request, job.options.progress or _silent
+    plain = decide.Budgets(request, strategy, decide.orders_of(job.options.order, request.graph)).plain
+    kept: Strategy = "marks" if request.recomputes_marked else "none"
+    made = [(dataclasses.replace(job.copy(), strategy=kept), plain), decided(job.copy())]
+
+    def at(budget: int) -> tuple[Job, Solution]:
+        asked = dataclasses.replace(request, budget=budget, progress=None)
+        known = plain if job.mode == "inference" else None
+        return decided(dataclasses.replace(job.copy(), request=asked, strategy=strategy, solution=known))
+
+    with suppress(BudgetError):
+        try:
+            made.append(at(0))
+        except BudgetError as error:
+            made.append(at(error.smallest))
+    totals = [decide.total_bytes(one.request, solution) for one, solution in made]
+    lowest, span = min(totals), totals[0] - min(totals)
+    tried = sorted(budgets) or [lowest + span * point // points for point in range(1, points)]
+    for number, budget in enumerate(tried):
+        if request.time_limit is not None and time.perf_counter() - begin > request.time_limit:
+            break
+        with suppress(BudgetError):
+            made.append(at(budget))
+            total = decide.total_bytes(made[-1][0].request, made[-1][1])
+            tell(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
+    return _undominated(made)
+
+
+def _undominated(made: Sequence[tuple[Job, Solution]]) -> list[tuple[Job, Solution]]:
+    """Those of which none is better than another in both total and cost, by falling total."""
+
+    def figures(one: tuple[Job, Solution]) -> tuple[int, float]:
+        job, solution = one
+        names, model = solution.graph.nodes, job.lowered.model
+        roles = training_roles.read(model, str(model.graph.name))
+        of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
+        again = schedule.overhead(names, [of_node[schedule.original(name)] for name in names])
+        once = math.fsum(job.request.graph.costs)
+        return decide.total_bytes(job.request, solution), again * once + math.fsum(c.seconds for c in job.chunks)
+
+    best: list[tuple[Job, Solution]] = []
+    for one in sorted(made, key=figures):
+        if not best or figures(one)[1] < figures(best[-1])[1]:
+            best.append(one)
+    return best[::-1]
+
+
+def may_run_in_chunks(job: Job) -> bool:
+    """Whether chunks are among what plans of a model can do, whatever the options say of them."""
+    return not _excludes_chunks(job) and chunking.are_possible(job.lowered, job.options, job.device)
+
+
+def _excludes_chunks(job: Job) -> bool:
+    return bool(job.ranges or job.options.state or job.options.buckets)
+
+
+def in_chunks(job: Job) -> Job:
+    """The job with the model in chunks, where that is worth it or asked for; see `memonger.tiling.chunking`."""
+    if _excludes_chunks(job) or not chunking.are_wanted(job.lowered, job.options, job.device):
+        return job
+
+    options, trains = job.options, job.mode == "training"
+    if trains and job.request.budget is not None:
+        if job.solution is not None:
+            return job
+        try:
+            return _taken(job, both.for_budget(job.lowered, job.request, options, job.device, job.strategy))
+        except BudgetError as error:
+            raise _explained(job, error) from error
+    strategy = job.strategy if trains else "none"
+    plain = job.solution or decide.decide(dataclasses.replace(job.request, budget=None), strategy, options.order)
+    asked = options.axis_and_chunks
+    if asked is not None and asked[0] == ROWS:
+        return _with_strips(job, plain, asked[1])
+
+    is_slow = None if trains else _is_slow(job, plain)
+    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain, is_slow)
+    if is_slow is not None:
+        from memonger.runtime import process_memory
+
+        del is_slow
+        process_memory.give_back()  # what sessions of the plans that were timed took
+    return _taken(job, plain if chosen is None else chosen)
+
+
+def _is_slow(job: Job, plain: Solution) -> Callable[[chunking.Chunking], bool] | None:
+    """Says by runs whether chunks take longer than the options allow; None where runs are too long for that."""
+    from memonger.planner.rehearse import LONGEST, Turns
+
+    spent, begin = job.lowered.spent, time.perf_counter()
+    cores = chunk_times.cores_of(job.options.threads)
+    if chunk_times.seconds_of(job.lowered.model, job.request.live_bytes.tolist(), cores, False) > LONGEST:
+        return None
+    made: list[Turns] = []
+
+    def is_slow(way: chunking.Chunking) -> bool:
+        try:
+            if not made:
+                made.append(Turns(finish(job.copy(), plain, begin), job.options.inputs, spent))
+            chunked = _with_chunks(job, way)
+            slow, spent.turn = made[0].slower(finish(chunked.copy(), way.solution, begin), job.options.max_overhead)
+        except SessionError:
+            return False  # it doesn't run on these inputs: nothing is known of its time
+        return slow
+
+    return is_slow
+
+
+def _taken(job: Job, way: both.Way) -> Job:
+    """The job with a schedule, or chunks, that were decided on."""
+    return dataclasses.replace(job, solution=way) if isinstance(way, Solution) else _with_chunks(job, way)
+
+
+def _with_strips(job: Job, plain: Solution, count: int) -> Job:
+    allowed, threads = job.options.allow_rounding, job.options.threads
+    strips = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
+    return dataclasses.replace(
+        job, lowered=strips.lowered, request=strips.request, options=dataclasses.replace(job.options, order="file"),
+        notes=(*job.notes, *strips.notes), chunks=strips.bands, solution=strips.solution,
+    )  # fmt: skip
+
+
+def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
+    request = dataclasses.replace(way.request, budget=job.request.budget)
+    options = dataclasses.replace(job.options, order="file")
+    return dataclasses.replace(
+        job, lowered=way.lowered, request=request, options=options, notes=(*job.notes, *way.notes),
+        chunks=way.described(), solution=way.solution,
+    )  # fmt: skip
+
+
+def solve(job: Job) -> Solution:
+    """Order, recompute, lay out; see `memonger.schedule.decide.decide`."""
+    solution, budget = job.solution, job.request.budget
+    is_final = job.mode == "training" or job.strategy == "none"
+    if solution is not None and (is_final or (budget and decide.total_bytes(job.request, solution) <= budget)):
+        return solution
+    try:
+        return decide.decide(job.request, job.strategy, job.options.order)
+    except BudgetError as error:
+        raise _explained(job, error) from error
+
+
+def _explained(job: Job, error: BudgetError) -> BudgetError:
+    kept = sum(not recomputed for recomputed in job.request.forced.values())
+    hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
+    hint = (hint if kept else "") + _offered(job, error.budget)
+    bound = error.lower_bound
+    if may_run_in_chunks(job):
+        bound = min(bound, decide.least_total(job.request, whole=False))
+    return BudgetError(error.budget, error.smallest, bound, hint)
+
+
+def _offered(job: Job, budget: int) -> str:
+    """A sentence on what finds the size that fits, where the model has a dimension that was given a size."""
+    dims = list(job.options.dims or ())
+    if job.source.batch is None and not dims:
+        return ""
+    vary = {} if job.source.batch is not None else {"vary": dims[0]}
+    example = call("fit", job.source.name, memory=exactly(budget), **vary)
+    return f" The largest {vary.get('vary', 'batch')} that fits: {example}"
+
+
+def rehearsed(job: Job, begin: float) -> Job:
+    """The job with the workspace measured by a run under a first plan, which leaves room for the unknown workspace."""
+    from memonger.planner.rehearse import rehearse
+
+    request = job.request
+    if request.budget is None:
+        solution = solve(job)
+    else:
+        less = request.base + max(0, request.budget - request.base) * 3 // 4
+        try:
+            solution = solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
+        except BudgetError as error:
+            least = min(error.smallest, request.budget)
+            solution = solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
+    workspace = rehearse(finish(job.copy(), solution, begin), job.options.inputs)
+    graph = dataclasses.replace(request.graph, workspace=tuple(workspace.get(name, 0) for name in request.graph.nodes))
+    assert job.lowered.calibration is not None
+    calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
+    lowered = dataclasses.replace(job.lowered, calibration=calibration)
+    return dataclasses.replace(job, lowered=lowered, request=dataclasses.replace(request, graph=graph))
+
+
+def _graph_request(options: Options, graph: Graph) -> Request:
+    """The request for a graph without a model. Its sizes aren't rounded up: aligned addresses need aligned sizes."""
+    return dataclasses.replace(_request(options, graph, 0), alignment=1)
+
+
+def _request(options: Options, graph: Graph, base: int) -> Request:
+    return Request(
+        graph=graph,
+        base=base,
+        budget=options.budget_bytes,
+        sharing=options.sharing,
+        trials=options.trials,
+        effort=options.effort,
+        time_limit=options.time_limit,
+    )
+
+
+def finish(job: Job, solution: Solution, begin: float) -> Plan:
+    """The plan, checked. The lowered model becomes the planned one."""
+    request, calibration = job.request, job.lowered.calibration
+    before = request.live_bytes
+    schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
+    plan = Plan(
+        model=job.lowered.model,
+        graph=solution.graph,
+        offsets=solution.offsets,
+        arena_bytes=solution.arena_bytes,
+        alignment=ALIGNMENT,
+        mode=job.mode,
+        device=str(job.device),
+        stamp=job.lowered.stamp,
+        threads=job.options.threads,
+        workspace=_workspace(calibration.workspace, solution)
+        if calibration and calibration.workspace is not None
+        else None,
+        batch=job.source.batch,
+        budget=request.budget,
+        strategy=job.strategy,
+        outcome=solution.outcome,
+        source=job.source,
+        origins=job.origins,
+        notes=tuple(map(shown, (*job.notes, *solution.outcome.notes, *_unheeded(job, solution)))),
+        peak_before_bytes=int(before.max(initial=0)),
+        live_before=before,
+        planning_seconds=time.perf_counter() - begin,
+        files=job.lowered.files,
+        host=_on_host(calibration.host, solution) if calibration else frozenset(),
+        stock_bytes=job.stock_bytes,
+        chunks=job.chunks,
+        ranges=job.ranges,
+        run_time=dict(sorted(calibration.run_time.items())) if calibration else {},
+        spent=job.lowered.spent,
+    )
+    plan = _limited(plan, job.device)
+    plan.verify()
+    return dataclasses.replace(plan, notes=(*plan.notes, *map(shown, plan.state_notes)))
+
+
+def _limited(plan: Plan, device: Device) -> Plan:
+    """The plan with a limit for what onnxruntime allocates by itself, where the inputs decide that and a budget is set.
+
+    Raises:
+        BudgetError: as scheduled it takes more than the budget.
+    """
+    if plan.budget is None or not is_sized_at_run_time(plan.model):
+        return plan
+    by_itself = (plan.workspace_bytes or 0) + plan.run_time_bytes
+    limit = (plan.budget - plan.total_bytes + by_itself) // UNIT * UNIT
+    if limit < by_itself:  # the order that was found holds more of them at once than the one it was searched for
+        needed = plan.total_bytes + LIMIT_MARGIN
+        raise BudgetError(plan.budget, needed, needed - plan.arena_bytes)
+    measured = "what the inputs decide the size of isn't measured."
+    if plan.workspace is not None:
+        measured = (
+            "the budget holds for inputs like those that were measured, which took "
+            f"{format_size(by_itself)} for what they decide and for workspace."
+        )
+    if not (device.is_host or device.facts.is_portable):
+        said = f"{measured} On {device} nothing holds a run that needs more to it."
+        return dataclasses.replace(plan, notes=(*plan.notes, said))
+    said = f"{measured} A run that needs more than {format_size(limit)} for it and for workspace ends in an error."
+    return dataclasses.replace(plan, limit=limit, notes=(*plan.notes, said))
+
+
+def _workspace(measured: Mapping[str, int], solution: Solution) -> dict[str, int]:
+    """Workspace of every step by its node's name; a recomputation takes as much as the first run."""
+    names, workspace = solution.graph.nodes, solution.graph.workspace
+    return {**measured, **{name: size for name, size in zip(names, workspace, strict=True) if size}}
+
+
+def _on_host(host: frozenset[str], solution: Solution) -> frozenset[str]:
+    """Names of the values on the host, copies included."""
+    return frozenset(name for name in solution.graph.values if schedule.original(name) in host) if host else host
+
+
+def _unheeded(job: Job, solution: Solution) -> tuple[str, ...]:
+    """A note on nodes that are marked to be recomputed, but kept for the backward pass."""
+    request, graph, runs = job.request, job.request.graph, Counter(solution.schedule)
+    if not request.recomputes_marked or job.strategy in ("none", "marks"):
+        return ()
+    forward = forward_pass(graph)
+    read = {value for node, reads in enumerate(graph.reads) if not forward[node] for value in reads}
+    kept = [
+        node
+        for node, recomputed in sorted(request.forced.items())
+        if recomputed and runs[node] == 1 and node not in request.parts and not graph.views[node]
+        if forward[node] and not read.isdisjoint(graph.writes[node])
+    ]
+    if not kept:
+        return ()
+    names = f"'{graph.nodes[kept[0]]}'" + (f" and {len(kept) - 1} more" if len(kept) > 1 else "")
+    why = "what writes next to nothing, or can't run again, isn't recomputed"
+    return (f"marked to be recomputed, but kept: {names}; {why}. {option('strategy', 'marks')} obeys every mark.",)
+
+
+def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(feed.shape) for name, feed in (inputs or {}).items() if hasattr(feed, "shape")}
+
+
+def device_of(device: str | Device | None) -> Device:
+    """The device asked for; where none is, the CPU if onnxruntime is installed, else none."""
+    if device is not None:
+        return parse_device(device)
+    from memonger.runtime import onnxruntime
+
+    return parse_device("cpu" if onnxruntime.is_available() else "none")
+
+
+def _check_precision(own: Model, options: Options) -> None:
+    if options.precision is not None and own.is_differentiated:
+        given = option("precision", options.precision)
+        raise PlanError(f"{own.name} is differentiated already: {given} is for training a forward model.")
+
+
+def _differentiate(model: Model, options: Options) -> Model:
+    try:
+        if options.precision is not None:
+            model = to_mixed_precision(model, options.precision)
+        return differentiate(model, loss=options.loss, optimizer=options.optimizer)
+    except PlanError as error:
+        if options.mode is None and not options.trains:
+            raise PlanError(f"{error} To plan the model for inference: {option('mode', 'inference')}.") from error
+        raise
+
+
+def _without_loss(model: Model) -> tuple[str, ...]:
+    """A note on the gradients of the outputs, which are inputs of a training model without a loss."""
+    given = () if model.training is None else tuple(model.training.output_gradients.values())
+    if not given:
+        return ()
+    return (
+        f"no loss is given, so the gradients of the outputs became inputs ({quoted(given, 3)}): "
+        f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model.",
+    )
+
+
+def _lower_open(source: Source | Model, device: Device, options: Options) -> tuple[Lowered, Mapping[str, Range]]:
+    """The lowered model for ranges of sizes, and the ranges with their places."""
+    single = {name: size for name, size in options.sizes.items() if name not in options.ranges}
+    model, ranges = load_open(
+        source, options.ranges, batch=options.batch, dims=single, input_shapes=_shapes_of(options.inputs)
+    )
+    from memonger.lowering import ranged
+
+    if device.facts.is_portable:
+        return ranged.portable_form(model, ranges), ranges
+    from memonger.lowering.device_form import Settings, device_form
+
+    times = options.chosen_strategy != "none"
+    settings = Settings(options.level or "all", options.threads, options.inputs, ranges=ranges, times=times)
+    return device_form(model, device, settings), ranges
+
+
+def _lower(model: Model, device: Device, options: Options, unbound: Model | None, times: bool) -> Lowered:
+    if device.facts.is_portable:
+        return portable(model)
+    from memonger.lowering.device_form import Settings, device_form
+
+    training = options.chosen_mode == "training"
+    level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
+    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times)
+    return device_form(model, device, settings, None if training else unbound)

@@ -1,0 +1,90 @@
+"""A plan → the user's own model, as it was before it was planned: OptNet's ``removeOptimization``."""
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.graph import schedule
+from memonger.ir import marks, training_roles
+from memonger.ir.model import Model
+from memonger.ir.save import read_in
+from memonger.model import forward_model
+from memonger.plan import Plan
+from memonger.plan_file import KEY
+from memonger.words import option
+
+
+def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
+    """Give a plan's model back without the plan: the same outputs bit for bit, marks kept.
+
+    - A plan that was just made gives the model it was made from, as `memonger.load` read it.
+    - A file of a training plan gives the forward model that was differentiated, with the weights of the file.
+    - A file of a portable plan gives its own nodes: recomputed copies and the plan are taken out, the order stays.
+    - A file for a device holds what onnxruntime's optimizer made of the model, in operators of its own: the user's
+      model isn't in it. Nodes that run in chunks are there once for each.
+
+    Args:
+        plan: A plan, or a planned file.
+        as_planned: Give the model that was planned instead: a training plan's whole step, or what onnxruntime made of
+            the model. That one runs on the runtime and machine it was made for alone.
+
+    Raises:
+        PlanFileError: the file can't be read, has no plan, or was changed.
+        PlanError: a file for a device, and no ``as_planned``.
+    """
+    name = str(plan)
+    if isinstance(plan, str | Path):
+        plan = Plan.load(plan)
+    elif not isinstance(plan, Plan):
+        raise PlanError(f"a plan is given as memonger.Plan or as the path of a planned file, not as {plan!r}.")
+    elif plan.source is not None and not as_planned:
+        return plan.source.clone()
+    else:
+        name = str(plan.model.graph.name)
+    if not as_planned:
+        forward = forward_model.extract(plan.model, name, trained=True)
+        if forward is not None:
+            return Model(forward, name, plan.batch, foreign=True)
+        if plan.stamp is not None:
+            raise PlanError(_not_in_it(plan.model, plan.stamp.runtime, name))
+    model = _without_plan(plan.open_model)
+    if plan.files is not None:
+        read_in(model)  # its tensors lie in files that go with the plan
+    return Model(model, name, plan.batch, foreign=True)
+
+
+def _not_in_it(model: ir.Model, runtime: str, name: str) -> str:
+    fused = sorted({node.domain for node in model.graph} - {""})
+    operators = f", with operators of {', '.join(fused)}" if fused else ""
+    return (
+        f"{name} holds what {runtime} made of the model for this device{operators}; the model it was made from "
+        f"isn't in it: use that file. {option('as_planned', True)} gives this one without its plan, for that runtime "
+        f"and machine; plans made with {option('device', 'none')} can be undone."
+    )
+
+
+def _without_plan(planned: ir.Model) -> ir.Model:
+    """A copy without plan and recomputed copies: who reads a copy reads what it is a copy of."""
+    model = planned.clone()
+    model.metadata_props.pop(KEY, None)
+    if training_roles.KEY not in model.metadata_props:
+        marks.forget_parts(model)
+    named = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
+    nodes = {node.name: node for node in model.graph}
+    for node in list(model.graph):
+        original = nodes.get(schedule.original(str(node.name)))
+        if original is None or original is node or not _is_copy(node, original):
+            continue
+        for copy in (v for v in node.outputs if v.name):
+            copy.replace_all_uses_with(named[schedule.original(str(copy.name))])
+        model.graph.remove(node, safe=True)
+    return model
+
+
+def _is_copy(node: ir.Node, original: ir.Node) -> bool:
+    """Whether a node named like a copy is one: a user may have named a node so."""
+    pairs = zip(node.outputs, original.outputs, strict=False)
+    return node.op_identifier() == original.op_identifier() and all(
+        schedule.original(str(a.name)) == b.name for a, b in pairs if a.name
+    )

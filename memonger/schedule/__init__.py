@@ -1,0 +1,14 @@
+"""Rematerialization: a graph → a schedule in which some nodes run again instead of their values being kept."""
+
+from memonger.schedule.budget import BudgetSearch
+from memonger.schedule.effort import EFFORT, Progress
+from memonger.schedule.portfolio import search, smallest_budget
+from memonger.schedule.problem import Problem, Result
+from memonger.schedule.staged import mirror_plan
+from memonger.schedule.strategies import STRATEGIES
+from memonger.schedule.strategy import Candidate, Outcome, Request, Strategy
+
+__all__ = [
+    "EFFORT", "STRATEGIES", "BudgetSearch", "Candidate", "Outcome", "Problem", "Progress", "Request", "Result",
+    "Strategy", "mirror_plan", "search", "smallest_budget",
+]  # fmt: skip

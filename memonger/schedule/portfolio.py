@@ -1,0 +1,408 @@
+"""The cheapest schedule within a budget, and the smallest budget with a schedule.
+
+`Search` is a portfolio: greedy schedules from several starting points (`memonger.schedule.greedy`), then a
+large-neighbourhood search with simulated annealing from the best of them (`memonger.schedule.neighbourhood`). Effort is
+counted in changes tried, not in seconds, so that a result does not depend on the speed of the machine.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
+
+from memonger.errors import BudgetError, PlanError
+from memonger.schedule.annealed_order import reorder
+from memonger.schedule.effort import EFFORT, Effort, Progress
+from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
+from memonger.schedule.neighbourhood import Annealing, improve
+from memonger.schedule.problem import Problem, Result, cost, memory, weighed_by_bytes
+from memonger.schedule.repeats import broadcast
+from memonger.schedule.timeline import CrowdedError, Timeline
+from memonger.schedule.tuning import Tuning
+
+_PACE = 0.2
+"""Part of the most work from which on the pace is looked at."""
+
+Schedules = Sequence[tuple[int, ...]]
+
+
+def search(
+    problem: Problem,
+    budget: int,
+    *,
+    effort: int = EFFORT,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 1,
+    initial: Schedules = (),
+) -> Result:
+    """The cheapest schedule found whose memory is within the budget at every step.
+
+    The same arguments give the same schedule, unless the time limit ends the search.
+
+    Args:
+        problem: What to schedule.
+        budget: Bytes for everything, `Problem.base` and workspace included.
+        effort: How many changes of a schedule may be tried, some 10 µs each; fewer in large problems, where a change
+            takes longer. The first greedy schedule is finished in any case.
+        time_limit: Seconds after which nothing is improved and no smaller budget is looked for, likewise.
+        progress: Called whenever a part of the search finds a better schedule.
+        seed: Of the random numbers.
+        initial: Schedules to start from as well, where the greedy algorithm gets further from them than from the
+            given order.
+
+    Raises:
+        PlanError: the budget is negative.
+        BudgetError: no schedule within the budget was found. The message names the smallest budget for which one was.
+    """
+    if budget < 0:
+        raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
+    best = search_best(
+        problem, budget, effort=effort, time_limit=time_limit, progress=progress, seed=seed, initial=initial
+    )
+    if best.peak > budget:
+        raise BudgetError(budget, best.peak, problem.lower_bound)
+    return best
+
+
+def search_best(
+    problem: Problem,
+    budget: int,
+    *,
+    effort: int = EFFORT,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 1,
+    initial: Schedules = (),
+) -> Result:
+    """As `search`; where no schedule within the budget was found, the one with the smallest peak found.
+
+    That one is the same for every budget, and `smallest_budget` finds it as well.
+    """
+    once = Result.of(problem, problem.schedule)
+    if once.peak <= budget:
+        return once
+    holds = budget >= problem.lower_bound
+    searching = Search(problem, Effort(effort, time_limit, progress, lowering=not holds), seed, initial)
+    return searching.cheapest(budget) if holds else searching.smallest(budget)
+
+
+def smallest_budget(
+    problem: Problem,
+    *,
+    effort: int = EFFORT,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    seed: int = 1,
+    initial: Schedules = (),
+) -> Result:
+    """The schedule with the smallest peak found: its ``peak`` is the smallest budget for which a schedule was found.
+
+    For the arguments see `search`.
+    """
+    return Search(problem, Effort(effort, time_limit, progress), seed, initial).smallest()
+
+
+class Point(NamedTuple):
+    """A schedule in a search for one budget. The smaller is the better.
+
+    Attributes:
+        excess: Bytes above the budget, summed over all steps.
+        cost: Sum over all steps.
+        schedule: Node ids.
+    """
+
+    excess: int
+    cost: float
+    schedule: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One search, which ends when its effort is spent.
+
+    Attributes:
+        problem: What to schedule.
+        effort: What may be spent.
+        seed: Of the random numbers.
+        initial: Schedules to start from, beside the given order.
+        tuning: Constants.
+    """
+
+    problem: Problem
+    effort: Effort
+    seed: int = 1
+    initial: Schedules = ()
+    tuning: Tuning = field(default_factory=Tuning)
+
+    def cheapest(self, budget: int) -> Result:
+        """The cheapest schedule found within the budget, or the one with the smallest peak if none was found."""
+        self.effort.whole = 2 + self.tuning.again
+        given = self._greedy_from_given(budget)
+        starts = self._greedy_starts(budget, given[0])
+        annealing = self._annealing(order_matters=len(starts) > 1)
+        most = self.tuning.huge_initial if self.problem.nodes > self.tuning.huge else None
+        initial = (self._greedy_from(schedules, most, budget) for schedules in (self.initial, self._repeated(budget)))
+        best_start = min([starts[0], *chain(*initial)])
+        if best_start is not starts[0]:
+            starts.append(best_start)
+        best = self._explore(budget, starts, self.tuning.explore, annealing)
+        if not best.excess:
+            result = self._refined(budget, best)
+            others = dict.fromkeys(point.schedule for point in sorted([*given, *starts]) if not point.excess)
+            return replace(result, others=tuple(each for each in others if each != result.schedule))
+        # As `smallest_budget` does, so that every budget which that names as feasible is feasible here too.
+        least = replace(self, effort=self.effort.part(1.0, before=1.0, lowering=True)).smallest(budget)
+        if least.peak > budget:
+            return least
+        again = replace(self, effort=self.effort.part(self.tuning.again, before=2.0))
+        start = Point(0, least.cost, least.schedule)
+        return again._refined(budget, again._explore(budget, [start], self.tuning.explore_again, self._annealing()))
+
+    def smallest(self, enough: int = 0) -> Result:
+        """The schedule with the smallest peak found, or the first one found whose peak is at most ``enough`` bytes.
+
+        It is the same whatever a node costs. Costs may be measured, and others each time: a budget that was once named
+        as the smallest must be held the next time, too.
+        """
+        problem = weighed_by_bytes(self.problem)
+        return Result.of(self.problem, replace(self, problem=problem)._smallest(enough).schedule)
+
+    def _smallest(self, enough: int) -> Result:
+        once = Result.of(self.problem, self.problem.schedule)
+        reordered = list(self._reordered(once))
+        given = self.initial or (self._greedily_lowered(once),)
+        best = min([once, *reordered, *(Result.of(self.problem, each) for each in given)], key=_peak_then_cost)
+        starts = [best] if best is once or self.problem.nodes > self.tuning.large else [once, best]
+        annealing = self._annealing(order_matters=bool(reordered))
+        timeline = Timeline(self.problem)
+        begin = self.effort.spent(timeline)
+        for turn, start in enumerate(starts):
+            if best.peak > enough:
+                timeline.load(start.schedule)
+                until = begin + (1 - begin) * (turn + 1) / len(starts)
+                best = min(best, self._descend(timeline, start, enough, until, annealing), key=_peak_then_cost)
+        return best
+
+    def _greedy_starts(self, budget: int, start: Point) -> list[Point]:
+        """A greedy schedule of the given order and, where there is one, of a better order, the best schedule first."""
+        once = cost(self.problem, self.problem.schedule)
+        order = self._better_order(budget) if start[:2] > (0, once) else None
+        return [start] if order is None else sorted([start, self._greedy_from_order(order, budget)])
+
+    def _greedy_from_given(self, budget: int) -> list[Point]:
+        """What the variants of the greedy algorithm make of the given order, the best first."""
+        tuning, timeline = self.tuning, Timeline(self.problem)
+        first, *others = tuning.greedy[: 1 if self.problem.nodes > tuning.large else None]
+        points = [self._greedy(timeline, budget, first, _hopeless(timeline, budget, self._first_work))]
+        once = cost(self.problem, self.problem.schedule)
+        for options in others:
+            best = min(points)
+            if best[:2] <= (0, once):
+                return [best]
+            limit = math.inf if best.excess else once + tuning.greedy_patience * (best.cost - once)
+            timeline.load(self.problem.schedule)
+            points.append(self._greedy(timeline, budget, replace(options, cost_limit=limit), self._expired(timeline)))
+        self.effort.charge(timeline, tuning.greedy_charge)
+        return sorted([*points, self._plain(budget)])
+
+    def _plain(self, budget: int) -> Point:
+        """What the plain greedy algorithm finds. It is not charged, so that it takes nothing from other parts."""
+        most = self.tuning.plain_work * min(1.0, self.tuning.large / self.problem.nodes)
+        return self._until_hopeless(budget, GreedyOptions(plain=True), most)
+
+    def _until_hopeless(self, budget: int, options: GreedyOptions, most: float) -> Point:
+        """What a variant makes of the given order with so many changes, as long as its pace leaves hope and time."""
+        timeline = Timeline(self.problem)
+        hopeless = _hopeless(timeline, budget, most, self.tuning.plain_faster)
+        return self._greedy(timeline, budget, options, lambda: hopeless() or self.effort.is_late)
+
+    @property
+    def _first_work(self) -> int:
+        """Changes that the first variant may try."""
+        return self.tuning.first_work * max(self.tuning.few, self.problem.nodes)
+
+    def _expired(self, timeline: Timeline) -> Callable[[], bool]:
+        return lambda: self.effort.spent(timeline) > self.tuning.greedy_until
+
+    def _greedy_from_order(self, order: tuple[int, ...], budget: int) -> Point:
+        """The greedy schedule of another order."""
+        timeline = Timeline(self.problem, order)
+        stop = self.effort.spent(timeline) + self.tuning.reordered_share
+        options = self.tuning.greedy_reordered
+        point = self._greedy(timeline, budget, options, lambda: self.effort.spent(timeline) > stop)
+        self.effort.charge(timeline)
+        return point
+
+    def _repeated(self, budget: int) -> Schedules:
+        """Schedules in which what few blocks recompute is recomputed in all that are alike."""
+        tuning, problem = self.tuning, self.problem
+        if problem.nodes <= tuning.large or all(problem.forward):
+            return ()
+        effort = Effort(self.effort.limit * tuning.repeats_share)
+
+        def solve(contracted: Problem, target: int) -> tuple[int, ...]:
+            return Search(contracted, replace(effort), self.seed, tuning=tuning).cheapest(target).schedule
+
+        return broadcast(problem, budget, solve)
+
+    def _greedy_from(self, schedules: Schedules, most: int | None, budget: int) -> Iterator[Point]:
+        """What the greedy algorithm makes of so many of these, which may be above the budget or far below it."""
+        timeline = Timeline(self.problem)
+        points = sorted(_point(self.problem, schedule, budget) for schedule in dict.fromkeys(schedules))
+        for start in points[:most]:
+            timeline.load(start.schedule)
+            done = self.effort.portion(timeline, self.tuning.initial_share)
+            yield self._greedy(timeline, budget, self.tuning.greedy[0], _ended(done))
+
+    def _greedy(self, timeline: Timeline, budget: int, options: GreedyOptions, expired: Callable[[], bool]) -> Point:
+        """Recompute until the timeline is within the budget, then remove what is redundant."""
+        timeline.first_runs_move = not options.plain
+        while True:
+            try:
+                fits = fit_budget(timeline, budget, options, expired)
+                break
+            except CrowdedError:
+                timeline.load(timeline.schedule())
+        timeline.first_runs_move = True
+        if fits:
+            remove_redundant(timeline, budget, expired)
+        point = Point(excess(timeline, budget), timeline.cost, timeline.schedule())
+        self.effort.tell(timeline, point.excess, point.cost)
+        return point
+
+    def _better_order(self, budget: int) -> tuple[int, ...] | None:
+        """An evaluation order with much less excess than the given one, or None where a short probe finds none."""
+        if self.problem.nodes > self.tuning.large:
+            return None
+        for turn, share in enumerate((self.tuning.probe, self.tuning.reorder)):
+            timeline = Timeline(self.problem)
+            if self.effort.spent(timeline) >= 1:
+                break
+            before = excess(timeline, budget)
+            left = reorder(timeline, budget, self.seed + turn, self.effort.portion(timeline, share))
+            self.effort.charge(timeline)
+            if turn or not left:
+                return timeline.schedule()
+            if left > before * self.tuning.probe_left:
+                break
+        return None
+
+    def _annealing(self, order_matters: bool = False) -> Annealing:
+        """Settings of the neighbourhood search."""
+        if self.problem.nodes > self.tuning.large:
+            return Annealing(self.seed, bulk=1.0)
+        return Annealing(self.seed, shifts=self.tuning.shifts if order_matters else 0.0)
+
+    def _explore(self, budget: int, starts: Sequence[Point], ends: Sequence[float], annealing: Annealing) -> Point:
+        """The best of several neighbourhood searches, which start from these points in turn.
+
+        Args:
+            budget: Bytes.
+            starts: Where to start.
+            ends: For each search the fraction of the remaining effort at which it ends.
+            annealing: Settings. Each search has a seed of its own.
+        """
+        best = starts[0]
+        timeline = Timeline(self.problem, best.schedule)
+        self.effort.tell(timeline, best.excess, best.cost)
+        once = cost(self.problem, self.problem.schedule)
+        before = self.effort.spent(timeline)
+        for turn, end in enumerate(ends):
+            if turn:
+                timeline.load(starts[turn % len(starts)].schedule)
+            seeded = replace(annealing, seed=annealing.seed + turn)
+            point = self._improved(timeline, budget, seeded, before + (1 - before) * end, once)
+            best = min(best, point)
+            if best[:2] <= (0, once) or (best.excess and turn + 1 >= len(starts)):
+                break
+        self.effort.charge(timeline)
+        return best
+
+    def _refined(self, budget: int, start: Point) -> Result:
+        """The best schedule of a last neighbourhood search, which takes the effort that is left."""
+        annealing = self._annealing()
+        last = replace(annealing, seed=annealing.seed + len(self.tuning.explore) + 1)
+        return Result.of(self.problem, self._explore(budget, [start], (1.0,), last).schedule)
+
+    def _improved(self, timeline: Timeline, budget: int, annealing: Annealing, until: float, once: float) -> Point:
+        """Improve the timeline until this fraction of the effort is spent, or nothing is left to improve."""
+        spent = self.effort.spent(timeline)
+        portion = self.effort.portion(timeline, until - spent, until)
+
+        def done() -> float:
+            optimal = timeline.cost <= once and not excess(timeline, budget)
+            return 1.0 if optimal else portion()
+
+        energy = improve(timeline, budget, annealing, done, lambda energy: self.effort.tell(timeline, *energy))
+        return Point(*energy, timeline.schedule())
+
+    def _far_below(self, once: Result) -> list[int]:
+        """Budgets far below the peak without recomputation."""
+        low = self.problem.lower_bound
+        return [low + int((once.peak - low) * part) for part in self.tuning.smallest_targets]
+
+    def _greedily_lowered(self, once: Result) -> tuple[int, ...]:
+        """What the first greedy variant makes of the given order until it gets no further. It is not charged."""
+        return self._until_hopeless(self._far_below(once)[0], self.tuning.greedy[0], self._first_work).schedule
+
+    def _reordered(self, once: Result) -> Iterator[Result]:
+        """Greedy schedules, of other evaluation orders, for budgets far below the peak without recomputation."""
+        for target in self._far_below(once):
+            order = self._better_order(target)
+            if order is not None:
+                yield Result.of(self.problem, self._greedy_from_order(order, target).schedule)
+
+    def _descend(self, timeline: Timeline, start: Result, enough: int, until: float, annealing: Annealing) -> Result:
+        """Lower the peak of the timeline, which is at ``start``, until it is ``enough`` or the effort is spent."""
+        tuning, best, low = self.tuning, start, self.problem.lower_bound
+        step = tuning.first_step_large if self.problem.nodes > tuning.large else tuning.first_step
+        while best.peak > max(enough, low) and self.effort.spent(timeline) < until and step > tuning.last_step:
+            target = best.peak - max(1, int((best.peak - low) * step))
+            self._lower(timeline, target, annealing)
+            result = Result.of(self.problem, timeline.schedule())
+            step = min(tuning.widest_step, step * tuning.widening) if result.peak <= target else step / 2
+            best = min(best, result, key=_peak_then_cost)
+        return best
+
+    def _lower(self, timeline: Timeline, target: int, annealing: Annealing) -> None:
+        """Change the timeline until its peak is at most ``target`` bytes, or a share of the effort is spent."""
+        portion = self.effort.portion(timeline, self.tuning.step_share)
+        improve(
+            timeline,
+            target,
+            annealing,
+            lambda: max(portion(), float(int(timeline.memory.max()) <= target)),
+            lambda energy: self.effort.tell(timeline, *energy),
+        )
+
+
+def _ended(portion: Callable[[], float]) -> Callable[[], bool]:
+    return lambda: portion() >= 1
+
+
+def _hopeless(timeline: Timeline, budget: int, most: float, faster: float = 1.0) -> Callable[[], bool]:
+    """Whether so many changes of a timeline are made, or its excess won't be gone by then.
+
+    It won't if it falls too slowly, were it so many times as fast as until now.
+    """
+    before = excess(timeline, budget)
+
+    def ended() -> bool:
+        work = timeline.work
+        if work < _PACE * most:
+            return False
+        left = excess(timeline, budget)
+        return work > most or work * left > faster * (most - work) * (before - left)
+
+    return ended
+
+
+def _point(problem: Problem, schedule: tuple[int, ...], budget: int) -> Point:
+    above = sum(max(0, step - budget) for step in memory(problem, schedule))
+    return Point(above, cost(problem, schedule), schedule)
+
+
+def _peak_then_cost(result: Result) -> tuple[int, float]:
+    return result.peak, result.cost

@@ -1,0 +1,137 @@
+"""triton_config: what Triton's two backends have in common, the model's configuration.
+
+What Triton refuses is taken from its source: ``ValidateModelName`` and ``ValidateIOShape`` in
+``triton-inference-server/core``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.serving.package import Package, ServedModel, Tensor, check_name, inputs_of, outputs_of
+from memonger.serving.pbtxt import Name
+
+TYPES = {
+    ir.DataType.FLOAT: "TYPE_FP32", ir.DataType.DOUBLE: "TYPE_FP64", ir.DataType.FLOAT16: "TYPE_FP16",
+    ir.DataType.BFLOAT16: "TYPE_BF16", ir.DataType.BOOL: "TYPE_BOOL", ir.DataType.STRING: "TYPE_STRING",
+    ir.DataType.INT8: "TYPE_INT8", ir.DataType.INT16: "TYPE_INT16", ir.DataType.INT32: "TYPE_INT32",
+    ir.DataType.INT64: "TYPE_INT64", ir.DataType.UINT8: "TYPE_UINT8", ir.DataType.UINT16: "TYPE_UINT16",
+    ir.DataType.UINT32: "TYPE_UINT32", ir.DataType.UINT64: "TYPE_UINT64",
+}  # fmt: skip
+
+QUEUE_DELAY = 1000  # microseconds a request waits for others to fill a preferred batch
+
+
+def check_model_name(name: str) -> None:
+    """Triton takes the name, as that of a folder and in a URL.
+
+    Raises:
+        PlanError: it doesn't.
+    """
+    pattern = r"(?!\.)(?!.*\.\.)[A-Za-z0-9._~-]{1,200}"
+    words = "for Triton it is a folder and part of a URL, so letters, digits and ._~- without '..' or a dot in front"
+    check_name(name, pattern, words)
+
+
+def config(
+    package: Package, model: ServedModel, file: str, batches: Sequence[int] | None, parameters: Mapping[str, str]
+) -> dict[str, Any]:
+    """The fields of a ``ModelConfig`` for Triton's ONNX Runtime backend.
+
+    Args:
+        package: What is exported.
+        model: Its model.
+        file: What the backend loads from a version folder.
+        batches: Batches to form from requests; None: requests are run as they come.
+        parameters: The backend's own parameters.
+
+    Raises:
+        PlanError: an input or output that Triton has no type for, or a shape that it refuses.
+    """
+    return {
+        **_interface(model.name, [model], batches, is_open=False),
+        **_backend("onnxruntime", file, package.instances),
+        **({"dynamic_batching": _batching(batches)} if batches else {}),
+        "parameters": [{"key": key, "value": {"string_value": text}} for key, text in parameters.items()],
+    }
+
+
+def python_config(package: Package, file: str, batches: Sequence[int] | None) -> dict[str, Any]:
+    """The same for its Python backend: several models are one there, their tensors optional and named ``MODEL/NAME``.
+
+    A request that isn't begun in time is rejected: Triton's own status for that is 503.
+    """
+    wait = {"timeout_action": Name("REJECT"), "default_timeout_microseconds": round(package.sharing.wait * 1e6)}
+    return {
+        **_interface(package.name, package.models, batches),
+        **_backend("python", file, package.instances),
+        "dynamic_batching": {**(_batching(batches) if batches else {}), "default_queue_policy": wait},
+    }
+
+
+def ensemble_config(package: Package, model: ServedModel, batches: Sequence[int] | None) -> dict[str, Any]:
+    """The configuration under which requests ask for one of several models: it costs neither a process nor a copy."""
+    plan = model.largest
+    maps = {
+        f"{kind}_map": [{"key": f"{model.name}/{one.name}", "value": one.name} for one in tensors]
+        for kind, tensors in (("input", inputs_of(plan)), ("output", outputs_of(plan)))
+    }
+    interface = _interface(model.name, [model], batches)
+    for port in (*interface["input"], *interface["output"]):
+        port.pop("reshape", None)  # the model of all does that: twice, and Triton finds other shapes there
+    return {
+        **interface,
+        "platform": "ensemble",
+        "ensemble_scheduling": {"step": [{"model_name": package.name, "model_version": -1, **maps}]},
+    }
+
+
+def _interface(
+    name: str, models: Sequence[ServedModel], batches: Sequence[int] | None, *, is_open: bool = True
+) -> dict[str, Any]:
+    """Name, largest batch, inputs and outputs; ``is_open``: smaller batches are taken where Triton knows of none."""
+    content: dict[str, Any] = {"name": name, "max_batch_size": max(batches) if batches else 0}
+    for kind, tensors_of in (("input", inputs_of), ("output", outputs_of)):
+        content[kind] = []
+        for model in models:
+            for tensor in tensors_of(model.largest):
+                port = _port(tensor, kind, batches is not None)
+                if batches is None and is_open and model.batches is not None:
+                    port["dims"] = (-1, *tensor.dims[1:])
+                if len(models) > 1:
+                    port |= {"name": f"{model.name}/{tensor.name}", **({"optional": True} if kind == "input" else {})}
+                content[kind].append(port)
+    return content
+
+
+def _backend(backend: str, file: str, instances: int) -> dict[str, Any]:
+    return {
+        "backend": backend,
+        "default_model_filename": file,
+        "instance_group": {"count": instances, "kind": Name("KIND_CPU")},
+        "version_policy": {"specific": {"versions": 1}},
+    }
+
+
+def _batching(batches: Sequence[int]) -> dict[str, Any]:
+    return {"preferred_batch_size": sorted(batches), "max_queue_delay_microseconds": QUEUE_DELAY}
+
+
+def _port(tensor: Tensor, kind: str, batched: bool) -> dict[str, Any]:
+    if not tensor.name:
+        raise PlanError(f"an {kind} of the model has no name, which Triton refuses: name it and plan the model again.")
+    if tensor.dtype not in TYPES:
+        raise PlanError(f"{kind} '{tensor.name}' is {tensor.dtype.name}, which Triton has no type for.")
+    dims = tensor.dims[1:] if batched else tensor.dims
+    if not dims and not batched:
+        raise PlanError(
+            f"{kind} '{tensor.name}' is a scalar, which Triton refuses: give it a dimension of 1 and plan again."
+        )
+    if any(dim == 0 for dim in dims):
+        raise PlanError(f"{kind} '{tensor.name}' is {list(tensor.dims)}: Triton refuses dimensions of 0.")
+    port: dict[str, Any] = {"name": tensor.name, "data_type": Name(TYPES[tensor.dtype]), "dims": dims or (1,)}
+    if not dims:
+        port["reshape"] = {}
+    return port

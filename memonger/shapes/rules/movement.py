@@ -1,0 +1,196 @@
+"""Shapes of what moves, joins, cuts and repeats elements."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from memonger.shapes.rules.pointwise import broadcast
+from memonger.shapes.shaping import Compute, Shape, Site, shape_rule, shape_rules
+
+_MS = "com.microsoft::"
+
+
+@shape_rule("Reshape")
+def _reshape(site: Site) -> Compute:
+    keeps_zeros = site.integer("allowzero", 0)
+    fixed = site.integers("shape")
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        source = shapes[0]
+        target = list(fixed) if fixed is not None else contents[1].tolist()
+        if not keeps_zeros:
+            target = [source[axis] if dim == 0 else dim for axis, dim in enumerate(target)]
+        if -1 in target:
+            others = -math.prod(target)
+            count = math.prod(source)
+            if others <= 0 or count % others:
+                raise ValueError(f"{list(source)} isn't reshaped to {target}")
+            target[target.index(-1)] = count // others
+        if math.prod(target) != math.prod(source):
+            raise ValueError(f"{list(source)} isn't reshaped to {target}")
+        return (tuple(target),)
+
+    return compute
+
+
+@shape_rule("Flatten")
+def _flatten(site: Site) -> Compute:
+    axis = site.integer("axis", 1)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        at = axis if axis >= 0 else axis + len(shapes[0])
+        return ((math.prod(shapes[0][:at]), math.prod(shapes[0][at:])),)
+
+    return compute
+
+
+@shape_rule("Transpose")
+def _transpose(site: Site) -> Compute:
+    perm = site.integers("perm")
+    if perm is None:
+        return lambda shapes, _: (shapes[0][::-1],)
+    return lambda shapes, _: (tuple(shapes[0][axis] for axis in perm),)
+
+
+@shape_rule("Squeeze")
+def _squeeze(site: Site) -> Compute:
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        shape, axes = shapes[0], site.integers_at("axes", contents)
+        left_out = {a for a, d in enumerate(shape) if d == 1} if axes is None else {a % len(shape) for a in axes}
+        if any(shape[axis] != 1 for axis in left_out):
+            raise ValueError(f"an axis of {list(shape)} is squeezed that isn't 1")
+        return (tuple(dim for axis, dim in enumerate(shape) if axis not in left_out),)
+
+    return compute
+
+
+@shape_rule("Unsqueeze")
+def _unsqueeze(site: Site) -> Compute:
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        axes = site.integers_at("axes", contents) or ()
+        rank, rest = len(shapes[0]) + len(axes), iter(shapes[0])
+        new = {axis % rank for axis in axes}
+        return (tuple(1 if axis in new else next(rest) for axis in range(rank)),)
+
+    return compute
+
+
+@shape_rule(_MS + "ExpandDims")
+def _expand_dims(site: Site) -> Compute:
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        at = int(contents[1]) % (len(shapes[0]) + 1)
+        return ((*shapes[0][:at], 1, *shapes[0][at:]),)
+
+    return compute
+
+
+@shape_rule("Concat")
+def _concat(site: Site) -> Compute:
+    axis = site.integer("axis", 0)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        first = shapes[0]
+        at = axis % len(first)
+        return ((*first[:at], sum(shape[at] for shape in shapes), *first[at + 1 :]),)
+
+    return compute
+
+
+@shape_rule(_MS + "QLinearConcat")
+def _quantized_concat(site: Site) -> Compute:
+    joined = _concat(site)
+    return lambda shapes, contents: joined(shapes[2::3], contents)
+
+
+@shape_rule("Split")
+def _split(site: Site) -> Compute:
+    axis, count = site.integer("axis", 0), site.outputs
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        shape = shapes[0]
+        at = axis % len(shape)
+        sizes: Sequence[int] = site.integers_at("split", contents) or ()
+        if not sizes:
+            part = -(-shape[at] // count)
+            sizes = [part] * (count - 1) + [shape[at] - part * (count - 1)]
+        if sum(sizes) != shape[at] or min(sizes) < 0:
+            raise ValueError(f"{shape[at]} isn't split into {list(sizes)}")
+        return [(*shape[:at], size, *shape[at + 1 :]) for size in sizes]
+
+    return compute
+
+
+@shape_rule("Slice")
+def _slice(site: Site) -> Compute:
+    fixed = tuple(site.integers(name) for name in ("starts", "ends", "axes"))
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        result = list(shapes[0])
+        if fixed[0] is not None:
+            starts, ends, axes, steps = (*fixed, None)
+        else:
+            given = [None if each is None else each.ravel().tolist() for each in contents[1:5]]
+            starts, ends, axes, steps = given + [None] * (4 - len(given))
+        for number, (start, end) in enumerate(zip(starts or (), ends or (), strict=True)):
+            axis = axes[number] % len(result) if axes is not None else number
+            step = steps[number] if steps is not None else 1
+            result[axis] = _cut(result[axis], start, end, step)
+        return (tuple(result),)
+
+    return compute
+
+
+def _cut(size: int, start: int, end: int, step: int) -> int:
+    """How many elements of so many a slice takes."""
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+    start, end = (min(max(at + size if at < 0 else at, low), high) for at in (start, end))
+    return max(0, -((start - end) // step))
+
+
+@shape_rule("Pad", _MS + "Pad")
+def _pad(site: Site) -> Compute:
+    fixed = site.integers("pads") or site.integers("paddings")
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        result = list(shapes[0])
+        pads = list(fixed) if fixed is not None else contents[1].ravel().tolist()
+        axes = contents[3].ravel().tolist() if len(contents) > 3 and contents[3] is not None else range(len(result))
+        half = len(pads) // 2
+        for number, axis in enumerate(axes):
+            result[axis] += pads[number] + pads[number + half]
+        return (tuple(result),)
+
+    return compute
+
+
+@shape_rule(_MS + "UnfoldTensor")
+def _unfold(site: Site) -> Compute:
+    axis, size, step = site.integer("dim", -1), site.integer("size", 1), site.integer("step", 1)
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        shape = list(shapes[0])
+        shape[axis] = (shape[axis] - size) // step + 1
+        return ((*shape, size),)
+
+    return compute
+
+
+@shape_rule("CenterCropPad")
+def _center_crop_pad(site: Site) -> Compute:
+    axes = site.integers("axes")
+
+    def compute(shapes: Sequence[Any], contents: Sequence[Any]) -> Sequence[Shape]:
+        result = list(shapes[0])
+        for axis, size in zip(axes if axes is not None else range(len(result)), contents[1].tolist(), strict=True):
+            result[axis] = size
+        return (tuple(result),)
+
+    return compute
+
+
+shape_rules({
+    "Expand": lambda shapes, contents: (broadcast(shapes[0], tuple(contents[1].tolist())),),
+    "Tile": lambda shapes, contents: (
+        tuple(dim * by for dim, by in zip(shapes[0], contents[1].tolist(), strict=True)),
+    ),
+})  # fmt: skip

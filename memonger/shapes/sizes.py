@@ -1,0 +1,322 @@
+"""The shape of every value of a lowered model at any sizes of its inputs, in microseconds a node.
+
+Rules of `memonger.shapes.rules` give shapes, `memonger.shapes.contents` the few small contents that shapes are
+computed from. Nothing here runs a kernel, and no weight is read but small constants that decide sizes.
+"""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.ir.operators import facts, operator_name
+from memonger.ir.values import SMALL, all_values, dense, static_shape, subgraphs
+from memonger.shapes import contents
+from memonger.shapes import rules as shape_rules
+from memonger.shapes.folding import constants
+from memonger.shapes.shaping import CONTRADICTIONS, Compute, NoRuleError, Shape, Site, rule_of
+
+logger = logging.getLogger(__name__)
+
+assert shape_rules  # registered by being imported
+
+_ABSENT = 0  # the number of an input that isn't there
+
+
+class SizesError(Exception):
+    """Shapes that don't go together at these sizes; the message names the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A node: its rule, its values by number, what it needs of contents, and whether its own content is needed."""
+
+    node: str
+    compute: Compute
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    decisive: tuple[int, ...]  # for each input that decides sizes its number, else `_ABSENT`; empty: none does
+    anyway: tuple[int, ...]  # outputs whose size those don't decide
+    evaluate: contents.Evaluate | str | None  # "Shape" and "Size" of the first input
+    inside: bool = False  # of a body, which may never run: shapes that don't go together there are unknown
+    around: bool = False  # of a node with bodies, and given what is unknown as well
+
+
+class Sizes:
+    """The shapes of a model's values as a function of its inputs' shapes.
+
+    Args:
+        model: Every node and value named.
+
+    Attributes:
+        names: Of the values that nodes write, in file order.
+        computed: Names of those whose content is computed as well, as sizes depend on it.
+        open_nodes: Nodes whose sizes no rule tells, by name, with their operator: a run tells them.
+
+    Raises:
+        PlanError: a node's attributes are malformed; it names the node.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        graph = model.graph
+        numbers: dict[ir.Value, int] = {}
+        graphs = (graph, *(body for node in graph.all_nodes() for body in subgraphs(node)))
+        for value in (value for each in graphs for value in all_values(each)):
+            numbers.setdefault(value, len(numbers) + 1)
+        self._inputs = {str(value.name): numbers[value] for value in graph.inputs}
+        self._shapes: list[Shape | None] = [None] * (len(numbers) + 1)
+        self._contents: dict[int, np.ndarray] = {numbers[v]: array for v, array in constants(model).items()}
+        for value in (value for each in graphs for value in each.initializers.values()):
+            self._shapes[numbers[value]] = _shape_of(value)
+        for value in (value for each in graphs[1:] for value in each.initializers.values()):
+            if value.const_value is not None and value.const_value.size <= SMALL:
+                self._contents[numbers[value]] = value.const_value.numpy()
+        written = [value for node in graph for value in node.outputs if value.name]
+        self.names = tuple(str(value.name) for value in written)
+        self._written = tuple(numbers[value] for value in written)
+        wanted = _wanted(model)
+        steps = {node: _steps(node, model.opset_imports, numbers, wanted) for node in graph}
+        self._steps = tuple(step for found in steps.values() for step in found or ())
+        self.open_nodes = {str(node.name): operator_name(node) for node, found in steps.items() if found is None}
+        by_content = {step.writes[0] for step in self._steps if step.evaluate is not None}
+        self.computed = frozenset(n for n, v in zip(self.names, self._written, strict=True) if v in by_content)
+
+    def at(self, inputs: Mapping[str, Shape]) -> tuple[Shape | None, ...]:
+        """The shape of each of `names`; None where what the inputs hold decides it, or it is no tensor.
+
+        Args:
+            inputs: Shapes of the model's inputs, by name; those left out have their default.
+
+        Raises:
+            SizesError: the shapes don't go together.
+        """
+        shapes, known = list(self._shapes), dict(self._contents)
+        for name, shape in inputs.items():
+            shapes[self._inputs[name]] = shape
+        step = None
+        try:
+            with np.errstate(all="ignore"):
+                for step in self._steps:
+                    _take(step, [shapes[number] for number in step.reads], shapes, known)
+        except CONTRADICTIONS as error:
+            raise SizesError(f"node {step.node if step else ''}: {error}") from error
+        return tuple([shapes[number] for number in self._written])
+
+
+def _take(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
+    if not step.inside:
+        _compute(step, given, shapes, known)
+        return
+    try:
+        _compute(step, given, shapes, known)
+    except CONTRADICTIONS:
+        for number in step.writes:
+            shapes[number] = None
+
+
+def _compute(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
+    if None in given and not step.around and _is_lacking(step.reads, given):
+        return
+    deciding: Sequence[Any] = ()
+    if step.decisive:
+        deciding = [known.get(number) for number in step.decisive]
+        if _is_lacking(step.decisive, deciding):
+            if step.anyway:
+                found = step.compute(given, deciding)
+                for output in step.anyway:
+                    shapes[step.writes[output]] = found[output]
+            return
+    for number, shape in zip(step.writes, step.compute(given, deciding), strict=True):
+        if shape is not None and any(dim < 0 for dim in shape):
+            raise ValueError(f"a dimension is below 0: {list(shape)}")
+        shapes[number] = shape
+    if step.evaluate is not None:
+        _evaluate(step, step.evaluate, given, shapes, known)
+
+
+def _is_lacking(numbers: Sequence[int], facts_of_them: Sequence[Any]) -> bool:
+    """Whether of a value that is there nothing is known."""
+    return any(fact is None and number != _ABSENT for number, fact in zip(numbers, facts_of_them, strict=True))
+
+
+def _evaluate(
+    step: _Step, how: contents.Evaluate | str, given: Sequence[Any], shapes: list[Any], known: dict[int, np.ndarray]
+) -> None:
+    target = step.writes[0]
+    if math.prod(shapes[target]) > SMALL:
+        return
+    if isinstance(how, str):
+        start, _, end = how.partition(":")
+        whole = given[0][int(start) : int(end)] if end else (math.prod(given[0]),)
+        known[target] = contents.integers(whole if end else whole[0])
+        return
+    arrays = [known.get(number) for number in step.reads]
+    if _is_lacking(step.reads, arrays):
+        return
+    known[target] = result = how(arrays)
+    if result.shape != shapes[target]:
+        raise ValueError(f"its content has shape {list(result.shape)}, by its rule it has {list(shapes[target])}")
+
+
+def _shape_of(value: ir.Value) -> Shape | None:
+    tensor = value.const_value
+    return static_shape(value) if tensor is None else tuple(tensor.shape.numpy())
+
+
+def _steps(
+    node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value]
+) -> list[_Step] | None:
+    """What computes a node's shapes, those of its bodies before them; None where only a run can tell them."""
+    bodies, opset = subgraphs(node), node.version if node.version is not None else opsets.get(node.domain, 1)
+    if not bodies:
+        step = _step(node, opsets, numbers, wanted)
+        return None if step is None else [step]
+    how = _BODIES.get(operator_name(node))
+    values = (*node.inputs, *node.outputs)
+    if how is None or opset < 9 or any(v is not None and v.type is not None and not _is_tensor(v) for v in values):
+        return None
+    begins, ends = how(node)
+
+    def around(reads: Sequence[ir.Value | None], writes: Sequence[ir.Value], compute: Compute) -> _Step:
+        return _Step(
+            node=f"'{node.name}' ({operator_name(node)})",
+            compute=compute,
+            reads=tuple(_ABSENT if value is None else numbers[value] for value in reads),
+            writes=tuple(numbers[value] for value in writes),
+            decisive=(), anyway=(), evaluate=None, inside=True, around=True,
+        )  # fmt: skip
+
+    found = [] if begins is None else [around(node.inputs, bodies[0].inputs, begins)]
+    for inner in (inner for body in bodies for inner in body):
+        found += [dataclasses.replace(step, inside=True) for step in _steps(inner, opsets, numbers, wanted) or ()]
+    read = (*node.inputs, *(value for body in bodies for value in body.outputs))
+    return [*found, around(read, node.outputs, ends)]
+
+
+_Around = tuple[Compute | None, Compute]
+"""What gives a body's inputs their shapes; and, of a node's inputs and its bodies' outputs, the node's outputs."""
+
+
+def _branches(node: ir.Node) -> _Around:
+    """An output of If has a shape where both branches give it the same."""
+    count = len(node.outputs)
+    return None, lambda shapes, _: [
+        one if one == other else None for one, other in zip(shapes[-2 * count : -count], shapes[-count:], strict=True)
+    ]
+
+
+def _turns(node: ir.Node) -> _Around:
+    """What Loop carries has its shape where the body doesn't change it; how often that runs isn't known."""
+    given = len(node.inputs)
+    carried = given - 2
+
+    def end(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape | None]:
+        after = shapes[given + 1 :]
+        kept = [was if was == now else None for was, now in zip(shapes[2 : 2 + carried], after, strict=False)]
+        return [*kept, *[None] * (len(after) - carried)]
+
+    return lambda shapes, _: ((), (), *shapes[2:]), end
+
+
+def _scanned(node: ir.Node) -> _Around:
+    """Scan's body gets an element of each sequence, and the node joins what it writes for each."""
+    sequences = node.attributes.get_int("num_scan_inputs", 0)
+    given = len(node.inputs)
+    states = given - sequences
+    joined = len(node.outputs) - states
+    at, to = (
+        list(node.attributes.get_ints(name) or [0] * count)
+        for name, count in (("scan_input_axes", sequences), ("scan_output_axes", joined))
+    )
+
+    def begin(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        parts = [
+            (*shape[: axis % len(shape)], *shape[axis % len(shape) + 1 :])
+            for shape, axis in zip(shapes[states:], at, strict=True)
+        ]
+        return [*shapes[:states], *parts]
+
+    def end(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape | None]:
+        length, after = shapes[states][at[0]], shapes[given:]
+        kept = [was if was == now else None for was, now in zip(shapes[:states], after, strict=False)]
+        places = [axis % (len(shape) + 1) for shape, axis in zip(after[states:], to, strict=True)]
+        lists = [(*s[:place], length, *s[place:]) for s, place in zip(after[states:], places, strict=True)]
+        return [*kept, *lists]
+
+    return begin, end
+
+
+_BODIES: Mapping[str, Callable[[ir.Node], _Around]] = {"If": _branches, "Loop": _turns, "Scan": _scanned}
+
+
+def _step(
+    node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value]
+) -> _Step | None:
+    """What computes the shapes of a node without bodies; None where a run tells them, or no rule knows the operator."""
+    if facts(node).sized_at_run_time:
+        return None
+    if any(v is not None and v.type is not None and not _is_tensor(v) for v in (*node.inputs, *node.outputs)):
+        return None
+    rule = rule_of(node)
+    if rule is None:
+        return None
+    opset = node.version if node.version is not None else opsets.get(node.domain, 1)
+    try:
+        site = Site.of(node, opset)
+        compute = rule(site)
+    except NoRuleError as error:
+        logger.debug("node %s: no rule for %s", node.name, error)
+        return None
+    except CONTRADICTIONS as error:
+        where = f"node '{node.name}' ({operator_name(node)})"
+        raise PlanError(f"{where} has malformed attributes: {error}.") from error
+    reads = tuple(_ABSENT if value is None else numbers[value] for value in node.inputs)
+    places = facts(node).sized_by
+    decisive = tuple(number if place in places else _ABSENT for place, number in enumerate(reads))
+    return _Step(
+        node=f"'{node.name}' ({operator_name(node)})",
+        compute=compute,
+        reads=reads,
+        writes=tuple(numbers[value] for value in node.outputs),
+        decisive=decisive if any(decisive) else (),
+        anyway=facts(node).sized_anyway,
+        evaluate=_how(node, site) if node.outputs and node.outputs[0] in wanted else None,
+    )
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return dense(value) or (isinstance(value.type, ir.TensorType) and value.dtype == ir.DataType.STRING)
+
+
+def _how(node: ir.Node, site: Site) -> contents.Evaluate | str | None:
+    if node.domain != "":
+        return None
+    if node.op_type == "Shape":
+        return f"{site.integer('start', 0)}:{site.integer('end', 1 << 30)}"
+    return "size" if node.op_type == "Size" else contents.evaluator(site)
+
+
+def _wanted(model: ir.Model) -> set[ir.Value]:
+    """The values whose content decides sizes, and all that it is computed from."""
+    pending = [
+        value
+        for node in model.graph.all_nodes()
+        for place in facts(node).sized_by
+        if place < len(node.inputs) and (value := node.inputs[place]) is not None
+    ]
+    sources: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        if value in sources:
+            continue
+        sources.add(value)
+        node = value.producer()
+        if node is not None and not facts(node).shape_only:
+            pending.extend(each for each in node.inputs if each is not None)
+    return sources

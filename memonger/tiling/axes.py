@@ -1,0 +1,110 @@
+"""Along which axes a model can be cut into slices: through each node, and from seeds through the whole graph."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.ir.operators import facts
+from memonger.ir.values import all_values, static_shape, subgraphs
+from memonger.tiling import rules as rules  # registers them
+from memonger.tiling.cutting import RULES, Cut, Refusal, RefusedError, Slicing, sentence
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """How the nodes of a model can be cut, if some of its values are.
+
+    Attributes:
+        size: Parts of the finest cut: each value has a multiple of so many elements along its axis.
+        nodes: For each node, in the model's order, how it is cut or why it can't be; None: nothing that it reads is.
+        values: The axis of each value that is cut, by name.
+    """
+
+    size: int
+    nodes: tuple[Slicing | Refusal | None, ...]
+    values: Mapping[str, int]
+
+
+def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sums: bool = False) -> Slicing | Refusal:
+    """How a node is cut whose inputs are cut along these axes.
+
+    Args:
+        node: With static shapes.
+        axes: Input → axis, counted from 0, of those inputs that have one; at least one.
+        size: Parts of the finest cut; None: as many as all the inputs allow.
+        sums: Whether outputs may be summed up slice by slice.
+    """
+    try:
+        lengths = [Cut(node, axes, 1).dims(index)[axis] for index, axis in axes.items()]
+        cut = Cut(node, axes, size or math.gcd(*lengths), sums)
+        _refuse_whatever_the_axis(cut)
+        rule = RULES.get(cut.operator)
+        if rule is None:
+            cut.refuse(f"has no rule for running on slices, and depends on axis {cut.axis} of its input")
+        return rule(cut)
+    except RefusedError as error:
+        return sentence(node, str(error))
+
+
+def _refuse_whatever_the_axis(cut: Cut) -> None:
+    fact = facts(cut.node)
+    if subgraphs(cut.node):
+        cut.refuse(f"runs a subgraph, which isn't cut: along axis {cut.axis} of its input")
+    if fact.random and (cut.node.op_type != "Dropout" or _draws(cut)):
+        cut.refuse(f"draws random numbers, others for slices of axis {cut.axis}")
+    if fact.sized_at_run_time:
+        cut.refuse(f"has outputs whose size only the run can tell; its input is cut along axis {cut.axis}")
+    if fact.shape_only:
+        cut.refuse(f"gives the size of its input, which is cut along axis {cut.axis}")
+
+
+def _draws(cut: Cut) -> bool:
+    """Whether a Dropout is, or may be, in training form."""
+    return cut.opset >= 12 and cut.has(2) and bool(cut.constant(2).any())
+
+
+def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str] = _NONE) -> Axes:
+    """How a model's nodes can be cut, if some of its values are. Nothing is inferred: values need static shapes.
+
+    Args:
+        model: A lowered model.
+        seeds: Axis, counted from 0, of values by name: of inputs, or of what nodes write.
+        refused: Nodes by name that aren't to be cut, and why. What reads them may be.
+
+    Raises:
+        PlanError: no such value, or no such axis of it.
+    """
+    size = _common_size(model, seeds)
+    axis_of: dict[ir.Value, int] = {v: seeds[str(v.name)] for v in all_values(model.graph) if v.name in seeds}
+    answers: list[Slicing | Refusal | None] = []
+    for node in model.graph:
+        axes = {index: axis_of[v] for index, v in enumerate(node.inputs) if v is not None and v in axis_of}
+        answer = slicing(node, axes, size) if axes else None
+        if isinstance(answer, Slicing):
+            for index, axis in answer.outputs.items():
+                axis_of.setdefault(node.outputs[index], axis)
+            if str(node.name) in refused:
+                answer = sentence(node, refused[str(node.name)])
+        answers.append(answer)
+    return Axes(size, tuple(answers), {str(value.name): axis for value, axis in axis_of.items()})
+
+
+def _common_size(model: ir.Model, seeds: Mapping[str, int]) -> int:
+    """The greatest number of equal parts that all seeds have along their axes."""
+    if not seeds:
+        raise PlanError("no value is given along whose axis the model is to be cut.")
+    shapes = {str(v.name): static_shape(v) for v in all_values(model.graph) if v.name in seeds}
+    lengths = []
+    for name, axis in seeds.items():
+        dims = shapes.get(name)
+        if dims is None or not 0 <= axis < len(dims):
+            has = "of a known shape" if dims is None else f"with an axis {axis}: its shape is {list(dims)}"
+            raise PlanError(f"'{name}' is to be cut along axis {axis}, and is no value of the model {has}.")
+        lengths.append(dims[axis])
+    return math.gcd(*lengths)

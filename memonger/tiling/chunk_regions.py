@@ -1,0 +1,345 @@
+"""Regions of a training step that can run in slices: found around the steps at which most bytes are alive.
+
+Inference is cut along one axis of its inputs. A training step has no such axis: an update is pointwise along its
+parameter, the loss and its gradients are rows, a weight's gradient has output channels. So the question is asked the
+other way round: of the step with most bytes alive, along which axis of what it reads or writes could it run in slices,
+and which of its neighbours with it?
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.schedule import schedule_graph
+from memonger.ir.values import nbytes, static_shape
+from memonger.tiling.axes import Axes, slicing
+from memonger.tiling.chunk_stages import STRIDE, Range, measured
+from memonger.tiling.cutting import Refusal, Slicing
+
+REACH = 96
+"""Steps before and behind the one with most bytes that a region may have."""
+
+HIGH = 0.7
+"""Steps with such a part of the bytes of the worst one belong to its region if they can."""
+
+GAIN = 0.97
+"""A region has to lower the bytes of its worst step at least to such a part."""
+
+MOST_REGIONS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """A model's steps in an order in which its regions are ranges.
+
+    Attributes:
+        order: The steps.
+        graph: In that order.
+        axes: How each node is cut, in that order.
+        ranges: The regions, ascending.
+    """
+
+    order: tuple[int, ...]
+    graph: Graph
+    axes: Axes
+    ranges: tuple[Range, ...]
+
+
+def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Regions:
+    """Find regions, from the worst step on, until one can't be lowered.
+
+    Args:
+        model: Its nodes are the schedule.
+        graph: Of the model.
+        refused: Nodes by name that aren't to be cut, and why.
+    """
+    nodes, order = list(model.graph), list(range(len(graph.nodes)))
+    regions: list[tuple[_Region, float]] = []
+    now, floor = graph, 0.0
+    for _ in range(MOST_REGIONS):
+        needed = _live(now)
+        place = {step: at for at, step in enumerate(order)}
+        least_at = {place[step]: least for region, least in regions for step in region.how}
+        worst = max((at for at in range(len(order)) if at not in least_at), key=lambda at: needed[at], default=-1)
+        floor = max([floor, *least_at.values()])
+        if worst < 0 or needed[worst] <= floor:
+            break
+        low = max((at + 1 for at in least_at if at < worst), default=0)
+        high = min((at for at in least_at if at > worst), default=len(order))
+        window = order[max(low, worst - REACH) : min(high, worst + REACH)]
+        best = None
+        for region in _candidates(nodes, graph, order[worst], window, needed, place, refused):
+            trial = _reordered(order, graph, region, window, order[worst])
+            laid = schedule_graph(graph, trial)
+            part = _range(laid, trial, region, nodes)
+            least = part.least(len(part.levels[-1]) - 1)
+            rank = round(least / needed[worst], 2), -len(region.how)
+            if least < GAIN * needed[worst] and (best is None or rank < best[0]):
+                best = rank, least, region, trial, laid
+        if best is None:
+            floor = needed[worst]
+            continue
+        regions.append((best[2], best[1]))
+        order, now = best[3], best[4]
+    return _assembled(nodes, graph, order, now, [region for region, _ in regions])
+
+
+def _live(graph: Graph) -> list[int]:
+    return [int(n) for n in live_bytes(assign_storage(graph).buffers, len(graph.nodes))]
+
+
+@dataclass(slots=True)
+class _Region:
+    """Steps that are cut together, and the axis of each value that is.
+
+    Attributes:
+        size: Parts of the finest cut.
+        how: Step → how it is cut, in the order of the steps.
+        axis_of: The axis of what they read and write.
+    """
+
+    size: int
+    how: dict[int, Slicing] = field(default_factory=dict)
+    axis_of: dict[ir.Value, int] = field(default_factory=dict)
+
+
+def _candidates(
+    nodes: Sequence[ir.Node], graph: Graph, worst: int, window: Sequence[int], needed: Sequence[int],
+    place: Mapping[int, int], refused: Mapping[str, str],
+) -> Iterator[_Region]:  # fmt: skip
+    """Regions that have this step, along each axis of the large values that it reads or writes."""
+    high = HIGH * needed[place[worst]]
+    steps = {nodes[step]: step for step in window}
+    seen = set[tuple[tuple[int, ...], int]]()
+    size_of = dict(zip(graph.values, graph.sizes, strict=True))
+    values = [v for v in (*nodes[worst].outputs, *nodes[worst].inputs) if v is not None and static_shape(v)]
+    largest = max((size_of.get(str(v.name), 0) for v in values), default=0)
+    for value in dict.fromkeys(v for v in values if size_of.get(str(v.name), 0) * 8 >= largest > 0):
+        for axis, length in enumerate(static_shape(value) or ()):
+            is_high = {step: needed[place[step]] >= high for step in window}
+            for sums, back in itertools.product((True, False), repeat=2) if length > 1 else ():
+                grown = _Growth(steps, size_of, is_high, refused, length, sums, back)
+                region = grown.region(value, axis, nodes, graph, window)
+                key = (tuple(region.how), region.size)
+                if worst in region.how and key not in seen:
+                    seen.add(key)
+                    yield region
+
+
+def _reads_inputs(node: ir.Node) -> bool:
+    """Whether a node reads nothing that is computed but single numbers."""
+    computed = (v for v in node.inputs if v is not None and v.producer() is not None)
+    return all(math.prod(static_shape(v) or ()) == 1 for v in computed)
+
+
+@dataclass(slots=True)
+class _Growth:
+    """Grows a region from one value: to its readers, and to what wrote it where that pays.
+
+    Attributes:
+        steps: Of the nodes that it may have.
+        size_of: Bytes of each value by name.
+        is_high: Whether a step is one of those with most bytes.
+        refused: Nodes by name that aren't to be cut, and why.
+        size: Parts of the finest cut.
+        sums: Whether products over the axis may be summed up.
+        back: Whether what reads computed values belongs to it, for what it writes; else only what reads inputs.
+        answers: Its nodes, and how they are cut.
+        axis_of: The axis of each value that is.
+    """
+
+    steps: Mapping[ir.Node, int]
+    size_of: Mapping[str, int]
+    is_high: Mapping[int, bool]
+    refused: Mapping[str, str]
+    size: int
+    sums: bool
+    back: bool
+    answers: dict[ir.Node, Slicing] = field(default_factory=dict)
+    axis_of: dict[ir.Value, int] = field(default_factory=dict)
+
+    def region(
+        self, seed: ir.Value, axis: int, nodes: Sequence[ir.Node], graph: Graph, window: Sequence[int]
+    ) -> _Region:
+        """All that is cut with a value, in an order in which it can run."""
+        self.axis_of[seed] = axis
+        pending, made = [seed], {seed}
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if node is not None and node in self.steps and node not in self.answers:
+                pending += self._written_by(node, value, made)
+            if value in made:
+                for reader in value.consumers():
+                    if reader in self.steps and reader not in self.answers:
+                        pending += self._read_by(reader, made)
+        return self._in_order(nodes, graph, window)
+
+    def _answer(self, node: ir.Node, axes: Mapping[int, int]) -> Slicing | None:
+        if str(node.name) in self.refused:
+            return None
+        how = slicing(node, axes, self.size, self.sums)
+        if isinstance(how, Refusal):
+            return None
+        own = ((node.inputs[index], axis) for index, axis in how.inputs.items())
+        if any(v is not None and self.axis_of.get(v, axis) != axis for v, axis in own):
+            return None
+        return how
+
+    def _take(self, node: ir.Node, how: Slicing, made: set[ir.Value]) -> list[ir.Value]:
+        """Let a node belong to the region; returns the values that are cut by that."""
+        self.answers[node] = how
+        newly_cut = []
+        for index, axis in how.inputs.items():
+            value = node.inputs[index]
+            assert value is not None
+            if value not in self.axis_of and not (value.is_initializer() and not value.is_graph_input()):
+                self.axis_of[value] = axis
+                newly_cut.append(value)
+        for index, axis in how.outputs.items():
+            value = node.outputs[index]
+            made.add(value)
+            self.axis_of.setdefault(value, axis)
+            newly_cut.append(value)
+        return newly_cut
+
+    def _read_by(self, node: ir.Node, made: set[ir.Value]) -> list[ir.Value]:
+        axes = {i: self.axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in self.axis_of}
+        how = self._answer(node, axes)
+        if how is None or any(self.axis_of.get(node.outputs[o], a) != a for o, a in how.outputs.items()):
+            return []
+        return self._take(node, how, made)
+
+    def _written_by(self, node: ir.Node, value: ir.Value, made: set[ir.Value]) -> list[ir.Value]:
+        """What wrote a value, if it can write slices of it, of what takes no more."""
+        place, axis = list(node.outputs).index(value), self.axis_of[value]
+        for index, read in enumerate(node.inputs):
+            for other, length in enumerate((static_shape(read) if read is not None else None) or ()):
+                if length < 2 or length % self.size:
+                    continue
+                how = self._answer(node, {index: other})
+                if how is None or how.outputs.get(place) != axis:
+                    continue
+                pays = self.is_high[self.steps[node]] or self._takes_no_more(node, how, value)
+                if _reads_inputs(node) or (self.back and pays):
+                    return self._take(node, how, made)
+        return []
+
+    def _takes_no_more(self, node: ir.Node, how: Slicing, value: ir.Value) -> bool:
+        """Whether what a node reads in slices, and nobody had so far, is no larger than what it writes."""
+        read = (node.inputs[index] for index in how.inputs)
+        new = {v for v in read if v is not None and v not in self.axis_of and v.producer() is not None}
+        return sum(self.size_of.get(str(v.name), 0) for v in new) <= self.size_of.get(str(value.name), 0)
+
+    def _in_order(self, nodes: Sequence[ir.Node], graph: Graph, window: Sequence[int]) -> _Region:
+        """The nodes that can stand one after the other: none depends on what has to be whole by then."""
+        region, made, whole = _Region(self.size), set[ir.Value](), set[int]()
+        for step in window:
+            node, how = nodes[step], self.answers.get(nodes[step])
+            fits = how is not None and not any(node.inputs[index] in made for index in how.whole)
+            read_cut = made.intersection(v for v in node.inputs if v is not None)
+            if how is not None and fits and not whole.intersection(graph.reads[step]):
+                fits = all(v in {node.inputs[i] for i in how.inputs} for v in read_cut)
+            else:
+                fits = False
+            if fits and how is not None:
+                region.how[step] = how
+                made.update(node.outputs[index] for index in how.outputs)
+                summed = {str(node.outputs[index].name) for index in how.sums}
+                whole.update(v for v in graph.writes[step] if graph.values[v] in summed)
+            elif read_cut or whole.intersection(graph.reads[step]):
+                whole.update(graph.writes[step])
+        for step, how in region.how.items():
+            for index, axis in how.inputs.items():
+                value = nodes[step].inputs[index]
+                assert value is not None
+                region.axis_of[value] = axis
+            region.axis_of.update((nodes[step].outputs[index], axis) for index, axis in how.outputs.items())
+        return region
+
+
+def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequence[int], worst: int) -> list[int]:
+    """An order in which a region's steps stand one after the other.
+
+    What they need comes before them, what depends on them behind them; of the rest what stood before the worst step
+    stays before, but updates wait for those who read the old content.
+    """
+    first, last = min(map(window.index, region.how)), max(map(window.index, region.how))
+    inner = [(place, step) for place, step in enumerate(window[first : last + 1], first) if step not in region.how]
+    wrote, behind = {value for step in region.how for value in graph.writes[step]}, set[int]()
+    for _, step in inner:
+        if not wrote.isdisjoint(graph.reads[step]):
+            behind.add(step)
+            wrote.update(graph.writes[step])
+    read = {value for step in region.how for value in graph.reads[step]}
+    overwritten = {old for step in region.how for old in graph.overwritten[step]}
+    at, before = window.index(worst), set[int]()
+    for place, step in reversed(inner):
+        is_early = place < at and read.isdisjoint(graph.overwritten[step])
+        is_needed = not read.isdisjoint(graph.writes[step]) or not overwritten.isdisjoint(graph.reads[step])
+        if step not in behind and (is_early or is_needed):
+            before.add(step)
+            read.update(graph.reads[step])
+    early, late = ([step for _, step in inner if (step in before) == side] for side in (True, False))
+    begin = order.index(window[first])
+    return [*order[:begin], *early, *region.how, *late, *order[begin + last - first + 1 :]]
+
+
+def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[ir.Node]) -> Range:
+    axes = Axes(region.size, (), {str(value.name): axis for value, axis in region.axis_of.items()})
+    begin = order.index(next(iter(region.how)))
+    part = measured(graph, assign_storage(graph), axes, [(begin, begin + len(region.how))])[0]
+    exits = part.exits + _twice(graph, region, nodes, begin)
+    copied = sum(nbytes(value) or 0 for value, axis in region.axis_of.items() if _is_copied(value, axis, region, nodes))
+    return dataclasses.replace(part, exits=exits, stride=_stride(region, nodes), copied=copied)
+
+
+def _is_copied(value: ir.Value, axis: int, region: _Region, nodes: Sequence[ir.Node]) -> bool:
+    """Whether a region reads slices of what is whole, and they aren't where that lies."""
+    whole = all(value not in nodes[step].outputs for step in region.how)
+    return whole and any(dim != 1 for dim in (static_shape(value) or ())[:axis])
+
+
+def _stride(region: _Region, nodes: Sequence[ir.Node]) -> int:
+    """What bounds of slices are multiples of, so that products sum up the same elements at a time; 0 without such."""
+    stride = 0
+    for step, how in region.how.items():
+        for index, axis in how.inputs.items() if how.sums else ():
+            length = (static_shape(nodes[step].inputs[index] or ir.Value()) or ())[axis]
+            stride = math.lcm(stride or 1, STRIDE // math.gcd(STRIDE, length // region.size))
+    return stride
+
+
+def _twice(graph: Graph, region: _Region, nodes: Sequence[ir.Node], begin: int) -> int:
+    """Bytes of what is joined that slices can't be written into, or that was written over what is now read whole."""
+    storage, size = assign_storage(graph), 0
+    number = {name: value for value, name in enumerate(graph.values)}
+    own = {nodes[step] for step in region.how}
+    for step, how in region.how.items():
+        for index, axis in how.outputs.items():
+            value = nodes[step].outputs[index]
+            place = number[str(value.name)]
+            read = value.is_graph_output() or any(reader not in own for reader in value.consumers())
+            if not read or storage.of_value[place] < 0:
+                continue
+            is_torn = any(dim != 1 for dim in (static_shape(value) or ())[:axis])
+            size += graph.sizes[place] * is_torn
+            size += graph.sizes[place] * (storage.buffers[storage.of_value[place]].start < begin)
+    return size
+
+
+def _assembled(
+    nodes: Sequence[ir.Node], graph: Graph, order: Sequence[int], now: Graph, regions: Sequence[_Region]
+) -> Regions:
+    how: dict[int, Slicing] = {}
+    for region in regions:
+        how |= region.how
+    answers = tuple(how.get(step) for step in order)
+    ranges = sorted((_range(now, order, region, nodes) for region in regions), key=lambda part: part.begin)
+    return Regions(tuple(order), now, Axes(1, answers, {}), tuple(ranges))

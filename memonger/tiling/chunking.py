@@ -1,0 +1,766 @@
+"""Chunks: which stretches of a model run on one slice of an axis after the other, and in how many slices.
+
+Where nodes are independent along an axis of their values (the batch; the rows of a transformer; of a training step
+whatever `chunk_regions` finds around the steps with most bytes), running all of them
+on one slice and then on the next takes a fraction of the memory, and computes nothing twice. Values between two stages
+of a band exist in slices only: a few fine chunks where values are large, then one coarse chunk of what follows, depth
+first.
+
+AutoChunk (Zhao et al. 2024) searches such regions in PyTorch's graphs, MCUNetV2 (Lin et al. 2021) runs the first layers
+of a CNN by patches of the image. Here the axis needs no overlap, and the layout of the whole decides.
+"""
+
+import dataclasses
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.devices import Device
+from memonger.errors import PlanError
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import Storage, assign_storage, live_bytes
+from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
+from memonger.graph.session_memory import PACKED, bytes_of, session_bytes, shares_sessions
+from memonger.ir import training_roles
+from memonger.ir.extract import is_fed
+from memonger.ir.marks import CHUNK, WINDOW, before_chunks, chunk_of
+from memonger.ir.operators import operator_name
+from memonger.ir.training_roles import Training
+from memonger.ir.values import static_shape, subgraphs
+from memonger.lowering.lowered import Lowered
+from memonger.options import Options
+from memonger.plan_file import ChunkedBand
+from memonger.schedule import Request
+from memonger.schedule.decide import Solution, decide
+from memonger.tiling.axes import Axes, axes_of
+from memonger.tiling.chunk_regions import regions_of
+from memonger.tiling.chunk_stages import MOST_SLICES, Range, measured, ranges_in_order, stages_for
+from memonger.tiling.chunk_times import Work, cores_of, launch_seconds, run_seconds, seconds_of, work_of
+from memonger.tiling.chunks import Band, Stage, chunked
+from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.rewritten import asked_of
+from memonger.tiling.slice_check import EXACT, SliceCheck
+from memonger.units import MiB
+from memonger.words import option
+
+STEPS = 4
+"""Arenas that are tried for each halving of memory."""
+
+SMALL = 2 * MiB
+"""Arena and workspace that nobody minds: without a budget a model that takes no more runs as it is."""
+
+WORTH = 0.95
+"""Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
+
+ROUNDS = 4
+"""Searches, each without the nodes that gave other bits in the one before."""
+
+NEXT_TO = 1.25
+"""Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
+
+SAVED = 0.75
+"""Of the time that the fastest of those is estimated to save, so much has to be saved."""
+
+MOST_NODES = 30_000
+"""Nodes that chunks may add: more take minutes to plan and load."""
+
+
+Stages = tuple[tuple[Stage, ...], ...]
+"""Of each band."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """A way to run a model in chunks.
+
+    Attributes:
+        bands: What runs in slices.
+        lowered: The model with a copy of each node for every chunk, in the order that they run.
+        request: What is asked of it: its graph.
+        solution: Its layout.
+        constants: Bytes of slices of constants, and of the numbers that cut.
+        extra: Seconds beyond those of the model as it was, by the constants of `memonger.tiling.chunk_times`.
+        each_node: Seconds that a copy of a node takes however little it does.
+        each_run: Seconds that a run of a chunk takes beside its nodes.
+        sessions: About the bytes that sessions take of the process: each copy of a node is one more.
+        axis: The model as it was, ordered for the axis that it is cut along.
+        notes: What the user should know.
+        outer: Chunks of which these are chunks; None where they are the model's own.
+    """
+
+    bands: tuple[Band, ...]
+    lowered: Lowered
+    request: Request
+    solution: Solution
+    constants: int
+    extra: float
+    each_node: float
+    each_run: float
+    sessions: int
+    axis: "_Axis"
+    notes: tuple[str, ...] = ()
+    outer: "Chunking | None" = None
+
+    def described(self) -> tuple[ChunkedBand, ...]:
+        """What runs in chunks, for the plan."""
+        outer = () if self.outer is None else self.outer.described()
+        before, after = self.axis.graph, self.solution.graph
+        trains = self.axis.number < 0
+        live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
+        chunks = [chunk_of(node) for node in self.lowered.model.graph]
+        records = []
+        for number, band in enumerate(self.bands, len(outer)):
+            begin, end = band.stages[0].begin, band.stages[-1].end
+            own = [step for step, chunk in enumerate(chunks) if chunk is not None and chunk.band == number]
+            cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
+            runs = sum(1 for _ in itertools.groupby(chunks[step] for step in own))
+            axis, value = (self.axis.number, "") if not trains else _largest_cut(before, band)
+            records.append(
+                ChunkedBand(
+                    axis=axis, value=value, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
+                    slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
+                    bytes_before=int(live[before.nodes][begin:end].max()),
+                    bytes_after=int(live[after.nodes][own].max()),
+                    seconds=(len(own) - len(cut)) * self.each_node + runs * self.each_run,
+                )
+            )  # fmt: skip
+        return (*outer, *records)
+
+    @property
+    def most_slices(self) -> int:
+        """How many slices its finest stage has, of those of which these are slices, too."""
+        outer = 1 if self.outer is None else self.outer.most_slices
+        return outer * max(len(stage.slices) - 1 for band in self.bands for stage in band.stages)
+
+    @property
+    def recomputed(self) -> float:
+        """Estimated seconds of what runs again."""
+        graph = self.axis.graph
+        return math.fsum(cost for name, cost in zip(graph.nodes, graph.costs, strict=True) if is_copy(name))
+
+    @property
+    def total(self) -> int:
+        """Bytes of arena and workspace, and of what is added to the constants."""
+        return self.solution.total_bytes + self.constants
+
+    @property
+    def with_sessions(self) -> int:
+        """The same with sessions."""
+        return self.total + self.sessions
+
+
+def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
+    """Whether a way to run a model in chunks is to be looked for.
+
+    Raises:
+        PlanError: a number of chunks is asked for, and the model can't run in any.
+    """
+    why_not = _why_not(lowered, options, device)
+    if why_not and options.axis_and_chunks is not None:
+        raise PlanError(f"the model can't run in chunks: {why_not}.")
+    return not why_not and options.chunks != "off"
+
+
+def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
+    """Whether a model on a device may run in chunks, as far as that shows without looking at what its nodes compute."""
+    return not _why_not(lowered, options, device)
+
+
+def choose(
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
+    is_slow: "Callable[[Chunking], bool] | None" = None,
+) -> "Chunking | None":  # fmt: skip
+    """The way to run a model in chunks that the options ask for; None where it stays as it is.
+
+    Args:
+        lowered: The model, which can run in chunks: see `are_wanted`.
+        request: What is asked of it.
+        options: `Options.chunks` and `Options.max_overhead`.
+        device: The plan's.
+        batch: Size of the inputs' first dimension, where it is known to be the batch.
+        plain: The schedule whose nodes are to run in chunks, recomputations included.
+        is_slow: Says of a way that was found whether it takes longer on this machine than the options allow. Then one
+            in half as many slices is looked for.
+
+    Raises:
+        PlanError: a number of chunks is asked for that can't be.
+    """
+    budget = request.budget
+    if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
+        return None
+    search = search_of(lowered, request, options, device, batch, plain)
+    if budget is not None and options.axis_and_chunks is None:
+        return search.at_most(float(budget - request.base))
+    if options.axis_and_chunks is not None:
+        return search.within(math.inf if budget is None else float(budget - request.base))
+    way = search.quick()
+    while way is not None and is_slow is not None and is_slow(way):
+        way = search.quick(way.most_slices // 2)
+    return way
+
+
+def search_of(
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
+) -> "Search":  # fmt: skip
+    """What looks for chunks of a schedule; see `choose`."""
+    roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
+    ordered = dataclasses.replace(lowered, model=lowered.model.clone())
+    schedule_model(ordered.model, plain.schedule, plain.graph)
+    for node in ordered.model.graph:  # whose marks would be taken for ours
+        node.metadata_props.pop(CHUNK, None)
+        node.metadata_props.pop(WINDOW, None)
+    works = {str(node.name): work_of(node) for node in ordered.model.graph}
+    return Search(_Job(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch)
+
+
+def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
+    """What a band of a training step is named by: a parameter of which it cuts an axis, or else its largest value."""
+    size_of = dict(zip(graph.values, graph.sizes, strict=True))
+    updated = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
+    largest = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
+    return band.axes[largest], largest
+
+
+class Search:
+    """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
+
+    def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
+        self.job, self.options, self.batch = job, options, batch
+        self._check = SliceCheck(options.threads, job.lowered.spent)
+        self._refused, self._most = dict[str, str](), math.inf
+        self._finest = MOST_SLICES
+        self._known: dict[tuple[frozenset[str], float, int], list[_Ladder]] = {}
+        self._axes: dict[frozenset[str], list[_Axis]] = {}
+        self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
+
+    def within(self, room: float) -> "Chunking | None":
+        """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
+        self._refused, self._most, self._finest, way = {}, math.inf, MOST_SLICES, None
+        for _ in range(ROUNDS):
+            way = self._same_bits(partial(_cheapest, room))
+            if way is None or way.total <= room or self.options.axis_and_chunks is not None:
+                break
+            room -= way.total - room  # the workspace was more than estimated
+        return way
+
+    def at_most(self, room: float) -> "Chunking | None":
+        """`within`, or what no budget gives where that is faster and fits: it is one of the ways of which one fits."""
+        way = self.within(room)
+        if way is None or way.total > room:
+            return way
+        usual = self.quick()
+        return usual if usual is not None and usual.total <= room and usual.extra < way.extra else way
+
+    def quick(self, finest: int = MOST_SLICES) -> "Chunking | None":
+        """The smallest way that takes no longer than the options allow, by estimate.
+
+        Args:
+            finest: The most slices that a stage may have.
+        """
+        job = self.job
+        near = _near(job.plain.graph, assign_storage(job.plain.graph))
+        once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
+        self._refused, self._most, self._finest = {}, self.options.max_overhead * once, finest
+        sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
+        return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
+
+    def _same_bits(self, pick: Callable[[Sequence["_Ladder"]], "Chunking | None"]) -> "Chunking | None":
+        """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
+        for _ in range(ROUNDS):
+            way = pick(self._ladders())
+            if way is None:
+                return None
+            checked = _checked(way, self._check)
+            if not checked.different or self.options.allow_rounding:
+                return _with_checked(way, checked)
+            self._refused |= dict.fromkeys(checked.different, "gives other last bits on slices than on whole values")
+        return None
+
+    def _ladders(self) -> list["_Ladder"]:
+        """Ways along each axis."""
+        key = frozenset(self._refused), self._most, self._finest
+        if key not in self._known:
+            self._known[key] = self._made()
+        return self._known[key]
+
+    def _made(self) -> list["_Ladder"]:
+        asked = self.options.axis_and_chunks
+        if asked is not None:
+            axis = _axis_asked_for(self.job, asked[0], self._refused)
+            return [self._ladder(axis, [in_slices(axis, asked[1])])]
+        key = frozenset(self._refused)
+        if key not in self._axes:
+            trains = self.job.training is not None
+            self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
+        axes = self._axes[key]
+        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most, self._finest)) for axis in axes]
+        if len(axes) == 2 and all(axis.ranges for axis in axes) and axes[0].axes.size < self._finest:
+            ladders += self._rows_of_elements(ladders[0], *axes)
+        return ladders
+
+    def _of_inputs(self) -> list["_Axis"]:
+        """The axes of the inputs along which something can be cut."""
+        seeds = seeds_of(self.job.lowered.model, self.batch)
+        found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
+        return [
+            _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
+        ]
+
+    def _ladder(self, axis: "_Axis", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
+        """Ways along an axis; what was written for another ladder of it is there."""
+        written = self._written.setdefault((frozenset(self._refused), str(axis.number)), {})
+        return _Ladder(self.job, axis, ways, None, written)
+
+    def _rows_of_elements(self, ways: "_Ladder", batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
+        """Each element of the batch by itself, and of that the rows in chunks."""
+        nodes = sum(one.end - one.begin for one in batch.ranges)
+        bands = in_slices(batch, batch.axes.size)
+        if nodes * batch.axes.size > MOST_NODES or _estimated(self.job, batch, bands) > self._most:
+            return []
+        outer = ways.written(bands)
+        model = outer.lowered.model
+        cut = [node for node in model.graph if WINDOW in node.metadata_props]
+        starts = (node for node in cut if node.op_type == "Slice" and node.inputs[0] in model.graph.inputs)
+        seeds = {str(node.outputs[0].name): 1 for node in starts if _has(node.outputs[0], 1, rows.axes.size)}
+        if not seeds:
+            return []
+        refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
+        job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
+        axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
+        written = self._written.setdefault((frozenset(self._refused), "rows of elements"), {})
+        return [_Ladder(job, axis, ways_of(job, axis, self._most, self._finest), outer, written)]
+
+
+@dataclass(slots=True)
+class _Checked:
+    """What was seen of a way's nodes alone: those that give other bits, and by how much; and workspace."""
+
+    different: dict[str, float] = field(default_factory=dict)
+    workspace: dict[str, int] = field(default_factory=dict)
+
+
+def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
+    """See each node of a way whole and on slices."""
+    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
+    for node in way.lowered.model.graph:
+        chunk = chunk_of(node)
+        if chunk is not None:
+            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
+    checked = _Checked() if way.outer is None else _checked(way.outer, check)
+    for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
+        if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
+            continue
+        own = copies[str(node.name)]
+        seen = check.see((way.axis.lowered.model, node), how, way.lowered.model, own, max(end for _, _, end in own))
+        if seen.difference:
+            checked.different[str(node.name)] = seen.difference
+        for copy, begin, end in own if seen.workspace else ():
+            checked.workspace[str(copy.name)] = seen.workspace[end - begin]
+    return checked
+
+
+def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
+    """The same with workspace as it was seen, and with a note on other bits."""
+    calibration, graph = way.lowered.calibration, way.request.graph
+    assert calibration is not None
+    workspace = {**(calibration.workspace or {}), **checked.workspace}
+    workspace = {name: size for name, size in workspace.items() if size}
+    graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
+    return dataclasses.replace(
+        way,
+        lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
+        request=dataclasses.replace(way.request, graph=graph),
+        solution=dataclasses.replace(way.solution, graph=graph),
+        notes=_said(checked.different),
+    )
+
+
+def _said(different: Mapping[str, float]) -> tuple[str, ...]:
+    """What to tell of nodes that give other bits in chunks, as was allowed."""
+    if not different:
+        return ()
+    name, most = max(different.items(), key=lambda one: one[1])
+    nodes = "1 node gives" if len(different) == 1 else f"{len(different)} nodes give"
+    return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
+
+
+def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
+    """Of the ways that take next to the least memory with their sessions the one that takes least without them.
+
+    The model as it is counts among those ways; None where none takes much less. Ways are written in the order of what
+    they take at least, until none can be next to the least.
+
+    Args:
+        plain: Bytes that the model takes as it is.
+        sessions: About what its session takes then.
+        most: Seconds that a way may take longer, by estimate.
+        ladders: The ways.
+    """
+    ways, whole, slowest = list[Chunking](), plain + sessions, most
+    places = [(ladder.least(index), ladder, index) for ladder in ladders for index in range(len(ladder))]
+    for at_least, ladder, index in sorted(places, key=lambda place: place[0]):
+        if at_least > NEXT_TO * _least(ways, whole):
+            break
+        if ladder.estimated(index) <= slowest:
+            ways.append(ladder[index])
+            most_bytes = NEXT_TO * _least(ways, whole)
+            slowest = most + SAVED * min([0.0, *(way.extra for way in ways if way.with_sessions <= most_bytes)])
+            ways = [way for way in ways if way.extra <= slowest]
+    near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * _least(ways, whole)]
+    return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
+
+
+def _least(ways: Sequence[Chunking], whole: int) -> int:
+    """The least bytes that one of these ways takes with its sessions, or the model as it is."""
+    return min([whole, *(way.with_sessions for way in ways)])
+
+
+def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
+    """The cheapest way that fits, or else the smallest."""
+    ways: list[Chunking] = []
+    for ladder in ladders:
+        for index in reversed(range(len(ladder))):
+            if index and ladder.bound(index) > room:
+                continue
+            ways.append(ladder[index])
+            if ways[-1].total <= room:
+                break
+    fitting = [way for way in ways if way.total <= room]
+    if not fitting:
+        return min(ways, key=lambda way: (way.total, way.extra), default=None)
+    return min(fitting, key=lambda way: (way.extra, way.total))
+
+
+class _Ladder(Sequence[Chunking]):
+    """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
+
+    def __init__(
+        self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
+        written: "dict[Stages, Chunking]",
+    ) -> None:  # fmt: skip
+        self._job, self._axis, self._bands, self._outer, self._written = job, axis, bands, outer, written
+
+    def __len__(self) -> int:
+        return len(self._bands)
+
+    def bound(self, index: int) -> int:
+        """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
+        return _alive_whole(self._axis, self._bands[index])
+
+    def least(self, index: int) -> int:
+        """About what the way takes at least, sessions included: it isn't written for that."""
+        return _at_least(self._job, self._axis, self._bands[index])
+
+    def estimated(self, index: int) -> float:
+        """About how many seconds longer the way takes, but for what cuts and joins; nor for that."""
+        return _estimated(self._job, self._axis, self._bands[index])
+
+    def __getitem__(self, index: int) -> Chunking:  # type: ignore[override]  # no slices of it are taken
+        return self.written(self._bands[index])
+
+    def written(self, bands: tuple[Band, ...]) -> Chunking:
+        """The way with these bands of the ladder's axis."""
+        stages = tuple(band.stages for band in bands)
+        if stages not in self._written:
+            way = _tried(self._job, self._axis, bands)
+            self._written[stages] = way if self._outer is None else _within(self._outer, way)
+        return self._written[stages]
+
+
+def _has(value: ir.Value, axis: int, size: int) -> bool:
+    shape = static_shape(value) or ()
+    return len(shape) > axis and shape[axis] == size
+
+
+def _within(outer: Chunking, way: Chunking) -> Chunking:
+    """Chunks of a model in chunks, as a way of the model itself."""
+    extra, constants = outer.extra + way.extra, outer.constants + way.constants
+    return dataclasses.replace(way, extra=extra, constants=constants, outer=outer)
+
+
+def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
+    """Why a model isn't run in chunks, whatever it computes; empty where nothing speaks against it."""
+    graph = lowered.model.graph
+    if not device.is_host or lowered.calibration is None or lowered.calibration.seconds is None:
+        return f"chunks are for plans on the CPU ({option('device', 'cpu')})"
+    if any(map(subgraphs, graph)):
+        return "it has nodes with subgraphs (If, Loop, Scan)"
+    default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)
+    is_refused = default is not None and options.chosen_mode == "inference"
+    return f"its input '{default}' has a default" if is_refused else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device.
+
+    ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
+    inputs and outputs.
+    """
+
+    lowered: Lowered
+    request: Request
+    plain: Solution
+    device: Device
+    cores: int
+    works: Mapping[str, Work]
+    training: Training | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
+
+    A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
+    what each one does, ``alive`` how many bytes are, ``near`` those of them that are read again, and ``seconds`` about
+    how long all nodes take.
+    """
+
+    number: int
+    lowered: Lowered
+    graph: Graph
+    axes: Axes
+    ranges: tuple[Range, ...]
+    works: tuple[Work, ...]
+    alive: np.ndarray
+    near: Sequence[float]
+    seconds: float
+
+
+def _along(job: _Job, number: int, axes: Axes) -> _Axis:
+    """A model that is cut along an axis of that number."""
+    order, ranges = ranges_in_order(job.lowered.model, axes)
+    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
+    schedule_model(model, order, graph)
+    axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
+    storage = assign_storage(graph)
+    axis = _axis(job, number, model, graph, axes, storage)
+    return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, [one.waits for one in axis.works]))
+
+
+def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
+    """A training step, whose ranges are cut along axes of their own."""
+    model = job.lowered.model.clone()
+    regions = regions_of(job.lowered.model, job.plain.graph, refused)
+    schedule_model(model, regions.order, regions.graph)
+    axis = _axis(job, -1, model, regions.graph, regions.axes, assign_storage(regions.graph))
+    return dataclasses.replace(axis, ranges=regions.ranges)
+
+
+def _axis(job: _Job, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _Axis:
+    """A model in its order, with what its nodes do, and how many bytes are alive; without ranges."""
+    near = _near(graph, storage)
+    return _Axis(
+        number,
+        dataclasses.replace(job.lowered, model=model),
+        graph,
+        axes,
+        (),
+        _works(model, axes, job.works),
+        live_bytes(storage.buffers, len(graph.nodes)),
+        near,
+        seconds_of(model, near, job.cores, job.training is not None, job.works),
+    )
+
+
+def _works(model: ir.Model, axes: Axes, whole: Mapping[str, Work]) -> tuple[Work, ...]:
+    works = []
+    for node, how in zip(model.graph, axes.nodes, strict=True):
+        cut = how.inputs if isinstance(how, Slicing) else {}
+        constants = [i for i in cut if (value := node.inputs[i]) is not None and not is_fed(value)]
+        known = None if constants else whole.get(str(node.name))
+        works.append(work_of(node, cut) if known is None else known)
+    return tuple(works)
+
+
+def _near(graph: Graph, storage: Storage) -> list[float]:
+    """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
+    moves = zip(graph.reads, graph.windows, graph.views, strict=True)
+    read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
+    unread = {storage.of_value[value] for value in graph.outputs} - read
+    buffers = [buffer for number, buffer in enumerate(storage.buffers) if number not in unread]
+    return [float(size) for size in live_bytes(buffers, len(graph.nodes))]
+
+
+def _parts(axis: _Axis, band: Band) -> Iterator[tuple[Stage, Range]]:
+    """The stages of a band, each with the range that it is a part of."""
+    begins = [one.begin for one in axis.ranges]
+    for stage in band.stages:
+        yield stage, axis.ranges[bisect_right(begins, stage.begin) - 1]
+
+
+def _alive_whole(axis: _Axis, bands: Sequence[Band]) -> int:
+    """The most bytes alive at a step of no band."""
+    whole = np.ones(len(axis.alive), bool)
+    for band in bands:
+        whole[band.stages[0].begin : band.stages[-1].end] = False
+    return int(axis.alive[whole].max(initial=0))
+
+
+def _at_least(job: _Job, axis: _Axis, bands: Sequence[Band]) -> int:
+    """About the bytes that bands take at least, sessions included, but for what cuts and joins.
+
+    At a step that is cut what it reads whole is alive, and its slice of the rest.
+    """
+    alive, workspace = float(_alive_whole(axis, bands)), np.array(axis.graph.workspace, float)
+    steps = nodes = len(axis.alive)
+    shares = _packs_again(job, axis, bands)
+    for stage, slices, part in ((s, len(s.slices) - 1, p) for b in bands for s, p in _parts(axis, b)):
+        own = slice(stage.begin, stage.end)
+        cut = part.cut[stage.begin - part.begin : stage.end - part.begin]
+        alive = max(alive, part.fixed + float(cut.max()) / slices)
+        workspace[own] /= slices
+        copied = sum(isinstance(how, Slicing) for how in axis.axes.nodes[own])
+        steps += copied * (slices - 1)
+        nodes += 0 if shares else copied * (slices - 1)
+    alive += float(workspace.max(initial=0.0))
+    return round(alive) + bytes_of(nodes, steps, axis.number < 0)
+
+
+def _packs_again(job: _Job, axis: _Axis, bands: Sequence[Band]) -> bool:
+    """Whether copies of nodes would pack so much again that chunks share sessions."""
+    stages = ((range(stage.begin, stage.end), len(stage.slices) - 2) for band in bands for stage in band.stages)
+    packed = (
+        axis.works[step].packed * more
+        for steps, more in stages
+        for step in steps
+        if isinstance(axis.axes.nodes[step], Slicing)
+    )
+    return job.training is None and sum(packed) > PACKED
+
+
+def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
+    """About how much longer bands take, but for what cuts and joins."""
+    more, runs = 0.0, 0
+    for stage in (stage for band in bands for stage in band.stages):
+        slices = len(stage.slices) - 1
+        runs += slices
+        for step in range(stage.begin, stage.end):
+            if isinstance(axis.axes.nodes[step], Slicing):
+                work, near = axis.works[step], axis.near[step]
+                more += work.seconds(job.cores, near / slices, slices) - work.seconds(job.cores, near)
+    return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
+
+
+def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
+    seeds = _seeds(job.lowered.model, axis, None)
+    if not seeds:
+        raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
+    return _along(job, axis, axes_of(job.lowered.model, seeds, refused))
+
+
+def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
+    """Axes to try: of every input that has it the batch, and the axis behind it."""
+    for axis, size in enumerate((batch, None)):
+        seeds = _seeds(model, axis, size)
+        if seeds:
+            yield seeds
+
+
+def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
+    """The inputs with so many elements along an axis, or with most of all; none where that is one."""
+    shapes = {str(v.name): static_shape(v) or () for v in model.graph.inputs}
+    sizes = {name: shape[axis] for name, shape in shapes.items() if len(shape) > axis}
+    size = max(sizes.values(), default=1) if size is None else size
+    return {name: axis for name, own in sizes.items() if own == size > 1}
+
+
+def ways_of(job: _Job, axis: _Axis, most: float, finest: int = MOST_SLICES) -> list[tuple[Band, ...]]:
+    """Ways to run a model in chunks along one axis, for ever larger arenas.
+
+    Args:
+        job: The model.
+        axis: The same, ordered for that axis.
+        most: Seconds that they may take longer, by estimate.
+        finest: The most slices that a stage may have.
+    """
+    levels = [[bounds for bounds in one.levels if len(bounds) <= finest + 1] or one.levels[:1] for one in axis.ranges]
+    slices = [[len(bounds) - 1 for bounds in each] for each in levels]
+    least = max((one.least(counts[-1]) for one, counts in zip(axis.ranges, slices, strict=True)), default=0.0)
+    arena, workspace = job.plain.arena_bytes, max(job.plain.graph.workspace, default=0)
+    seen: dict[tuple[Any, ...], None] = {}
+    for step in reversed(range(1, STEPS * len(bin(max((counts[-1] for counts in slices), default=1))))):
+        share = 2 ** (-step / STEPS)
+        chosen = (
+            stages_for(one, counts, max(least, arena * share), workspace * share)
+            for one, counts in zip(axis.ranges, slices, strict=True)
+        )
+        seen[tuple(map(tuple, chosen))] = None
+    ways = (_bands(axis.ranges, chosen, levels) for chosen in seen)
+    return [bands for bands in ways if bands and _nodes(bands) <= MOST_NODES and _estimated(job, axis, bands) <= most]
+
+
+def _nodes(bands: Sequence[Band]) -> int:
+    """How many nodes bands have, each in all of its slices."""
+    return sum((stage.end - stage.begin) * (len(stage.slices) - 1) for band in bands for stage in band.stages)
+
+
+def in_slices(axis: _Axis, count: int) -> tuple[Band, ...]:
+    """All that can be in so many slices.
+
+    Raises:
+        PlanError: nothing can; or the axis has fewer elements.
+    """
+    if count > axis.axes.size:
+        raise PlanError(f"the axis has {axis.axes.size} elements, and so at most as many chunks, not {count}.")
+    if not axis.ranges:
+        refusal = next((str(how) for how in axis.axes.nodes if isinstance(how, Refusal)), "no node reads it")
+        raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
+    bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
+    return tuple(Band(axis.axes.values, (Stage(one.begin, one.end, bounds),)) for one in axis.ranges)
+
+
+def _bands(
+    ranges: Sequence[Range], chosen: Sequence[Sequence[tuple[int, int, int]]],
+    levels: Sequence[Sequence[tuple[int, ...]]],
+) -> tuple[Band, ...]:  # fmt: skip
+    return tuple(
+        Band(one.axes.values, tuple(Stage(begin, end, bounds[level]) for begin, end, level in stages), bool(one.stride))
+        for one, stages, bounds in zip(ranges, chosen, levels, strict=True)
+        if stages
+    )
+
+
+def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
+    """One way, laid out."""
+    made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands))
+    asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
+    solution, trains = decide(asked, "none", "file"), job.training is not None
+    near = _near(solution.graph, assign_storage(solution.graph))
+    extra = seconds_of(made.model, near, job.cores, trains, job.works) - axis.seconds
+    each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
+    sessions, constants = session_bytes(made.model, trains), asked.base - job.request.base
+    return Chunking(bands, made, asked, solution, constants, extra, launch_seconds(job.cores), each_run, sessions, axis)
+
+
+def _sizes(model: ir.Model) -> dict[int, int]:
+    """The size of each band's axis."""
+    sizes: dict[int, int] = {}
+    for chunk in filter(None, map(chunk_of, model.graph)):
+        sizes[chunk.band] = max(chunk.end, sizes.get(chunk.band, 0))
+    return sizes
+
+
+def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
+    """The model in chunks, with each copy's share of what was measured of its node."""
+    measured, sizes = lowered.calibration, _sizes(model)
+    assert measured is not None
+    seconds, workspace = dict[str, float](), dict[str, int]()
+    for node in model.graph:
+        name, share, chunk = str(node.name), 1.0, chunk_of(node)
+        if chunk is not None:
+            name, share = before_chunks(node), (chunk.end - chunk.begin) / sizes[chunk.band]
+        name = original(name)
+        seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
+        if workspace_bytes := (measured.workspace or {}).get(name, 0):
+            workspace[str(node.name)] = math.ceil(workspace_bytes * share)
+    return dataclasses.replace(
+        lowered, model=model, calibration=dataclasses.replace(measured, seconds=seconds, workspace=workspace)
+    )

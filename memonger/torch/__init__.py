@@ -1,0 +1,1 @@
+"""From PyTorch. The core imports none of it."""

@@ -1,0 +1,44 @@
+"""The replay of onnxruntime's allocator, by hand; against measured memory see tests/runtime/test_process_memory.py."""
+
+from memonger.allocation.buffers import Buffer
+from memonger.allocation.onnxruntime_arena import onnxruntime_bytes
+
+MIB = 1 << 20
+
+
+def _buffers(*rows: tuple[float, int, int]) -> list[Buffer]:
+    return [Buffer(number, int(size * MIB), start, stop) for number, (size, start, stop) in enumerate(rows)]
+
+
+def test_nothing_takes_nothing() -> None:
+    assert onnxruntime_bytes([]) == 0
+
+
+def test_a_block_that_fits_what_the_first_run_left_takes_nothing_more() -> None:
+    """One region of 1 MiB, and a 32nd of it for the arena's own account of it."""
+    assert onnxruntime_bytes(_buffers((1, 0, 1))) == MIB + MIB // 32
+
+
+def test_small_buffers_count_by_the_page() -> None:
+    assert onnxruntime_bytes(_buffers((1 / 1024, 0, 1))) == 4096 + MIB // 32
+
+
+def test_the_second_runs_block_comes_on_top_of_the_first_runs_pieces() -> None:
+    """A chain of 3 MiB: two regions of 4, uncut as less than 3 would be left, the third value in the first; then 8.
+
+    Of the regions 3 + 3 and the block of 6 are written, and a 32nd of 4 + 4 + 8.
+    """
+    assert onnxruntime_bytes(_buffers((3, 0, 2), (3, 1, 3), (3, 2, 4))) == 12 * MIB + 16 * MIB // 32
+
+
+def test_what_is_asked_for_one_by_one_takes_no_part_in_the_block() -> None:
+    """A value in a region of 1 MiB, an output in half of one of 2. A block of 1 finds the first, of 2 the second."""
+    value, output = _buffers((1, 0, 2), (1, 1, 3))
+    assert onnxruntime_bytes([value], [output]) == 2 * MIB + (1 + 2) * MIB // 32
+    assert onnxruntime_bytes([value, output]) == 3 * MIB + (1 + 2) * MIB // 32
+
+
+def test_the_smallest_free_piece_is_taken_and_neighbours_join() -> None:
+    """1, 1 and 2 MiB in a region of 4 by a first one of 4: what they leave is one piece again, and holds the block."""
+    rows = (4, 0, 1), (1, 1, 3), (1, 1, 2), (2, 2, 3)
+    assert onnxruntime_bytes(_buffers(*rows)) == 4 * MIB + 4 * MIB // 32

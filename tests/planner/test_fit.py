@@ -1,0 +1,267 @@
+"""`memonger.fit`: the largest size that fits a memory, and what is known of one more."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import memonger
+import models
+from memonger.errors import BudgetError, LoadError, PlanError
+from memonger.options import Options
+from memonger.planner.family import Family, structure
+from memonger.planner.search_plan import prepare
+from memonger.schedule.decide import least_total
+from tests.support.open_models import block, layers
+from tests.support.planning_models import LOSS
+
+EFFORT = 400
+
+
+TRAINING = {"loss": LOSS, "optimizer": memonger.SGD(lr=0.1), "device": "none", "effort": EFFORT}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(block(), tmp_path / "block.onnx")
+    return tmp_path / "block.onnx"
+
+
+def _total(size: int, **options: Any) -> int:
+    return memonger.search_plan(block(), batch=size, device="none", effort=EFFORT, **options).total_bytes
+
+
+def test_the_largest_batch_and_the_proof_that_one_more_does_not_fit() -> None:
+    memory = 100_000
+    found = memonger.fit(block(), memory, mode="inference", device="none", effort=EFFORT)
+    assert found.fits
+    assert found.total_bytes == found.plan.total_bytes <= memory
+    assert found.plan.batch == found.size
+    assert _total(found.size, mode="inference", budget=memory) <= memory
+    assert (found.beyond.size, found.beyond.status) == (found.size + 1, "proven")
+    assert found.beyond.lower_bound_bytes > memory
+    with pytest.raises(BudgetError):
+        _total(found.size + 1, mode="inference", budget=memory)
+
+
+def test_a_larger_batch_fits_in_chunks(model: Path) -> None:
+    options = {"mode": "inference", "device": "cpu", "threads": 1, "effort": EFFORT}
+    whole, found = (memonger.fit(model, 25_000, chunks=chunks, **options) for chunks in ("off", "auto"))
+    assert found.size > whole.size
+    assert found.plan.chunks
+    assert found.plan.batch == found.size
+    assert found.total_bytes == found.plan.total_bytes <= 25_000
+    assert found.beyond.size == found.size + 1
+    assert found.beyond.status == "open"  # what is proven without chunks isn't with them
+    assert found.beyond.lower_bound_bytes <= 25_000 < min(found.beyond.total_bytes, found.beyond.whole_bound_bytes)
+    assert found.lower_bound_bytes <= found.total_bytes
+    assert whole.beyond.status == "proven"
+    with pytest.raises(BudgetError):
+        memonger.search_plan(model, batch=found.size + 1, budget=25_000, **options)
+    x = np.random.default_rng(0).standard_normal((found.size, *_shape(model)), np.float32)
+    plain = memonger.Session(memonger.search_plan(model, batch=found.size, chunks="off", **options)).run({"x": x})
+    for name, value in memonger.Session(found.plan).run({"x": x}).items():
+        np.testing.assert_array_equal(value, plain[name])
+    assert whole.bound_holds_for == ("chunks='off'",)
+    assert found.bound_holds_for == ()
+
+
+def _shape(model: Path) -> tuple[int, ...]:
+    return tuple(dim.dim_value for dim in onnx.load(model).graph.input[0].type.tensor_type.shape.dim[1:])
+
+
+@pytest.mark.parametrize("memory", [30_000, 50_001])
+def test_without_recomputation_it_is_what_trying_every_size_gives(memory: int) -> None:
+    found = memonger.fit(block(), memory, mode="inference", device="none", strategy="none")
+    tried = [size for size in range(1, 2 * found.size + 2) if _total(size, mode="inference") <= memory]
+    assert found.size == max(tried)
+    assert not found.recomputes
+    assert found.overhead == 0
+    assert found.bound_holds_for == ("strategy='none'",)
+
+
+def test_a_bound_says_what_may_share_bytes_under_it() -> None:
+    """Where less may share bytes every plan takes more: the bound is of those plans alone."""
+    usual, alone = (
+        memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT, sharing=sharing)
+        for sharing in (memonger.Sharing(), memonger.Sharing(inplace=False, windows=False))
+    )
+    assert alone.size < usual.size
+    assert alone.bound_holds_for == ("Sharing(inplace=False)", "Sharing(windows=False)")
+
+
+def test_what_the_inputs_decide_is_in_no_bound() -> None:
+    request = prepare(block(), Options(mode="inference", device="none", batch=4)).request
+    seen = dataclasses.replace(request, base=request.base + 5000, run_time=5000)
+    workspace = tuple(100 for _ in request.graph.nodes)
+    busy = dataclasses.replace(seen, graph=dataclasses.replace(seen.graph, workspace=workspace))
+    assert least_total(seen) == least_total(busy) == least_total(request)
+    assert least_total(seen, whole=False) == least_total(request, whole=False) <= least_total(request)
+    outputs = sum(request.graph.sizes[value] for value in request.graph.outputs)
+    assert least_total(request, whole=False) == request.base + outputs
+
+
+def test_training_recomputes_for_a_larger_batch() -> None:
+    source, memory = layers(), "256KiB"
+    plain = memonger.fit(source, memory, **{**TRAINING, "strategy": "none"})
+    found = memonger.fit(source, memory, **TRAINING)
+    assert found.size > plain.size
+    assert found.overhead > 0
+    assert found.total_bytes <= 256 * memonger.KiB
+    assert found.lower_bound_bytes <= found.total_bytes
+    assert found.beyond.size == found.size + 1
+    assert found.beyond.total_bytes > 256 * memonger.KiB
+    assert (found.beyond.status == "proven") == (found.beyond.lower_bound_bytes > 256 * memonger.KiB)
+    found.plan.verify()
+    again = memonger.fit(source, memory, **TRAINING)
+    assert (again.size, again.plan.offsets) == (found.size, found.plan.offsets)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_interpolated_sizes_are_those_of_the_model(mode: str) -> None:
+    options = {} if mode == "inference" else {"loss": "loss"}
+    source = models.build(
+        "gpt", batch=None, training=mode == "training", num_layers=1, width=32, seq_len=8, vocabulary=50
+    )
+
+    def request(size: int) -> Any:
+        return prepare(source, Options(mode=mode, device="none", batch=size, **options)).request
+
+    family = Family.of({size: request(size) for size in (4, 8, 16)})
+    real, made = request(13), family.request(13)
+    assert family.has(real.graph)
+    assert structure(made.graph) == structure(real.graph)
+    written = [value for writes in real.graph.writes for value in writes]
+    own = [value for writes in made.graph.writes for value in writes]
+    assert [made.graph.sizes[v] for v in own] == [real.graph.sizes[v] for v in written]
+    assert abs(made.base - real.base) < 1000  # constants, some of them 1 / batch, are merged where they are equal
+
+
+def test_another_dimension_may_grow_with_its_square() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        scores (float[n,seq,4] x) => (float[n,seq,4] y) {
+            t = Transpose<perm=[0,2,1]>(x)
+            s = MatMul(x, t)
+            p = Softmax(s)
+            y = MatMul(p, x)
+        }"""
+    )
+    found = memonger.fit(model, 4_000_000, "seq", mode="inference", device="none", dims={"n": 2})
+    needed = [8 * size**2 + 64 * size for size in (found.size, found.size + 1)]  # p beside y, and x
+    assert needed[0] <= found.total_bytes <= 4_000_000 < needed[1]
+    assert found.beyond.status == "proven"
+    assert len(found.tried) <= 6
+
+
+def test_a_size_that_the_model_itself_cannot_have_ends_the_search() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        rest (float[seq] x, int64[1] most = {24}) => (float[seq] y, float[n] rest) {
+            y = Exp(x)
+            s = Shape(x)
+            d = Sub(most, s)
+            rest = ConstantOfShape(d)
+        }"""
+    )
+    del model.graph.input[1]
+    found = memonger.fit(model, "1MiB", "seq", mode="inference", device="none")
+    assert found.size == 24
+    assert (found.beyond.size, found.beyond.status) == (25, "refused")
+    assert "contradict each other" in found.beyond.reason
+
+
+def test_the_error_of_a_budget_offers_it(model: Path) -> None:
+    with pytest.raises(
+        BudgetError, match=r"The largest batch that fits: memonger\.fit\('.*block\.onnx', memory='5KiB'\)"
+    ):
+        memonger.search_plan(model, batch=9, mode="inference", device="none", budget="5KiB", effort=EFFORT)
+    with pytest.raises(BudgetError, match=r"memonger\.fit\(model, memory='5001B', vary='height'\)"):
+        memonger.search_plan(
+            _named("height"), dims={"height": 3000}, mode="inference", device="none", budget=5001, effort=EFFORT
+        )
+
+
+def test_a_strategy_that_takes_a_budget_has_the_memory() -> None:
+    usual, asked = (
+        memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT, **strategy)
+        for strategy in ({}, {"strategy": "budget"})
+    )
+    assert (usual.size, usual.tried) == (asked.size, asked.tried)
+
+
+def test_a_budget_is_the_memory() -> None:
+    of_memory, of_budget = (
+        memonger.fit(block(), mode="inference", device="none", effort=EFFORT, **room)
+        for room in ({"memory": 100_000}, {"options": Options(budget=100_000)})
+    )
+    assert (of_budget.size, of_budget.memory, of_budget.tried) == (of_memory.size, 100_000, of_memory.tried)
+
+
+def test_the_largest_batch_for_a_range_of_another_dimension() -> None:
+    """It holds at the range's largest size what that size alone holds there, and the plan runs the others."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        g (float[n,s] x) => (float[n,s] y) { a = Exp(x) b = Tanh(a) y = Add(a, b) }"""
+    )
+    asked: dict[str, Any] = {"memory": 9000, "mode": "inference", "device": "none", "chunks": "off"}
+    of_range, of_size = memonger.fit(model, dims={"s": (4, 16)}, **asked), memonger.fit(model, dims={"s": 16}, **asked)
+    assert (of_range.size, of_range.total_bytes) == (of_size.size, of_size.total_bytes)
+    out = memonger.Session(of_range.plan).run({"x": np.zeros((of_range.size, 7), np.float32)})
+    assert np.array_equal(out["y"], 1 + np.tanh(np.ones((of_range.size, 7), np.float32)))
+
+
+def test_a_memory_in_which_nothing_fits() -> None:
+    found = memonger.fit(block(), 2_000, mode="inference", device="none")
+    assert not found.fits
+    assert (found.size, found.plan, found.total_bytes) == (0, None, None)
+    assert (found.beyond.size, found.beyond.status) == (1, "proven")
+    assert found.beyond.total_bytes == _total(1, mode="inference")
+
+
+def test_a_device_measures_runs_and_samples(model: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    told: list[str] = []
+    found = memonger.fit(
+        model, "256KiB", mode="inference", device="cpu", frontier=3, progress=told.append, effort=EFFORT
+    )
+    sizes = [point.size for point in found.frontier]
+    assert sizes == [found.size // 3, 2 * found.size // 3, found.size]
+    assert all(point.total_bytes <= 256 * 1024 for point in found.frontier)
+    assert all(p.samples_per_second == pytest.approx(p.size / p.seconds) for p in found.frontier)
+    assert found.frontier[-1].total_bytes == found.total_bytes
+    assert found.plan.workspace_bytes is not None
+    assert told[0] == "fit: batch 1: lowering"
+    out = memonger.Session(found.plan).run({"x": np.ones((found.size, 3, 8, 8), np.float32)})
+    assert out["y"].shape == (found.size, 4)
+
+
+WRONG = {
+    "fixed": (lambda: memonger.fit(models.build("lstm", batch=2), "1GiB"), "no dimension of its inputs is open"),
+    "no such name": (lambda: memonger.fit(block(), "1GiB", "bach"), "Did you mean 'batch'"),
+    "no batch": (lambda: memonger.fit(_named("height"), "1GiB"), "vary='x\\[1\\]'|'height'"),
+    "given twice": (lambda: memonger.fit(block(), "1GiB", batch=4), "leave batch"),
+    "a dimension given twice": (lambda: memonger.fit(_named("height"), "1GiB", "height", dims={"height": 2}), "leave"),
+    "weights": (lambda: memonger.fit(block(), 900, mode="inference", device="none"), "weights alone take 1008 bytes"),
+    "no size": (lambda: memonger.fit(block(), "8 apples"), "memory: '8 apples' is no size"),
+    "budget": (lambda: memonger.fit(block(), "8GiB", options=Options(budget=1)), "memory is '8GiB', budget 1"),
+    "frontier": (lambda: memonger.fit(block(), "8GiB", frontier=-1), "frontier must be"),
+    "vary": (lambda: memonger.fit(block(), "8GiB", vary=3), "vary must be"),
+}  # fmt: skip
+
+
+def _named(name: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 20]>
+        g (float[2,{name}] x) => (float[2,{name}] y) {{ y = Exp(x) }}"""
+    )
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_wrong_calls_say_what_would_work(call: str) -> None:
+    make, message = WRONG[call]
+    with pytest.raises((PlanError, LoadError), match=message):
+        make()

@@ -1,0 +1,56 @@
+"""Targets of a search, until what is found holds the budget; beside trying every target there is."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memonger.schedule.targets import ATTEMPTS, Tried, cheapest_within
+
+Way = tuple[int, int, int]
+"""Bytes that the search counts, bytes that are needed, and the cost."""
+
+
+class Searched:
+    """A search among some ways, which notes its targets."""
+
+    def __init__(self, ways: list[Way]) -> None:
+        self.ways, self.targets = ways, list[int]()
+
+    def __call__(self, target: int, attempt: int) -> tuple[int, list[Tried[Way]]]:
+        assert attempt == len(self.targets)
+        self.targets.append(target)
+        within = sorted((way for way in self.ways if way[0] <= target), key=lambda way: way[2])[:2] or [min(self.ways)]
+        return within[0][0], [Tried(way[1], way[2], way) for way in within]
+
+
+def ways_with_gaps(seed: int, gap: int, spread: int) -> list[Way]:
+    """The fewer bytes are counted, the dearer; all need ``gap`` more and up to ``spread`` beyond."""
+    rng = random.Random(seed)
+    counted = sorted(rng.sample(range(100, 1000), 30))
+    return [(each, each + gap + rng.randint(0, spread), 1000 - each) for each in counted]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(-80, 200), st.sampled_from([0, 20, 200]), st.integers(50, 1200))
+def test_what_is_returned_fits_and_nothing_is_given_up_that_the_least_holds(
+    seed: int, gap: int, spread: int, budget: int
+) -> None:
+    searched = Searched(ways_with_gaps(seed, gap, spread))
+    way = cheapest_within(budget, searched)
+    assert len(searched.targets) <= ATTEMPTS
+    fitting = [each for each in searched.ways if each[1] <= budget]
+    if way is None:
+        assert min(searched.ways)[1] > budget
+    else:
+        assert way in fitting
+        assert way[2] <= min(searched.ways)[2]
+
+
+def test_where_all_need_as_much_more_the_cheapest_is_mostly_found() -> None:
+    best = 0
+    for seed in range(200):
+        searched = Searched(ways_with_gaps(seed, gap=90, spread=0))
+        fitting = [each for each in searched.ways if each[1] <= 600]
+        best += cheapest_within(600, searched) == min(fitting, key=lambda each: each[2])
+    assert best >= 170
