@@ -16,7 +16,7 @@ from memonger import plan_file
 from memonger.allocation import lower_bound
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError
-from memonger.graph import aliasing, schedule, session_memory, verify
+from memonger.graph import aliasing, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
@@ -84,24 +84,24 @@ class BasePlan:
         parts = graph.parts
         return sum(
             size
-            for value, (name, size, planned) in enumerate(zip(graph.values, graph.sizes, graph.planned, strict=True))
-            if planned and value not in parts and not schedule.is_copy(name)
+            for value, (size, planned) in enumerate(zip(graph.sizes, graph.planned, strict=True))
+            if planned and value not in parts and value not in graph.copies
         )
 
     @property
     def overhead(self) -> float:
         """Cost of what is recomputed over the cost of one pass with nothing recomputed."""
-        return schedule.overhead(self.graph.nodes, self.graph.costs)
+        return schedule.overhead(self.graph.again, self.graph.costs)
 
     @cached_property
     def recomputed(self) -> tuple[int, ...]:
         """Steps that compute something again."""
-        return tuple(step for step, name in enumerate(self.graph.nodes) if schedule.is_copy(name))
+        return tuple(step for step, again in enumerate(self.graph.again) if again)
 
     @property
     def source_nodes(self) -> tuple[object, ...]:
         """For each step the node it runs: a recomputed node occurs again."""
-        return tuple(schedule.original(name) for name in self.graph.nodes)
+        return tuple(again or name for name, again in zip(self.graph.nodes, self.graph.again, strict=True))
 
     def to_networkx(self) -> "networkx.DiGraph[str]":
         """The planned steps as a ``networkx.DiGraph``; `memonger.search_plan` takes it as a graph without a model.
@@ -127,7 +127,7 @@ class BasePlan:
             steps.add_node(
                 name, node=source, step=step, op=graph.ops[step], cost=graph.costs[step],
                 workspace=graph.workspace[step], forward=graph.forward[step],
-                recomputed=schedule.is_copy(name), **self._described(graph.writes[step]),
+                recomputed=bool(graph.again[step]), **self._described(graph.writes[step]),
             )  # fmt: skip
             writer.update(dict.fromkeys(graph.writes[step], name))
             by_writer: dict[str, list[int]] = {}
@@ -206,7 +206,7 @@ class Plan(BasePlan, Header):
             return 0.0
         device = parse_device(self.device)
         graph = graph_of(self.model, self.training, None, self.workspace, self.host, device, self.ranges)
-        return schedule.overhead(graph.nodes, graph.costs)
+        return schedule.overhead(graph.again, graph.costs)
 
     @cached_property
     def training(self) -> Training | None:

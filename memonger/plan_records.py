@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import last_reads
 from memonger.units import shown
@@ -79,7 +78,7 @@ def planned_buffers(graph: Graph, offsets: Mapping[int, int], shapes: Mapping[st
         shapes: Of values, by name.
     """
     last, end = last_reads(graph), len(graph.nodes) - 1
-    again = {schedule.original(name) for name in graph.values if schedule.is_copy(name)}
+    again = {graph.firsts[value] for value in graph.copies}
     for step, writes in enumerate(graph.writes):
         for value in (each for each in writes if each in offsets):
             name = graph.values[value]
@@ -87,7 +86,7 @@ def planned_buffers(graph: Graph, offsets: Mapping[int, int], shapes: Mapping[st
                 name=name, node=graph.nodes[step], operator=graph.ops[step], shape=shapes.get(name),
                 offset=offsets[value], bytes=graph.sizes[value], first_step=step,
                 last_step=min(max(last[value], step), end),
-                kept=schedule.original(name) not in again, recomputed=schedule.is_copy(name),
+                kept=graph.firsts[value] not in again, recomputed=value in graph.copies,
             )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def test_no_two_live_buffers_overlap_but_by_sharing(recomputing: memonger.Plan) 
 def test_the_package_has_its_modules_and_loads_them_late() -> None:
     code = (
         "import sys, memonger; early = 'memonger.export' in sys.modules; "
-        "print(early, memonger.serving.export.__name__, memonger.backend.prepare.__name__, 'backend' in dir(memonger))"
+        "print(early, memonger.export.export.__name__, memonger.backend.prepare.__name__, 'backend' in dir(memonger))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False export prepare True\n"

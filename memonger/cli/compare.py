@@ -18,7 +18,7 @@ from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import Device
 from memonger.errors import MemongerError, system_checked
 from memonger.files import write_whole
-from memonger.graph.schedule import is_copy, original
+from memonger.graph.schedule import drop_copies
 from memonger.ir.save import save_model
 from memonger.ir.values import dense
 from memonger.lowering.device_form import LEVELS
@@ -291,21 +291,10 @@ def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
     if not plan.recomputed:
         return planned
     path = folder / "every_node_once.onnx"
-    save_model(once_each(load_as_is(planned).ir), path)
+    once = load_as_is(planned).ir
+    drop_copies(once)
+    save_model(once, path)
     return path
-
-
-def once_each(model: ir.Model) -> ir.Model:
-    """The model of a planned file with every node once, in place: who reads a recomputed value reads the first one."""
-    graph = model.graph
-    values = {value.name: value for node in graph for value in node.outputs}
-    copies = [node for node in graph if is_copy(str(node.name)) and original(str(node.outputs[0].name)) in values]
-    for node in copies:
-        for value in node.outputs:
-            if value.name:
-                value.replace_all_uses_with(values[original(value.name)])
-    graph.remove(copies, safe=True)
-    return model
 
 
 def level_of(plan: Plan, stock: Path) -> str:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from memonger.cli.differences import Tolerance, difference
 from memonger.devices import Device
-from memonger.graph.schedule import original
+from memonger.graph.schedule import first_values
 from memonger.ir.operators import facts, operator_name
 from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
@@ -116,10 +116,11 @@ def _first(
     plan: Plan, model: ir.Model, feeds: Feeds, device: Device, threads: int, allowed: Allowed, words: str
 ) -> FirstDifference | None:
     stock_names = capture.values_of(model)
-    shared = {name for name in capture.values_of(plan.model) if original(name) in stock_names or name in stock_names}
+    firsts = {str(copy.name): str(first.name) for copy, first in first_values(plan.model).items()}
+    shared = {n for n in capture.values_of(plan.model) if n in stock_names or firsts.get(n, n) in stock_names}
     producer = {value.name: node for node in plan.model.graph for value in node.outputs}
     for part in capture.parts(plan, shared):
-        of_stock = {name: name if name in stock_names else original(name) for name in part}
+        of_stock = {name: name if name in stock_names else firsts[name] for name in part}
         ours = capture.planned_values(plan, part, feeds, device, threads)
         theirs = capture.stock_values(model, list(of_stock.values()), feeds, device)
         for name in part:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph import aliasing, costs
+from memonger.ir.marks import AGAIN
 from memonger.ir.operators import RANKS, WAIT, facts, operator_name
 from memonger.ir.parts import is_marked
 from memonger.ir.values import LARGEST, all_values, dense, nbytes, subgraphs
@@ -60,6 +61,8 @@ class Graph:
             lies where that does: the old content stays. Neither is planned. Empty: none.
         offered: Whether a node's windows are a choice of who lays out. Those of a model in chunks, which it marks, are
             taken wherever they can be. Empty: no node's are.
+        again: Of each node that computes something again the name of the node that it is a copy of; empty of all
+            others. Empty: of all.
     """
 
     nodes: tuple[str, ...]
@@ -80,6 +83,7 @@ class Graph:
     windows: tuple[tuple[Window, ...], ...] = ()
     growths: tuple[tuple[Pair, ...], ...] = ()
     offered: tuple[bool, ...] = ()
+    again: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that bytes and costs can be added up: layouts count in 64 bits.
@@ -87,7 +91,7 @@ class Graph:
         Raises:
             PlanError: they can't.
         """
-        for name, nothing in (("windows", ()), ("growths", ()), ("offered", False)):
+        for name, nothing in (("windows", ()), ("growths", ()), ("offered", False), ("again", "")):
             if not getattr(self, name):
                 object.__setattr__(self, name, (nothing,) * len(self.nodes))
         total = sum(self.sizes) + sum(self.workspace)
@@ -121,6 +125,23 @@ class Graph:
             for value in reads:
                 readers[value].append(node)
         return tuple(map(tuple, readers))
+
+    @cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """Of each value the one that it is a copy of, where the graph has that; else itself."""
+        number, firsts = {name: node for node, name in enumerate(self.nodes)}, list(range(len(self.values)))
+        for name, writes in zip(self.again, self.writes, strict=True):
+            of_first = self.writes[number[name]] if name in number else ()
+            if len(of_first) == len(writes):
+                for value, first in zip(writes, of_first, strict=True):
+                    firsts[value] = first
+        return tuple(firsts)
+
+    @cached_property
+    def copies(self) -> frozenset[int]:
+        """Values that nodes compute again."""
+        written = (writes for again, writes in zip(self.again, self.writes, strict=True) if again)
+        return frozenset(value for writes in written for value in writes)
 
     @cached_property
     def parts(self) -> frozenset[int]:
@@ -226,6 +247,7 @@ def from_model(
         costs=_costs(nodes, seconds, sizes, own, writes, aliases["views"]),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
         growths=_by_node(nodes, _growths(model, updates or {}, elsewhere, provider), number),
+        again=tuple(node.metadata_props.get(AGAIN, "") for node in nodes),
     )
 
 

@@ -1,11 +1,11 @@
 """A schedule → a graph, and a model, with one node a step: recomputed nodes as copies. And orders by a key.
 
 A node that stands in the schedule again computes copies of its outputs, named ``<value>.recompute<k>``; who reads those
-values afterwards reads the latest copy. Outputs of the model are the first copies.
+values afterwards reads the latest copy. Outputs of the model are the first copies. What a node is a copy
+of is data (`Graph.again`, and the mark `AGAIN` of the model's node): names say nothing.
 """
 
 import heapq
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,13 +14,12 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph, Pair, Window, needed_by, read_values
+from memonger.ir.marks import AGAIN
 from memonger.ir.names import fresh
 from memonger.ir.training_roles import Training
 
 OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace", "offered")
 """Fields of a graph that are the same for a node and its copies."""
-
-_COPY = re.compile(r"\.recompute[1-9]\d*(#\d+)?(?=$|\.chunk\d+_\d+)")
 
 
 def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
@@ -34,7 +33,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     if _is_own_order(schedule, len(graph.nodes)):
         return graph
     names, sizes, planned = list(graph.values), list(graph.sizes), list(graph.planned)
-    nodes: list[str] = []
+    nodes, again = list[str](), list[str]()
     reads: list[tuple[int, ...]] = []
     writes: list[tuple[int, ...]] = []
     pairs: dict[str, list[tuple[Pair, ...]]] = {"views": [], "inplace": [], "ties": []}
@@ -54,6 +53,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
             planned.append(planned[value])
         name = graph.nodes[node]
         nodes.append(fresh(f"{name}.recompute{runs[node]}", taken) if runs[node] else name)
+        again.append(graph.again[node] or (name if runs[node] else ""))
         runs[node] += 1
         writes.append(tuple(latest[value] for value in graph.writes[node]))
         for key, found in pairs.items():
@@ -61,7 +61,8 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         windows.append(tuple((latest[part], latest[whole], byte) for part, whole, byte in graph.windows[node]))
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in OF_NODE}
     changes |= {key: tuple(found) for key, found in pairs.items()}
-    changes |= {"values": tuple(names), "sizes": tuple(sizes), "planned": tuple(planned), "windows": tuple(windows)}
+    changes |= {"again": tuple(again), "values": tuple(names), "sizes": tuple(sizes), "planned": tuple(planned)}
+    changes["windows"] = tuple(windows)
     return replace(graph, nodes=tuple(nodes), reads=tuple(reads), writes=tuple(writes), **changes)
 
 
@@ -122,21 +123,30 @@ def readers_of(sources: Sequence[Sequence[int]]) -> list[list[int]]:
     return readers
 
 
-def is_copy(name: str) -> bool:
-    """Whether a node or value is a recomputation, by its name."""
-    return _COPY.search(name) is not None
+def first_values(model: ir.Model) -> dict[ir.Value, ir.Value]:
+    """Of each value that a node of the model computes again the one that it is a copy of."""
+    of_name = {node.name: node for node in model.graph}
+    found: dict[ir.Value, ir.Value] = {}
+    for node in model.graph:
+        first = of_name.get(node.metadata_props.get(AGAIN, ""))
+        if first is not None and first is not node and first.op_identifier() == node.op_identifier():
+            found.update((a, b) for a, b in zip(node.outputs, first.outputs, strict=False) if a.name and b.name)
+    return found
 
 
-def overhead(names: Sequence[str], costs: Sequence[float]) -> float:
-    """Cost of the recomputations among some nodes, over that of the others."""
-    copies = sum(cost for name, cost in zip(names, costs, strict=True) if is_copy(name))
+def drop_copies(model: ir.Model) -> None:
+    """Take out of a model what computes something again: who reads a copy reads what it is a copy of."""
+    firsts = first_values(model)
+    for copy, first in firsts.items():
+        copy.replace_all_uses_with(first)
+    model.graph.remove(dict.fromkeys(node for copy in firsts if (node := copy.producer()) is not None), safe=True)
+
+
+def overhead(again: Sequence[str], costs: Sequence[float]) -> float:
+    """Cost of the recomputations among some nodes, those with a name in ``again``, over that of the others."""
+    copies = sum(cost for name, cost in zip(again, costs, strict=True) if name)
     once = sum(costs) - copies
     return copies / once if once else 0.0
-
-
-def original(name: str) -> str:
-    """The name of what a recomputed node or value is a copy of; any other name as it is."""
-    return _COPY.sub("", name)
 
 
 def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -> None:
@@ -185,7 +195,7 @@ def _again(
         outputs=outputs,
         name=scheduled.nodes[step],
         version=node.version,
-        metadata_props=dict(node.metadata_props),
+        metadata_props={**node.metadata_props, AGAIN: scheduled.again[step]},
     )
 
 

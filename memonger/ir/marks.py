@@ -32,6 +32,9 @@ PART = "memonger.part"
 CHUNK = "memonger.chunk"
 """On a copy of a node that runs on a slice: ``<band>.<stage>.<begin>.<end>``; see `memonger.tiling.chunks`."""
 
+AGAIN = "memonger.again"
+"""On a node that computes something again: the name of the node that it is a copy of."""
+
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 _CHUNK_NAME = re.compile(r"\.chunk\d+_\d+(?:#\d+)?(?=$|/(?:Slice|Concat)(?:#\d+)?$)")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from memonger.errors import PlanError
-from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.ir.names import fresh
 from memonger.plan import GraphPlan
@@ -35,7 +34,7 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
         )
     problem = Problem.from_networkx(source)
     used: set[str] = set()
-    names = tuple(fresh(_label(str(name)), used) for name in problem.names)
+    names = tuple(fresh(str(name), used) for name in problem.names)
     nothing = tuple(() for _ in names)
     graph = Graph(
         nodes=names,
@@ -55,11 +54,6 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
         workspace=problem.workspace,
     )
     return graph, problem.names
-
-
-def _label(name: str) -> str:
-    """The name, in brackets if it reads like that of a recomputation, which is an ordinary node here."""
-    return f"[{name}]" if schedule.is_copy(name) else name
 
 
 def plan_graph(names: tuple[object, ...], request: Request, strategy: str | None, order: str) -> GraphPlan:

@@ -8,7 +8,6 @@ import math
 import time
 
 from memonger.errors import PlanError, SessionError
-from memonger.graph.schedule import original
 from memonger.plan import Plan
 from memonger.plan_records import Spent, Turn
 from memonger.runtime import feeds as feeding
@@ -45,8 +44,10 @@ def rehearse(plan: Plan, inputs: feeding.Feeds | None) -> dict[str, int]:
     except SessionError as error:
         raise PlanError(f"{plan.model.graph.name}: {error}") from error
     workspace: dict[str, int] = {}
+    first = {name: again or name for name, again in zip(plan.graph.nodes, plan.graph.again, strict=True)}
     for name, size in (pair for engine in engines for pair in engine.workspace.items()):
-        workspace[original(name)] = max(size, workspace.get(original(name), 0))
+        own = first.get(name, name)
+        workspace[own] = max(size, workspace.get(own, 0))
     return workspace
 
 

@@ -495,12 +495,13 @@ def _undominated(made: Sequence[tuple[Job, Solution]]) -> list[tuple[Job, Soluti
 
     def figures(one: tuple[Job, Solution]) -> tuple[int, float]:
         job, solution = one
-        names, model = solution.graph.nodes, job.lowered.model
+        graph, model = solution.graph, job.lowered.model
         roles = training_roles.read(model, str(model.graph.name))
         of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
-        again = schedule.overhead(names, [of_node[schedule.original(name)] for name in names])
+        costs = [of_node[name if name in of_node else again] for name, again in zip(graph.nodes, graph.again, strict=True)]
+        recomputed = schedule.overhead(graph.again, costs)
         once = math.fsum(job.request.graph.costs)
-        return decide.total_bytes(job.request, solution), again * once + math.fsum(c.seconds for c in job.chunks)
+        return decide.total_bytes(job.request, solution), recomputed * once + math.fsum(c.seconds for c in job.chunks)
 
     best: list[tuple[Job, Solution]] = []
     for one in sorted(made, key=figures):
@@ -739,7 +740,8 @@ def _workspace(measured: Mapping[str, int], solution: Solution) -> dict[str, int
 
 def _on_host(host: frozenset[str], solution: Solution) -> frozenset[str]:
     """Names of the values on the host, copies included."""
-    return frozenset(name for name in solution.graph.values if schedule.original(name) in host) if host else host
+    names, firsts = solution.graph.values, solution.graph.firsts
+    return frozenset(n for n, first in zip(names, firsts, strict=True) if names[first] in host) if host else host
 
 
 def _unheeded(job: Job, solution: Solution) -> tuple[str, ...]:

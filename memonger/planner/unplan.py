@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph import schedule
+from memonger.graph.schedule import drop_copies
 from memonger.ir import marks, training_roles
 from memonger.ir.model import Model
 from memonger.ir.save import read_in
@@ -70,21 +70,5 @@ def _without_plan(planned: ir.Model) -> ir.Model:
     model.metadata_props.pop(KEY, None)
     if training_roles.KEY not in model.metadata_props:
         marks.forget_parts(model)
-    named = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
-    nodes = {node.name: node for node in model.graph}
-    for node in list(model.graph):
-        original = nodes.get(schedule.original(str(node.name)))
-        if original is None or original is node or not _is_copy(node, original):
-            continue
-        for copy in (v for v in node.outputs if v.name):
-            copy.replace_all_uses_with(named[schedule.original(str(copy.name))])
-        model.graph.remove(node, safe=True)
+    drop_copies(model)
     return model
-
-
-def _is_copy(node: ir.Node, original: ir.Node) -> bool:
-    """Whether a node named like a copy is one: a user may have named a node so."""
-    pairs = zip(node.outputs, original.outputs, strict=False)
-    return node.op_identifier() == original.op_identifier() and all(
-        schedule.original(str(a.name)) == b.name for a, b in pairs if a.name
-    )

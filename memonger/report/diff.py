@@ -9,7 +9,7 @@ import onnx_ir as ir
 from rich.table import Table
 
 from memonger import plan_file
-from memonger.graph import schedule
+from memonger.ir.marks import AGAIN
 from memonger.ir.operators import operator_name
 from memonger.ir.values import subgraphs
 from memonger.plan import Plan
@@ -76,7 +76,7 @@ def _facts_of(model: ir.Model, plan: Plan | None) -> dict[str, Any]:
 
 def _nodes(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
     """Nodes by name, recomputations left out: those of one model only, those that differ, and where the order does."""
-    sides = [{_name(node): node for node in model.graph if not schedule.is_copy(_name(node))} for model in models]
+    sides = [{_name(node): node for node in model.graph if AGAIN not in node.metadata_props} for model in models]
     only = [[name for name in sides[i] if name not in sides[1 - i]] for i in (0, 1)]
     both = [name for name in sides[0] if name in sides[1]]
     counts = [operators(model) for model in models]
@@ -93,8 +93,7 @@ def _nodes(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
 def _first_other_step(models: tuple[ir.Model, ir.Model], both: set[str]) -> dict[str, list[Any]] | None:
     """Of what both models run, recomputations included, where they first go on differently: both steps and nodes."""
     orders = [
-        [(step, name) for step, node in enumerate(model.graph) if schedule.original(name := _name(node)) in both]
-        for model in models
+        [(step, _name(node)) for step, node in enumerate(model.graph) if _first_run(node) in both] for model in models
     ]
     for here, there in zip(*orders, strict=False):
         if here[1] != there[1]:
@@ -106,13 +105,25 @@ def _name(node: ir.Node) -> str:
     return node.name or next((str(value.name) for value in node.outputs if value.name), node.op_type)
 
 
+def _first_run(node: ir.Node) -> str:
+    """The name of the node that this one is, or computes again."""
+    return node.metadata_props.get(AGAIN) or _name(node)
+
+
+def _first_name(value: ir.Value) -> str:
+    """The name of a value; of one that is computed again the output of its node, and which of them it is."""
+    node = value.producer()
+    again = "" if node is None else node.metadata_props.get(AGAIN, "")
+    return f"{again}[{value.index()}]" if again else str(value.name)
+
+
 def _digest(node: ir.Node) -> str:
     """Of all that a node computes: its operator, attributes with their bodies, and the names it reads and writes.
 
     Which copy of a recomputed value it reads doesn't count.
     """
     digest = hashlib.sha256(operator_name(node).encode())
-    read = [schedule.original(str(value.name)) if value is not None else "" for value in node.inputs]
+    read = [_first_name(value) if value is not None else "" for value in node.inputs]
     digest.update("\0".join([*read, "->", *(str(value.name) for value in node.outputs)]).encode())
     for name in sorted(node.attributes):
         digest.update(plan_file.attribute_bytes(node.attributes[name]))
@@ -134,7 +145,7 @@ def _weights(models: tuple[ir.Model, ir.Model]) -> dict[str, list[str]]:
 
 def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
     records = [plan_figures(plan, name, None) for plan, name in zip((first, second), names, strict=True)]
-    again = [[schedule.original(plan.graph.nodes[step]) for step in plan.recomputed] for plan in (first, second)]
+    again = [[plan.graph.again[step] for step in plan.recomputed] for plan in (first, second)]
     offsets = [{p.graph.values[value]: offset for value, offset in p.offsets.items()} for p in (first, second)]
     both = [name for name in offsets[0] if name in offsets[1]]
     totals = {key: [record[key] for record in records] for key in TOTALS}

@@ -8,14 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
 import onnx_ir as ir
 
 from memonger.errors import MemongerError, PlanError
-from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, worst_step
 from memonger.ir.model import Model
@@ -69,7 +67,7 @@ class DrawnNode:
         step: When it runs, from 0, in the order of the plan.
         outputs: What it writes.
         planned: Whether it is drawn as planned; else as it was before.
-        recomputed: Whether it runs again.
+        again: Of a node that computes something again the name of the one that it is a copy of; else empty.
     """
 
     name: str
@@ -77,7 +75,7 @@ class DrawnNode:
     step: int
     outputs: tuple[DrawnValue, ...]
     planned: bool
-    recomputed: bool = False
+    again: str = ""
 
 
 NodeText = Callable[[str, DrawnNode], str]
@@ -198,12 +196,6 @@ class _Subject:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: frozenset[str] = frozenset()
 
-    @cached_property
-    def originals(self) -> list[int]:
-        """For each value the one that it is a copy of, or itself."""
-        number = {name: value for value, name in enumerate(self.graph.values)}
-        return [number.get(schedule.original(name), value) for value, name in enumerate(self.graph.values)]
-
 
 def _of_plan(plan: BasePlan) -> _Subject:
     summaries = f"{format_size(plan.activation_bytes)}", f"an arena of {format_size(plan.arena_bytes)}"
@@ -285,7 +277,7 @@ def _lines(subject: _Subject, chosen: Sequence[int], settings: Settings) -> Iter
     yield f"  graph [{_listed({'label': subject.title + left_out, 'labelloc': 't', 'fontname': 'Helvetica'})}];"
     yield "  node [shape=box, style=filled, fillcolor=white, fontname=Helvetica, fontsize=10];"
     yield '  edge [color="#808080", arrowsize=0.6];'
-    once = [step for step in chosen if not schedule.is_copy(subject.graph.nodes[step])]
+    once = [step for step in chosen if not subject.graph.again[step]]
     title = f"{subject.summaries[0]}, every value in memory of its own"
     sides = []
     if subject.offsets is not None:  # first, so that it gets the clearest colours
@@ -307,7 +299,7 @@ def _side(subject: _Subject, steps: Sequence[int], settings: Settings, colors: "
     for step in steps:
         here = f"{prefix}{step}"
         for read in graph.reads[step]:
-            value = read if planned else subject.originals[read]
+            value = read if planned else subject.graph.firsts[read]
             if graph.values[value] in subject.inputs:
                 given.setdefault(value, f"{prefix}_input{value}")
             origin = writer.get(value) or given.get(value)
@@ -331,7 +323,7 @@ def _box(subject: _Subject, step: int, planned: bool, settings: Settings, colors
         if subject.of_value[value] >= 0
     ]
     fills = list(dict.fromkeys(fills))
-    styles = ["striped" if len(fills) > 1 else "filled", *(["dashed"] if node.recomputed and planned else [])]
+    styles = ["striped" if len(fills) > 1 else "filled", *(["dashed"] if node.again and planned else [])]
     text = _text(node)
     box: dict[str, object] = {
         "label": text if settings.node_text is None else settings.node_text(text, node),
@@ -367,11 +359,11 @@ def _drawn_node(subject: _Subject, step: int, planned: bool) -> DrawnNode:
         for value in graph.writes[step]
     )  # fmt: skip
     name = graph.nodes[step]
-    return DrawnNode(name, graph.ops[step], step, outputs, planned, schedule.is_copy(name))
+    return DrawnNode(name, graph.ops[step], step, outputs, planned, graph.again[step])
 
 
 def _text(node: DrawnNode) -> str:
-    lines = [f"{node.op}, again" if node.recomputed else node.op, _short(schedule.original(node.name))]
+    lines = [f"{node.op}, again" if node.again else node.op, _short(node.again or node.name)]
     for value in node.outputs:
         name = f"{_short(value.name)}: " if len(node.outputs) > 1 else ""
         at = "" if value.offset is None else f"@{value.offset:,} · "

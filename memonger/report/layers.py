@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from rich.table import Table
 
-from memonger.graph import costs, schedule
+from memonger.graph import costs
 from memonger.ir import marks
 from memonger.ir.modules import module_of
 from memonger.ir.operators import operator_name
@@ -82,7 +82,7 @@ def _states(plan: Plan) -> dict[str, str]:
     """Whether each node of the forward pass is kept, recomputed or the recomputation."""
     names, forward = plan.graph.nodes, plan.graph.forward
     again = {names[step] for step in plan.recomputed}
-    dropped = {schedule.original(name) for name in again}
+    dropped = {plan.graph.again[step] for step in plan.recomputed}
     return {
         name: "again" if name in again else "recomputed" if name in dropped else "kept"
         for name, is_forward in zip(names, forward, strict=True)

@@ -12,7 +12,6 @@ from typing import Unpack
 import onnx_ir as ir
 
 from memonger.errors import LoadError
-from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import run_time_bytes, worst_step
 from memonger.ir import training_roles
@@ -216,7 +215,7 @@ def _temporaries(graph: Graph) -> set[int]:
 
     `memonger.autodiff` names nodes ``grad/<forward node>/<operator>`` and ``update/<parameter>/<operator>``.
     """
-    groups = [schedule.original(name).rpartition("/")[0] for name in graph.nodes]
+    groups = [(again or name).rpartition("/")[0] for name, again in zip(graph.nodes, graph.again, strict=True)]
     outputs = set(graph.outputs)
     inner = set[int]()
     for value, (node, readers) in enumerate(zip(graph.producer, graph.readers, strict=True)):
@@ -232,7 +231,7 @@ class _CopiesAsOriginals:
 
     def __init__(self, graph: Graph) -> None:
         self.reads, self.writes = graph.reads, graph.writes
-        names = [schedule.original(name) for name in graph.nodes]
+        names = [again or name for name, again in zip(graph.nodes, graph.again, strict=True)]
         marked = {name for name, forward in zip(names, graph.forward, strict=True) if forward}
         self.forward = tuple(name in marked for name in names)
 
@@ -284,7 +283,7 @@ def _before(graph: Graph, kinds: Sequence[int], rest: KindBytes) -> KindBytes:
     sums, parts = dict.fromkeys(IN_ARENA, 0), graph.parts
     for writes in graph.writes:
         for value in writes:
-            if graph.planned[value] and value not in parts and not schedule.is_copy(graph.values[value]):
+            if graph.planned[value] and value not in parts and value not in graph.copies:
                 sums[IN_ARENA[kinds[value]]] += graph.sizes[value]
     return _added(rest, sums)
 

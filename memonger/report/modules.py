@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from memonger.graph import schedule
 from memonger.ir import marks
 from memonger.ir.modules import module_of
 
@@ -23,11 +22,11 @@ class Modules:
 
     def __init__(self, model: ir.Model) -> None:
         self._of_name: dict[str, Path] = {}
-        self._before_chunks: dict[str, str] = {}
+        self._own: dict[str, str] = {}
         for node in model.graph:
-            whole = marks.before_chunks(node)
-            if whole != node.name:
-                self._before_chunks[str(node.name)] = whole
+            own = marks.without_slice(node.metadata_props.get(marks.AGAIN, marks.before_chunks(node)))
+            if own != node.name:
+                self._own[str(node.name)] = own
             module = module_of(node)
             if module:
                 names = (node.name, *(value.name for value in node.outputs))
@@ -35,14 +34,14 @@ class Modules:
 
     def path(self, node: str, writes: Iterable[str] = ()) -> Path:
         """The modules around a node, outermost first; empty where nothing is known."""
-        node = self._before_chunks.get(node, node)
+        node = self._own.get(node, node)
         for name in (node, *writes):
-            modules = self._of_name.get(schedule.original(name))
+            modules = self._of_name.get(name)
             if modules:
                 return modules
-        kind, _, rest = schedule.original(node).partition("/")
+        kind, _, rest = node.partition("/")
         if kind not in ("grad", "update", "loss") or not rest:
-            return _parts(schedule.original(node))
+            return _parts(node)
         around = rest.rpartition("/")[0]
         if kind == "update":
             return _parts(around or rest)[:-1] or (kind,)

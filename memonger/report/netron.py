@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from memonger.graph import schedule
+from memonger.ir.marks import AGAIN
 from memonger.plan_file import KEY
 from memonger.report.view import MOST_OTHERS, Rectangle, View
 
@@ -22,7 +22,7 @@ def annotated(view: View) -> ir.Model:
     lies = {name: each for each in view.arena for name in (each.name, *each.others)}
     for number, (node, step) in enumerate(zip(model.graph, view.steps, strict=True)):
         node.metadata_props["memonger.step"] = str(number)
-        node.metadata_props["memonger.recomputed"] = str(schedule.is_copy(step.node))
+        node.metadata_props["memonger.recomputed"] = str(bool(node.metadata_props.pop(AGAIN, "")))
         if step.workspace:
             node.metadata_props["memonger.workspace_bytes"] = str(step.workspace)
         if step.module:

@@ -1,6 +1,6 @@
 """What every picture of a plan is drawn from: its steps, and the rectangles of steps × addresses that they fill."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -121,7 +121,7 @@ class View:
             values.sort(key=lambda value: (graph.producer[value], value))
             values.sort(key=lambda value: graph.sizes[value] < buffer.size)  # what fills it gives it its name
             names = [graph.values[value] for value in values]
-            kind = _kind(names, not kept.isdisjoint(values))
+            kind = _kind(len(names), values[0] in graph.copies, not kept.isdisjoint(values))
             offset, shape = plan.offsets[values[0]], shapes.get(names[0], "")
             rectangles.append(
                 Rectangle(names[0], kind, offset, buffer.size, buffer.start, buffer.stop, shape, tuple(names[1:]))
@@ -179,12 +179,12 @@ class View:
         return live_bytes(assign_storage(once, alignment=plan.alignment).buffers, len(once.nodes))
 
 
-def _kind(names: Sequence[str], is_kept: bool) -> str:
-    if schedule.is_copy(names[0]):
+def _kind(values: int, is_copy: bool, is_kept: bool) -> str:
+    if is_copy:
         return RECOMPUTED
     if is_kept:
         return KEPT
-    return SHARED if len(names) > 1 else COMPUTED
+    return SHARED if values > 1 else COMPUTED
 
 
 def _kept(plan: Plan) -> set[int]:
@@ -203,8 +203,7 @@ def _kept(plan: Plan) -> set[int]:
 def _without_recomputation(plan: Plan) -> Graph:
     """The plan's graph with every node once: who reads a copy reads what it is a copy of."""
     graph, again = plan.graph, set(plan.recomputed)
-    number = {name: value for value, name in enumerate(graph.values)}
-    first = [number[schedule.original(name)] if schedule.is_copy(name) else v for v, name in enumerate(graph.values)]
+    first = graph.firsts
     once = [step for step in range(len(graph.nodes)) if step not in again]
     same = ("nodes", "writes", *schedule.OF_NODE)
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[step] for step in once) for key in same}

@@ -8,7 +8,6 @@ itself cuts tensors; here an update runs as it was planned, on whole ones.
 from dataclasses import dataclass
 
 from memonger.graph.collectives import collectives_of
-from memonger.graph.schedule import original
 from memonger.ir.training_roles import Training
 from memonger.plan import Plan
 from memonger.runtime.segments import Bucket
@@ -32,7 +31,7 @@ class Shares:
             of_gradient.setdefault(gradient, []).append(parameter)
         found = []
         for each in (one for one in collectives_of(graph) if not one.is_mean):
-            names = [(original(graph.values[value]), graph.sizes[value]) for value in each.members]
+            names = [(graph.values[graph.firsts[value]], graph.sizes[value]) for value in each.members]
             found.append(tuple((_with_state(of_gradient[_gradient(n, of_gradient)], roles), size) for n, size in names))
         return Shares(tuple(found))
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.ir.marks import FORCE, PART, STAGE, _is_marked, are_lost, marks_on
 from memonger.schedule.on_demand import forward_pass
@@ -123,7 +122,7 @@ def annotate(model: ir.Model, graph: Graph, recomputed: Iterable[int], origins: 
     """
     forward = forward_pass(graph)
     read = {graph.values[v] for node, reads in enumerate(graph.reads) if not forward[node] for v in reads}
-    names = [schedule.original(graph.values[v]) for node in recomputed for v in graph.writes[node]]
+    names = [graph.values[graph.firsts[v]] for node in recomputed for v in graph.writes[node]]
     again = {origins.get(name, name) for name in names if origins.get(name) not in read}
     copy = model.clone()
     for node in copy.graph:

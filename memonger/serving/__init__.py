@@ -1,4 +1,4 @@
-"""export: plans, and models without one, as what serving stacks load. One stack a file, all of one signature.
+"""Planned models as what serving stacks load, one stack a file; and fleets of them, which share arenas.
 
 A target writes its files into an empty folder and says what serving them takes. Adding one is adding a file and a line
 in `TARGETS`.

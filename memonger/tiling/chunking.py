@@ -26,11 +26,11 @@ from memonger.devices import Device
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, live_bytes
-from memonger.graph.schedule import is_copy, original, schedule_graph, schedule_model
+from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import PACKED, bytes_of, session_bytes, shares_sessions
 from memonger.ir import training_roles
 from memonger.ir.extract import is_fed
-from memonger.ir.marks import CHUNK, WINDOW, before_chunks, chunk_of
+from memonger.ir.marks import AGAIN, CHUNK, WINDOW, before_chunks, chunk_of, without_slice
 from memonger.ir.operators import operator_name
 from memonger.ir.training_roles import Training
 from memonger.ir.values import static_shape, subgraphs
@@ -143,7 +143,7 @@ class Chunking:
     def recomputed(self) -> float:
         """Estimated seconds of what runs again."""
         graph = self.axis.graph
-        return math.fsum(cost for name, cost in zip(graph.nodes, graph.costs, strict=True) if is_copy(name))
+        return math.fsum(cost for again, cost in zip(graph.again, graph.costs, strict=True) if again)
 
     @property
     def total(self) -> int:
@@ -757,7 +757,7 @@ def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
         name, share, chunk = str(node.name), 1.0, chunk_of(node)
         if chunk is not None:
             name, share = before_chunks(node), (chunk.end - chunk.begin) / sizes[chunk.band]
-        name = original(name)
+        name = without_slice(node.metadata_props.get(AGAIN, name))
         seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
         if workspace_bytes := (measured.workspace or {}).get(name, 0):
             workspace[str(node.name)] = math.ceil(workspace_bytes * share)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.graph import read_values
-from memonger.ir.marks import CHUNK, Chunk, chunk_of
+from memonger.ir.marks import AGAIN, CHUNK, Chunk, chunk_of
 from memonger.ir.values import all_values, static_shape
 from memonger.tiling.axes import slicing
 from memonger.tiling.chunk_writer import Writer, told_shape
@@ -375,7 +375,9 @@ class _Chunk:
             length = (self.end - self.begin) * self.band.scale(value, axis)
             outputs.append(writer.value(value, axis, length, name))
         inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or ())
-        mark = Chunk(self.band.number, self.stage, self.begin, self.end).mark
+        marks = {**node.metadata_props, CHUNK: Chunk(self.band.number, self.stage, self.begin, self.end).mark}
+        if AGAIN in marks:
+            marks[AGAIN] = _chunk_name(marks[AGAIN], self.begin, self.end)
         return ir.Node(
             node.domain,
             kind,
@@ -386,5 +388,5 @@ class _Chunk:
             version=node.version,
             name=writer.fresh(_chunk_name(node.name, self.begin, self.end)),
             doc_string=node.doc_string,
-            metadata_props={**node.metadata_props, CHUNK: mark},
+            metadata_props=marks,
         )

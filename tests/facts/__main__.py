@@ -1,6 +1,6 @@
 """What stock onnxruntime does with CUDA: ``python -m tests.facts [--device cuda:0]``.
 
-Compares what docs/CUDA.md says of onnxruntime (on the CPU: docs/decisions/onnxruntime.md) with onnxruntime-gpu, one row a claim:
+Compares what docs/CUDA.md and docs/decisions/onnxruntime.md say of onnxruntime with onnxruntime-gpu, one row a claim:
 what was seen, and whether the claim holds. Writes tests/facts/cuda_facts.txt after every check; ``--only NAME`` runs
 some checks and prints them. `test_facts.py` compares each check with that table.
 

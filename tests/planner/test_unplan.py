@@ -103,6 +103,7 @@ def test_a_node_that_is_only_named_like_a_copy_stays(tmp_path: Path) -> None:
     for node in model.graph.node[:2]:
         node.name = names[node.op_type]
     plan = memonger.search_plan(model, mode="inference", device="none")
+    assert (plan.recomputed, plan.overhead) == ((), 0.0)
     found = memonger.unplan(_saved(plan, tmp_path))
     assert [node.op_type for node in found.graph] == [node.op_type for node in model.graph.node]
 

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import memonger
+from memonger.ir.marks import AGAIN
 from memonger.ir.modules import SCOPES
 from memonger.report.modules import Modules
 from memonger.report.view import COMPUTED, INPUT, KEPT, RECOMPUTED, SHARED, WEIGHT, WORKSPACE, View
@@ -86,11 +87,13 @@ def test_modules_are_those_of_the_exporter_else_read_off_names() -> None:
     one.metadata_props.add(key=SCOPES, value="['', 'layer1', 'layer1.0', 'relu']")
     two = helper.make_node("Neg", ["h"], ["y"], name="/layer2/layer2.0/Neg")
     two.metadata_props.add(key=SCOPES, value="__import__('os').abort()")
+    copy = helper.make_node("Relu", ["x"], ["h2"], name="another")
+    copy.metadata_props.add(key=AGAIN, value="node_relu")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
-    model = helper.make_model(helper.make_graph([one, two], "g", ends[:1], ends[1:]), ir_version=10)
+    model = helper.make_model(helper.make_graph([one, two, copy], "g", ends[:1], ends[1:]), ir_version=10)
     modules = Modules(ir.from_proto(model))
     assert modules.path("node_relu") == modules.path("fused", ["h"]) == ("layer1", "0")
-    assert modules.path("node_relu.recompute1") == modules.path("grad/node_relu/Mul") == ("layer1", "0")
+    assert modules.path("another") == modules.path("grad/node_relu/Mul") == ("layer1", "0")
     assert modules.path("/layer2/layer2.0/Neg") == ("layer2", "layer2.0", "Neg")
     assert modules.path("grad/block/conv/Mul#2") == ("block", "conv")
     assert modules.path("update/block/conv.weight/Sub") == ("block",)
