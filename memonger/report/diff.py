@@ -9,6 +9,7 @@ import onnx_ir as ir
 from rich.table import Table
 
 from memonger import plan_file
+from memonger.graph.schedule import first_values
 from memonger.ir.marks import AGAIN
 from memonger.ir.operators import operator_name
 from memonger.ir.values import subgraphs
@@ -80,12 +81,13 @@ def _nodes(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
     only = [[name for name in sides[i] if name not in sides[1 - i]] for i in (0, 1)]
     both = [name for name in sides[0] if name in sides[1]]
     counts = [operators(model) for model in models]
+    firsts = [first_values(model) for model in models]
     pairs = {op: [side.get(op, 0) for side in counts] for op in dict.fromkeys([*counts[0], *counts[1]])}
     return {
         "operators": {op: pair for op, pair in pairs.items() if pair[0] != pair[1]},
         "removed_nodes": only[0],
         "added_nodes": only[1],
-        "changed_nodes": [name for name in both if _digest(sides[0][name]) != _digest(sides[1][name])],
+        "changed_nodes": [n for n in both if _digest(sides[0][n], firsts[0]) != _digest(sides[1][n], firsts[1])],
         "first_other_step": _first_other_step(models, set(both)),
     }
 
@@ -110,26 +112,19 @@ def _first_run(node: ir.Node) -> str:
     return node.metadata_props.get(AGAIN) or _name(node)
 
 
-def _first_name(value: ir.Value) -> str:
-    """The name of a value; of one that is computed again the output of its node, and which of them it is."""
-    node = value.producer()
-    again = "" if node is None else node.metadata_props.get(AGAIN, "")
-    return f"{again}[{value.index()}]" if again else str(value.name)
-
-
-def _digest(node: ir.Node) -> str:
+def _digest(node: ir.Node, firsts: Mapping[ir.Value, ir.Value]) -> str:
     """Of all that a node computes: its operator, attributes with their bodies, and the names it reads and writes.
 
-    Which copy of a recomputed value it reads doesn't count.
+    Which copy of a recomputed value it reads doesn't count: ``firsts`` has the one that each is a copy of.
     """
     digest = hashlib.sha256(operator_name(node).encode())
-    read = [_first_name(value) if value is not None else "" for value in node.inputs]
+    read = ["" if value is None else str(firsts.get(value, value).name) for value in node.inputs]
     digest.update("\0".join([*read, "->", *(str(value.name) for value in node.outputs)]).encode())
     for name in sorted(node.attributes):
         digest.update(plan_file.attribute_bytes(node.attributes[name]))
     for graph in subgraphs(node):
         for inner in graph:
-            digest.update(_digest(inner).encode())
+            digest.update(_digest(inner, firsts).encode())
     return digest.hexdigest()
 
 
