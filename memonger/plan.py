@@ -340,11 +340,6 @@ class Plan(BasePlan, Header):
         return self.total_bytes - self.arena_bytes + self.activation_bytes
 
     @property
-    def required_bytes(self) -> int:
-        """`total_bytes`, under its older name."""
-        return self.total_bytes
-
-    @property
     def name(self) -> str:
         """What the model is called: its file's name without its suffix, else its graph's name."""
         return str(self.model.graph.name or "model") if self.source is None else self.source.title

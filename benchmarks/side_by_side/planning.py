@@ -100,7 +100,7 @@ class Planner:
         beside = none.parameters + none.inputs
         share = float(wish.name.split()[1])
         plan, smallest = self._within(wish, beside + int(share * (none.required - beside)))
-        reached = (plan.required_bytes - beside) / (none.required - beside)
+        reached = (plan.total_bytes - beside) / (none.required - beside)
         return plan, f"smallest found: {reached:.0%}" if smallest else ""
 
     def _within(self, wish: Wish, budget: int) -> "tuple[Plan, bool]":
@@ -160,7 +160,7 @@ def _figures(plan: "Plan", path: str, note: str) -> Figures:
         workspace=plan.workspace_bytes or 0,
         parameters=plan.parameter_bytes,
         inputs=plan.input_bytes,
-        required=plan.required_bytes,
+        required=plan.total_bytes,
         overhead=plan.overhead if plan.mode == "training" else 0.0,
         seconds=plan.planning_seconds or 0.0,
         note=note,

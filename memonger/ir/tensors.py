@@ -135,14 +135,6 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     return (tensor for tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor))
 
 
-def tensor_attributes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Attr]]:
-    """Every attribute of the graph's own nodes that is one tensor, with its node."""
-    for node in graph:
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                yield node, attribute
-
-
 def content(tensor: ir.TensorProtocol) -> Iterator[Any]:
     """A tensor's bytes, in parts: those in a file of their own may be more than the memory holds.
 

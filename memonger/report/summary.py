@@ -45,7 +45,6 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
             {"input": old, "output": new, "why_swapped": plan.why_swapped.get(old)} for old, new in plan.state.items()
         ],
         "total_bytes": plan.total_bytes,
-        "required_bytes": plan.required_bytes,
         "session_bytes": plan.session_bytes,
         "process_bytes": plan.process_bytes,
         "mapped_bytes": plan.mapped_bytes,

@@ -2,19 +2,16 @@
 
 A safetensors file, whose metadata has one entry, ``memonger``: a JSON header with the step, the random key, the
 learning rate, the loss scale if there is one, and by tensor its type, shape and SHA-256 digest. Tensors of types that
-safetensors' numpy interface doesn't have are stored as bytes. States of format 1 (a zip of ``.npy`` members with the
-same header) are still read. Both are untrusted input.
+safetensors' numpy interface doesn't have are stored as bytes. A state is untrusted input.
 """
 
 import hashlib
 import json
 import math
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import safe_open
@@ -30,13 +27,6 @@ TYPES = {
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
 """safetensors' names of the types that its numpy interface reads in every version since 0.5."""
-
-ZIP_FORMAT = 1
-ZIP_MAGIC = b"PK\x03\x04"
-ZIP_HEADER = "memonger.json"
-LARGEST_ZIP_HEADER = 1 << 28  # bytes
-
-ReadTensor = Callable[[int, str, np.ndarray], np.ndarray]  # number, name and what it should be like → its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,69 +122,29 @@ def load(path: Path, wanted: Mapping[str, np.ndarray]) -> State:
     """
     try:
         check_name(path)
-        with path.open("rb") as file:
-            is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
-        with (_open_zip if is_zip else _open)(path) as (header, read):
-            return _state(header, ZIP_FORMAT if is_zip else FORMAT, read, path, wanted)
+        with path.open("rb"), safe_open(path, framework="np") as file:
+            header = json.loads((file.metadata() or {}).get(METADATA, "null"))
+            return _state(header, file, path, wanted)
     except FileNotFoundError:
         raise SessionError(f"{path}: no such file.") from None
     except SessionError:
         raise
-    except Exception as error:  # of a file from outside numpy, zipfile and safetensors raise nearly everything
+    except Exception as error:  # of a file from outside numpy and safetensors raise nearly everything
         raise SessionError(f"{path} is not a training state, or is cut short: {error}.") from error
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[tuple[Any, ReadTensor]]:
-    """The header of a safetensors file, and what reads its tensors."""
-    with safe_open(path, framework="np") as file:
-
-        def read(number: int, name: str, like: np.ndarray) -> np.ndarray:
-            part = file.get_slice(name)
-            if (part.get_dtype(), list(part.get_shape())) != _stored(like):
-                raise SessionError(f"{path}: '{name}' is stored with another type or shape than its header says.")
-            return np.asarray(file.get_tensor(name))
-
-        yield json.loads((file.metadata() or {}).get(METADATA, "null")), read
-
-
-@contextmanager
-def _open_zip(path: Path) -> Iterator[tuple[Any, ReadTensor]]:
-    """The header of a state of format 1, and what reads its tensors."""
-    with zipfile.ZipFile(path) as archive:
-
-        def read(number: int, name: str, like: np.ndarray) -> np.ndarray:
-            info = archive.getinfo(f"{number}.npy")
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size > like.nbytes + 4096:
-                raise SessionError(f"{path}: '{name}' isn't stored as it was written.")
-            with archive.open(info) as member:
-                if _array_bytes(member) != like.nbytes:
-                    raise SessionError(f"{path}: '{name}' isn't stored as it was written.")
-                member.seek(0)
-                return np.lib.format.read_array(member, allow_pickle=False)
-
-        if archive.getinfo(ZIP_HEADER).file_size > LARGEST_ZIP_HEADER:
-            raise SessionError(f"{path} is not a training state: its header is too large.")
-        yield json.loads(archive.read(ZIP_HEADER)), read
-
-
-def _array_bytes(member: IO[bytes]) -> int:
-    """Bytes of the array that a header in numpy's format describes: memory for it is allocated before any is read."""
-    version = np.lib.format.read_magic(member)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(member)
-    return math.prod(shape) * dtype.itemsize
-
-
-def _state(header: Any, version: int, read: ReadTensor, path: Path, wanted: Mapping[str, np.ndarray]) -> State:
-    if not isinstance(header, dict) or header.get("format") != version or not isinstance(header.get("tensors"), dict):
-        raise SessionError(f"{path} is not a training state of format {version}.")
+def _state(header: Any, file: Any, path: Path, wanted: Mapping[str, np.ndarray]) -> State:
+    if not isinstance(header, dict) or header.get("format") != FORMAT or not isinstance(header.get("tensors"), dict):
+        raise SessionError(f"{path} is not a training state of format {FORMAT}.")
     if header.get("sha256") != _header_digest(header):
         raise SessionError(f"{path}: its header was changed since it was written (its digest differs).")
     _check_names(header["tensors"], path, wanted)
     tensors = {}
-    for number, (name, described) in enumerate(header["tensors"].items()):
-        tensors[name] = _tensor(read(number, name, wanted[name]), name, described["sha256"], path, wanted[name])
+    for name, described in header["tensors"].items():
+        part, like = file.get_slice(name), wanted[name]
+        if (part.get_dtype(), list(part.get_shape())) != _stored(like):
+            raise SessionError(f"{path}: '{name}' is stored with another type or shape than its header says.")
+        tensors[name] = _tensor(np.asarray(file.get_tensor(name)), name, described["sha256"], path, like)
     step, key, rate = header.get("step"), header.get("random_key"), header.get("learning_rate")
     if type(step) is not int or not 0 <= step < 2**62 or type(key) is not int or not 0 <= key < 2**32:
         raise SessionError(f"{path}: its header was changed: its step or random key is out of range.")

@@ -137,7 +137,7 @@ def test_scratch_is_measured_for_each_node_counted_and_capped(monkeypatch: pytes
     assert {name for name, size in (plan.workspace or {}).items() if size > 200_000} >= {"conv0", "conv3"}
     session = memonger.Session(plan, cuda_graph="off")
     session.run({"x": _x()})
-    needed = plan.required_bytes
+    needed = plan.total_bytes
     with pytest.raises(memonger.BudgetError):
         _plan(budget=needed - 300_000)
     monkeypatch.setenv("FAKE_CUDNN_WORKSPACE", "900000")

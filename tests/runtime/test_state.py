@@ -1,9 +1,8 @@
-"""Training states on disk: safetensors files, and the zip files of before."""
+"""Training states on disk."""
 
 import json
 import os
 import stat
-import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -15,8 +14,6 @@ import memonger
 from memonger.errors import SessionError
 from memonger.runtime import state as states
 from tests.support.training_models import batch, plan
-
-ZIPPED = Path(__file__).parents[1] / "data" / "state" / "classifier.zip"
 
 NARROW = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 PLAIN = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32")
@@ -67,46 +64,6 @@ def test_a_state_is_a_file_for_safetensors(tmp_path: Path) -> None:
     assert all(len(tensor["sha256"]) == 64 for tensor in header["tensors"].values())
 
 
-def test_a_zipped_state_is_still_read(tmp_path: Path) -> None:
-    trainer = memonger.TrainingSession(plan())
-    trainer.load(ZIPPED)
-    assert (trainer.steps, trainer.random_key, trainer.learning_rate) == (3, 7, 0.05)
-    with zipfile.ZipFile(ZIPPED) as archive:
-        names = list(json.loads(archive.read("memonger.json"))["tensors"])
-        content = {name: archive.read(f"{number}.npy") for number, name in enumerate(names)}
-    for name, array in trainer.state_dict().items():
-        assert content.pop(name).endswith(array.tobytes())
-        assert array.any()
-    assert not content
-    trainer.save(tmp_path / "state")
-    other = memonger.TrainingSession(plan())
-    other.load(tmp_path / "state")
-    assert other.step(batch(3)) == trainer.step(batch(3))
-
-
-def test_a_zipped_state_cut_short_or_changed_is_refused(tmp_path: Path) -> None:
-    trainer = memonger.TrainingSession(plan())
-    before, data, path = trainer.state_dict(), ZIPPED.read_bytes(), tmp_path / "state"
-    for length in (0, 3, 10, len(data) // 2, len(data) - 1):
-        path.write_bytes(data[:length])
-        with pytest.raises(SessionError, match=r"state.*is not a training state|cut short"):
-            trainer.load(path)
-    refused, tried = 0, range(0, len(data), 37)
-    for position in tried:
-        changed = bytearray(data)
-        changed[position] ^= 0x10
-        path.write_bytes(bytes(changed))
-        try:
-            trainer.load(path)
-        except SessionError:
-            refused += 1
-            for name, array in trainer.state_dict().items():
-                np.testing.assert_array_equal(array, before[name], err_msg=name)
-        else:  # the bit was in bytes that say nothing: the state is as it was written
-            trainer.load_state_dict(before)
-    assert refused > 0.8 * len(tried)
-
-
 def _saved(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """A small state's tensors as stored, and its metadata."""
     tensors = {"a": np.arange(4, dtype=np.float32), "b": np.ones(3, np.int64)}
@@ -148,50 +105,6 @@ def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match="can't be written: Is a directory"):
         states.save(states.State(tensors, 1, 2, 0.5), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def _zipped(path: Path, array: bytes | None = None, *, encrypted: bool = False) -> Path:
-    """The zipped state with another first array, or marked as encrypted."""
-    with zipfile.ZipFile(ZIPPED) as source, zipfile.ZipFile(path, "w") as target:
-        for info in source.infolist():
-            target.writestr(info, array if array is not None and info.filename == "0.npy" else source.read(info))
-    if encrypted:
-        data = bytearray(path.read_bytes())
-        for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-            at = data.find(mark)
-            while at >= 0:
-                data[at + flags] |= 1
-                at = data.find(mark, at + 4)
-        path.write_bytes(bytes(data))
-    return path
-
-
-def _npy(header: str, version: bytes = b"\x01\x00") -> bytes:
-    text = header.encode() + b"\n"
-    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version[0] == 1 else 4, "little") + text
-
-
-NPY = [
-    b"", b"\x93NUMPY", _npy(""), _npy("(" * 500), _npy("[" * 9000), _npy("{'descr': '<f4'}"), _npy("x" * 9000),
-    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }"),
-    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-5,), }"),
-    _npy("{'descr': '|O', 'fortran_order': False, 'shape': (4,), }"),
-    _npy("{'descr': 'nonsense', 'fortran_order': False, 'shape': (4,), }"),
-    _npy("{'descr': [('a', '<f4')], 'fortran_order': 3, 'shape': (4, 'x'), }"),
-    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }", b"\x09\x00"),
-    _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4.0), }"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("array", NPY)
-def test_odd_headers_of_arrays_are_refused(array: bytes, tmp_path: Path) -> None:
-    with pytest.raises(SessionError, match=r"is not a training state|isn't stored"):
-        memonger.TrainingSession(plan()).load(_zipped(tmp_path / "state", array))
-
-
-def test_an_encrypted_state_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SessionError, match="encrypted"):
-        memonger.TrainingSession(plan()).load(_zipped(tmp_path / "state", encrypted=True))
 
 
 def test_a_path_that_names_no_file() -> None:
