@@ -34,7 +34,7 @@ def infer(model: Model) -> None:
     """Infer every type and shape ONNX's own inference can, and fold shape arithmetic.
 
     What a file declares of values in between is often stale: the shapes of the batch it was exported with. It counts
-    only for sizes that inference can't tell from the inputs.
+    only for sizes that inference can't tell from the inputs, and in bodies of ``If``, ``Loop`` and ``Scan`` not at all.
 
     Raises:
         LoadError: shapes or types that contradict each other, with the node that shows it, or that can't be.
@@ -42,6 +42,8 @@ def infer(model: Model) -> None:
     ranks = {value: len(value.shape) for value in model.graph.outputs if value.shape is not None}
     forget_symbolic(model.ir)
     declared = _forget_declared(model.graph)
+    for body in graphs(model.ir):
+        _forget_declared(body)
     complaint = _infer_and_fold(model)
     if _has_unknown(model.graph) and _restore(model.ir, declared):
         complaint = _infer_and_fold(model)

@@ -249,6 +249,36 @@ def _sizes(plan: memonger.Plan) -> set[int]:
     return {plan.graph.sizes[value] for value in plan.offsets}
 
 
+def test_shapes_that_a_body_declares_wrongly_are_not_believed() -> None:
+    wrong = helper.make_tensor_value_info("h", TensorProto.INT64, [])  # a vector: onnxruntime warns, and runs it
+    branches = [
+        helper.make_graph(
+            [
+                helper.make_node("Cast", ["x"], ["h"], to=TensorProto.INT64),
+                helper.make_node("Cast", ["h"], [name], to=TensorProto.FLOAT),
+            ],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)],
+            value_info=[wrong],
+        )
+        for name in ("then", "other")
+    ]
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, outputs), ir_version=9, opset_imports=opsets)
+    loaded = memonger.load(model)
+    assert static_shape(loaded.graph.outputs[0]) == (4,)
+    feeds = {"c": np.array(True), "x": np.linspace(-2, 2, 4, dtype=np.float32)}
+    run = memonger.Session(memonger.search_plan(model)).run(feeds)["y"]
+    np.testing.assert_array_equal(run, run_stock(model, feeds, "ORT_ENABLE_ALL")["y"])
+
+
 def test_declared_sizes_count_where_inference_knows_nothing() -> None:
     node = helper.make_node("GridSample", ["x"], ["a"], domain="com.microsoft")
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in ("x", "y", "a")]

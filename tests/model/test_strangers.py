@@ -132,10 +132,14 @@ NEGATIVE = {
     " { a = Pad(x, p)  y = Slice(a, b, e, b) }",
     "an input": "g (float[-3] x) => (float[-3] y) { y = Relu(x) }",
     "an input and its shape": "g (float[-3] x) => (float[n] y) { s = Shape(x)  y = ConstantOfShape(s) }",
-    "a value that is none of the graph's": "g (float[3] x, bool b) => (float[n] y) { y = If(b) <then_branch = t () =>"
-    " (float[-3] o) { o = Neg(x) }, else_branch = e () => (float[-3] p) { p = Relu(x) }> }",
     "an input left out": 'g (float[3, 3] x) => (float[3, 3] y) { y = EyeLike("") }',
 }
+
+
+def test_a_size_below_zero_that_a_body_declares_says_nothing() -> None:
+    text = "g (float[3] x, bool b) => (float[n] y) { y = If(b) <then_branch = t () => (float[-3] o) { o = Neg(x) },"
+    model = memonger.load(parse(f"{text} else_branch = e () => (float[-3] p) {{ p = Relu(x) }}> }}", opset=18))
+    assert [value.shape.numpy() for value in model.graph.outputs if value.shape is not None] == [(3,)]
 
 
 @pytest.mark.parametrize("name", NEGATIVE)
