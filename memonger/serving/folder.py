@@ -14,7 +14,7 @@ from memonger.units import in_full, shown
 
 def add_file(folder: Path, source: str, name: str) -> None:
     """Put one of the files in ``memonger/serving/files`` into a folder."""
-    (folder / name).write_text(resources.files("memonger.export").joinpath("files", source).read_text())
+    (folder / name).write_text(resources.files("memonger.serving").joinpath("files", source).read_text())
 
 
 def add_models(package: Package, folder: Path) -> dict[str, Any]:
