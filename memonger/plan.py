@@ -16,7 +16,7 @@ from memonger import plan_file
 from memonger.allocation import lower_bound
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError
-from memonger.graph import aliasing, session_memory, verify
+from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges

@@ -498,7 +498,8 @@ def _undominated(made: Sequence[tuple[Job, Solution]]) -> list[tuple[Job, Soluti
         graph, model = solution.graph, job.lowered.model
         roles = training_roles.read(model, str(model.graph.name))
         of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
-        costs = [of_node[name if name in of_node else again] for name, again in zip(graph.nodes, graph.again, strict=True)]
+        steps = zip(graph.nodes, graph.again, strict=True)
+        costs = [of_node[name if name in of_node else again] for name, again in steps]
         recomputed = schedule.overhead(graph.again, costs)
         once = math.fsum(job.request.graph.costs)
         return decide.total_bytes(job.request, solution), recomputed * once + math.fsum(c.seconds for c in job.chunks)
