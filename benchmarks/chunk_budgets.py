@@ -16,7 +16,7 @@ from benchmarks.machine import MIB, Table, stamp
 from benchmarks.record import Record, progress
 from memonger.cli import measure_steps
 from memonger.cli.differences import difference
-from memonger.cli.measure import Job, MeasuredSession, take_turns
+from memonger.cli.measure import MeasuredSession, RunJob, take_turns
 from memonger.cli.worker import WorkerError, reason
 
 LAYERS = 2
@@ -176,9 +176,9 @@ class Race:
     def _worker(self, kind: str) -> MeasuredSession:
         plan, inputs = str(self._folder / f"{kind}.onnx"), str(self._folder / "plain.npz")
         if not self._trains:
-            job = Job(plan, inputs, str(self._outputs(kind)), True, threads=self._threads)
+            job = RunJob(plan, inputs, str(self._outputs(kind)), True, threads=self._threads)
             return MeasuredSession(job, self._folder, kind)
-        steps = measure_steps.Job(plan, inputs, str(self._outputs(kind)), True, untimed=2, threads=self._threads)
+        steps = measure_steps.StepsJob(plan, inputs, str(self._outputs(kind)), True, untimed=2, threads=self._threads)
         return measure_steps.MeasuredTrainer(steps, self._folder, kind)
 
     def _save(self, worker: MeasuredSession) -> None:

@@ -184,7 +184,7 @@ def _kept(plan: memonger.Plan, path: Path) -> int:
 def _run_stock(wish: Wish, path: Path) -> None:
     """Save what stock onnxruntime gives for the kept inputs, whose shapes its optimizer knows, as it does for plans."""
     feeds = dict(np.load(Path(wish.keep).with_suffix(".npz")))
-    told = ort.Options("ORT_ENABLE_ALL", threads=wish.threads, dims=symbolic_sizes(Path(wish.model), feeds))
+    told = ort.SessionSettings("ORT_ENABLE_ALL", threads=wish.threads, dims=symbolic_sizes(Path(wish.model), feeds))
     session = ort.make_session(Path(wish.model), CPU, told)
     names = list(dict.fromkeys(output.name for output in session.get_outputs()))
     np.savez(path, **dict[str, Any](zip(names, session.run(names, feeds), strict=True)))

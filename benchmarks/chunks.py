@@ -31,7 +31,7 @@ from benchmarks.chunk_strips import measure_strips, strip_lines
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, keep, stamp
 from benchmarks.record import Record, progress
 from memonger.cli.differences import difference
-from memonger.cli.measure import Job, MeasuredSession, take_turns
+from memonger.cli.measure import MeasuredSession, RunJob, take_turns
 from memonger.cli.worker import WorkerError, reason
 
 BATCHES, THREADS = (16, 1, 4, 64), (2, 1)
@@ -129,7 +129,7 @@ def _check_room(plans: Mapping[str, Mapping[str, Any]]) -> None:
 def _measured(model: Path, folder: Path, threads: int) -> dict[str, Any]:
     """What all contestants took, by field of `Row`."""
     outputs = {kind: folder / f"{kind}.outputs.npz" for kind in (*STOCK, *PLANS)}
-    job = partial(Job, inputs=str(folder / "off.npz"), threads=threads)
+    job = partial(RunJob, inputs=str(folder / "off.npz"), threads=threads)
     jobs = {
         kind: job(str(model), outputs=str(outputs[kind]), planned=False, **options) for kind, options in STOCK.items()
     }

@@ -20,7 +20,7 @@ import memonger
 import models
 from benchmarks.machine import HERE, MIB, Table, keep, stamp
 from memonger.cli import measure_steps
-from memonger.cli.measure import Job, MeasuredSession
+from memonger.cli.measure import MeasuredSession, RunJob
 from memonger.cli.measure_steps import MeasuredTrainer
 from memonger.runtime import feeds as feeding
 from memonger.runtime.trainer import Trainer
@@ -131,7 +131,7 @@ def measured(plan: memonger.Plan, planned: Path, folder: Path) -> float | None:
     """MiB that a run takes: measured beside the loaded model, with weights and inputs as counted. None: not known."""
     np.savez(folder / "inputs.npz", **feeding.random_feeds(feeding.inputs_of(plan.model.graph)))
     job = (str(planned), str(folder / "inputs.npz"), str(folder / "outputs.npz"))
-    with MeasuredSession(Job(*job, planned=True), folder, "fit") as session:
+    with MeasuredSession(RunJob(*job, planned=True), folder, "fit") as session:
         return _in_all(plan, session.loaded["peak_bytes"])
 
 
@@ -143,7 +143,7 @@ def measured_steps(plan: memonger.Plan, planned: Path, folder: Path) -> float | 
     """The same of training steps."""
     np.savez(folder / "inputs.npz", **feeding.random_feeds(Trainer(plan).inputs))
     job = (str(planned), str(folder / "inputs.npz"), str(folder / "outputs.npz"))
-    with MeasuredTrainer(measure_steps.Job(*job, planned=True, untimed=2), folder, "fit") as trainer:
+    with MeasuredTrainer(measure_steps.StepsJob(*job, planned=True, untimed=2), folder, "fit") as trainer:
         return _in_all(plan, trainer.loaded["peak_bytes"])
 
 

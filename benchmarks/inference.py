@@ -23,7 +23,7 @@ from benchmarks.exports import EXPORTS, export
 from benchmarks.machine import HERE, MIB, Table, geometric_mean, pyplot, stamp
 from memonger.cli.compare import symbolic_sizes
 from memonger.cli.differences import difference
-from memonger.cli.measure import Job, MeasuredSession, take_turns
+from memonger.cli.measure import MeasuredSession, RunJob, take_turns
 from memonger.devices import CPU
 from memonger.runtime import ort
 from memonger.runtime.feeds import inputs_of
@@ -85,9 +85,9 @@ def measure(name: str, model: Path, batch: int, folder: Path) -> Row:
     feeds = random_inputs(plan, seed=0)
     memonger.Session(plan).run(feeds)  # checks the executed order
     np.savez(inputs, **feeds)
-    jobs = {"planned": Job(str(planned), str(inputs), str(folder / "planned.npz"), True)}
+    jobs = {"planned": RunJob(str(planned), str(inputs), str(folder / "planned.npz"), True)}
     for kind, options in KINDS.items():
-        jobs[kind] = Job(str(model), str(inputs), str(folder / f"{kind}.npz"), False, **options)
+        jobs[kind] = RunJob(str(model), str(inputs), str(folder / f"{kind}.npz"), False, **options)
     with ExitStack() as stack:
         workers = {kind: stack.enter_context(MeasuredSession(job, folder, kind)) for kind, job in jobs.items()}
         take_turns(list(workers.values()), 1, 2)
@@ -111,7 +111,7 @@ def measure(name: str, model: Path, batch: int, folder: Path) -> Row:
 def stock_outputs(model: Path, inputs: Path) -> dict[str, np.ndarray]:
     """Outputs of stock onnxruntime at the plan's level, told the same shapes: else its optimizer fuses less."""
     feeds = dict(np.load(inputs))
-    options = ort.Options("ORT_ENABLE_ALL", dims=symbolic_sizes(model, feeds))
+    options = ort.SessionSettings("ORT_ENABLE_ALL", dims=symbolic_sizes(model, feeds))
     session = ort.make_session(model, CPU, options)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))

@@ -32,7 +32,7 @@ from benchmarks.peer_planners import GRACE
 from benchmarks.remat import KNOWN, PERCENT, ROOT
 from memonger.errors import PlanError
 from memonger.schedule.portfolio import search
-from memonger.schedule.problem import Problem, Result, check, cost, peak
+from memonger.schedule.problem import Problem, ScheduleFigures, check, cost, peak
 
 _PLANNERS = ("moccasin", "checkmate")
 _LATE = "no answer in time"
@@ -62,7 +62,7 @@ class Answer:
         status: What is proven, or why there is no schedule.
     """
 
-    result: Result | None
+    result: ScheduleFigures | None
     seconds: float
     status: str
 
@@ -113,7 +113,9 @@ def other(planner: str, options: argparse.Namespace, problem: Problem, budget: i
         return Answer(None, found["seconds"], _status(found["status"], "", problem))
     schedule = tuple(found["schedule"])
     check(problem, schedule)
-    return Answer(Result.of(problem, schedule), found["seconds"], _status(found["status"], run.stdout, problem))
+    return Answer(
+        ScheduleFigures.of(problem, schedule), found["seconds"], _status(found["status"], run.stdout, problem)
+    )
 
 
 def others_text(planner: str, options: argparse.Namespace, problem: Problem, budget: int, late: set[str]) -> str:

@@ -23,7 +23,7 @@ import memonger
 import models
 from benchmarks.machine import HERE, MIB, Table, keep, stamp
 from memonger.cli.measure import take_turns
-from memonger.cli.measure_steps import Job, MeasuredTrainer
+from memonger.cli.measure_steps import MeasuredTrainer, StepsJob
 from memonger.cli.train import random_batch
 
 TABLES = ("memory", "training", "time")
@@ -272,7 +272,7 @@ def time(threads: int) -> Iterator[str]:
                 plans.append(made)
                 made.save(folder / f"{number}.onnx")
                 np.savez(folder / f"{number}.npz", **dict[str, Any](random_batch(made, 0)))
-                job = Job(
+                job = StepsJob(
                     str(folder / f"{number}.onnx"), str(folder / f"{number}.npz"), "", planned=True, untimed=2,
                     threads=threads, weight_bytes=made.parameter_bytes,
                 )  # fmt: skip

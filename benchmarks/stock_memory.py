@@ -18,7 +18,7 @@ import models
 from benchmarks import inference
 from benchmarks.exports import EXPORTS
 from benchmarks.machine import HERE, MIB, Table, keep, stamp
-from memonger.cli.measure import Job, MeasuredSession, take_turns
+from memonger.cli.measure import MeasuredSession, RunJob, take_turns
 from memonger.ir.save import save_model
 from memonger.runtime.feeds import inputs_of, random_feeds
 from tests.support.networks import LIGHT, light
@@ -57,7 +57,7 @@ def measure(model: memonger.Model, training: bool, folder: Path) -> tuple[memong
     save_model(model.ir.clone(), folder / "model.onnx")
     np.savez(folder / "x.npz", **random_feeds(inputs_of(plan.model.graph)))
     level = "ORT_DISABLE_ALL" if training else "ORT_ENABLE_ALL"
-    job = Job(str(folder / "model.onnx"), str(folder / "x.npz"), str(folder / "y.npz"), False, level)
+    job = RunJob(str(folder / "model.onnx"), str(folder / "x.npz"), str(folder / "y.npz"), False, level)
     with MeasuredSession(job, folder, "stock") as worker:
         take_turns([worker], 1, 1)
         return plan, worker.result().peak_bytes or 0

@@ -102,7 +102,7 @@ def planned_step(job: Any, arrays: dict[str, np.ndarray], folder: Path) -> Step:
     """The planned update of all parameters, and what they are."""
     import onnxruntime
 
-    session = ort.make_session(folder / "updates.onnx", CPU, ort.Options(threads=os.cpu_count() or 1))
+    session = ort.make_session(folder / "updates.onnx", CPU, ort.SessionSettings(threads=os.cpu_count() or 1))
     roles, kinds = job["scalars"], {"tensor(float)": np.float32, "tensor(int64)": np.int64}
     held = {value.name: np.zeros(value.shape, kinds[value.type]) for value in session.get_inputs()} | arrays
     steps = [held[name] for name in held if roles.get(name) == "step"]

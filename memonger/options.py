@@ -21,7 +21,7 @@ from memonger.graph.liveness import Sharing
 from memonger.option_names import Level, Mode, Order, Strategy
 from memonger.plan_file import ROWS
 from memonger.schedule import EFFORT, STRATEGIES
-from memonger.shapes.ranges import MOST_RANGES, Range, in_terms_of, own, terms_of
+from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, terms_of
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, in_bytes, whole
 from memonger.words import did_you_mean, option
 
@@ -181,7 +181,7 @@ class Options:
         return {name: one.most for name, one in _ranges(self.dims or {}).items()}
 
     @property
-    def ranges(self) -> dict[str, Range]:
+    def ranges(self) -> dict[str, DimRange]:
         """The dimensions of which a range of sizes is asked for; their places aren't known yet."""
         dims = self.dims or {}
         free = {name for name, size in dims.items() if _is_range(size)}
@@ -526,7 +526,7 @@ def _is_range(size: object) -> bool:
     return isinstance(size, Sequence) and not isinstance(size, str)
 
 
-def _ranges(dims: Mapping[str, Any]) -> dict[str, Range]:
+def _ranges(dims: Mapping[str, Any]) -> dict[str, DimRange]:
     """The range of each dimension, in the order given; of a single size that size alone.
 
     Raises:
@@ -540,12 +540,12 @@ def _ranges(dims: Mapping[str, Any]) -> dict[str, Range]:
     }
 
 
-def _range(size: "int | Sequence[int]") -> Range:
+def _range(size: "int | Sequence[int]") -> DimRange:
     """The range that is asked for; of a single size that size alone."""
     if not isinstance(size, Sequence):
-        return Range(int(size), int(size))
+        return DimRange(int(size), int(size))
     least, most, step = (*map(int, size), 1)[:3]
-    return Range(least, most - (most - least) % step, step)
+    return DimRange(least, most - (most - least) % step, step)
 
 
 def _check_patterns(option: str, value: object) -> None:

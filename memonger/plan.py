@@ -30,7 +30,7 @@ from memonger.model.kept_state import check_state, state_of
 from memonger.plan_file import Header, Record
 from memonger.plan_records import PlannedBuffer, Shape, Spent, html_table, planned_buffers
 from memonger.shapes import open_dims
-from memonger.shapes.ranges import Range, described
+from memonger.shapes.ranges import DimRange, described
 from memonger.shapes.sizes import SizesError
 from memonger.units import format_size, shown
 from memonger.words import option
@@ -707,7 +707,7 @@ def graph_of(
     workspace: Mapping[str, int] | None,
     host: Collection[str] = (),
     device: Device = CPU,
-    ranges: Mapping[str, Range] = MappingProxyType({}),
+    ranges: Mapping[str, DimRange] = MappingProxyType({}),
 ) -> Graph:
     """The graph of a lowered model, with the roles a training model gives its inputs and outputs.
 

@@ -27,7 +27,7 @@ from memonger.ir.tensors import content, external_tensors, read_bytes
 from memonger.ir.values import graphs, static_shape
 from memonger.ir.wire import fields
 from memonger.model.load import load_as_is
-from memonger.shapes.ranges import Range
+from memonger.shapes.ranges import DimRange
 from memonger.units import MOST_BATCH, MOST_THREADS
 from memonger.words import either
 
@@ -148,7 +148,7 @@ class Header:
     host: frozenset[str] = frozenset()
     stock_bytes: Size | None = None
     chunks: tuple[ChunkedBand, ...] = ()
-    ranges: Mapping[str, Range] = field(default_factory=dict)
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)
     run_time: Mapping[str, Size] = field(default_factory=dict)
     limit: Size | None = None
     source_file: SourceFile | None = None

@@ -11,7 +11,7 @@ Shape = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TimedTurns:
     """How long a run took without chunks and with them: the seconds of the fastest of so many each, taking turns."""
 
     whole: float
@@ -33,7 +33,7 @@ class Spent:
     runs: int = 0
     seconds: float = 0.0
     alone: float = 0.0
-    turn: Turn | None = None
+    turn: TimedTurns | None = None
 
     def count(self, seconds: float) -> None:
         """One more run, which took so long."""

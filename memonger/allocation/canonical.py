@@ -59,7 +59,7 @@ class Instance(NamedTuple):
     top: int
 
 
-class State(NamedTuple):
+class PlacementState(NamedTuple):
     """Where a search is. The placements so far are numbered by depth.
 
     Attributes:
@@ -97,7 +97,7 @@ class State(NamedTuple):
     spent: Ints
 
 
-def explore(task: Instance, state: State, most_placements: int, most_turns: int) -> int:
+def explore(task: Instance, state: PlacementState, most_placements: int, most_turns: int) -> int:
     """Search from a fresh state until a layout is found, there is none, or a limit is reached.
 
     Returns:
@@ -126,7 +126,7 @@ def explore(task: Instance, state: State, most_placements: int, most_turns: int)
     return SOLVED
 
 
-def _choose_component(task: Instance, state: State, depth: int) -> None:
+def _choose_component(task: Instance, state: PlacementState, depth: int) -> None:
     """Place next from the smallest component of what is left of the last one, or else of everything.
 
     It follows the last placement that overlaps it.
@@ -145,7 +145,7 @@ def _choose_component(task: Instance, state: State, depth: int) -> None:
     state.tried_at[depth] = state.tried_at[origin] if origin >= 0 else 0
 
 
-def _smallest_component(task: Instance, state: State, depth: int, low: int, high: int) -> bool:
+def _smallest_component(task: Instance, state: PlacementState, depth: int, low: int, high: int) -> bool:
     """Find the component with the fewest buffers between two steps; returns whether there is one."""
     fewest, count, begin, end = _FAR, 0, -1, -1
     for index in range(task.first_at[low], task.first_at[high]):
@@ -164,7 +164,7 @@ def _smallest_component(task: Instance, state: State, depth: int, low: int, high
     return count > 0
 
 
-def _next_rank(task: Instance, state: State, depth: int) -> int:
+def _next_rank(task: Instance, state: PlacementState, depth: int) -> int:
     """The next rank of the component, by offset, then rank, after that tried last; -1 if there is none.
 
     None is placed so high that another would fit below it.
@@ -184,7 +184,7 @@ def _next_rank(task: Instance, state: State, depth: int) -> int:
     return best if lowest < ceiling else -1
 
 
-def _place(task: Instance, state: State, depth: int, rank: int) -> bool:
+def _place(task: Instance, state: PlacementState, depth: int, rank: int) -> bool:
     """Place a rank at its release, and raise those that overlap it; returns whether they stay within their limits."""
     state.spent[0] += 1
     at, changes, good = state.release[rank], state.mark[depth], True
@@ -203,14 +203,14 @@ def _place(task: Instance, state: State, depth: int, rank: int) -> bool:
     return good
 
 
-def _undo(state: State, depth: int) -> None:
+def _undo(state: PlacementState, depth: int) -> None:
     """Undo the placement at this depth."""
     for change in range(state.mark[depth + 1] - 1, state.mark[depth] - 1, -1):
         state.release[state.changed[change]] = state.before[change]
     state.offset[state.tried[depth]] = -1
 
 
-def _bounded(task: Instance, state: State, depth: int, rank: int) -> bool:
+def _bounded(task: Instance, state: PlacementState, depth: int, rank: int) -> bool:
     """Whether the bounds of all steps of the component are within the capacity, after a rank was placed."""
     begin, end, at = state.begin[depth], state.end[depth], state.tried_at[depth]
     for index in range(task.first_at[begin], task.first_at[end]):
@@ -240,7 +240,7 @@ def _bounded(task: Instance, state: State, depth: int, rank: int) -> bool:
     return True
 
 
-def _sort_by_least(state: State) -> None:
+def _sort_by_least(state: PlacementState) -> None:
     """Sort all ranks by insertion, which takes few moves since little has changed."""
     by_least, least = state.by_least, state.least
     for index in range(1, len(by_least)):
@@ -252,7 +252,7 @@ def _sort_by_least(state: State) -> None:
         state.spent[1] += index - slot
 
 
-def _raised(task: Instance, state: State, rank: int, at: int) -> int:
+def _raised(task: Instance, state: PlacementState, rank: int, at: int) -> int:
     """The least offset of a rank whose turn has passed: the lowest end of one that may still raise it."""
     lowest = _FAR
     for index in range(task.overlap_at[rank], task.overlap_at[rank + 1]):

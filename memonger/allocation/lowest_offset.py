@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memonger.allocation.buffers import Buffer, Layout
 from memonger.allocation.columns import Ints
 from memonger.allocation.orders import ORDERS
-from memonger.allocation.rows import Rows
+from memonger.allocation.rows import SortedBuffers
 
 _LAID_OUT = np.iinfo(np.int64).max
 """Key of a buffer that is laid out already."""
@@ -31,11 +31,11 @@ def lowest_offset_first(buffers: Sequence[Buffer], order: str = "area") -> Layou
     """
     if not buffers:
         return Layout((), 0)
-    rows = Rows.of(buffers)
+    rows = SortedBuffers.of(buffers)
     return rows.layout(depths_of(rows, ORDERS[order](rows)))
 
 
-def depths_of(rows: Rows, order: NDArray[np.intp]) -> Ints:
+def depths_of(rows: SortedBuffers, order: NDArray[np.intp]) -> Ints:
     """Depths by row, laid out lowest offset first, ties broken by ``order``.
 
     The next buffer is the argmin of one column: depth × n + rank, a single integer that compares by depth, then rank.
@@ -56,7 +56,7 @@ def depths_of(rows: Rows, order: NDArray[np.intp]) -> Ints:
     return depths
 
 
-def _aligned(rows: Rows, window: slice, depth: int) -> Ints | int:
+def _aligned(rows: SortedBuffers, window: slice, depth: int) -> Ints | int:
     """The least depth from ``depth`` on, a multiple of ``unit``, that suits each row's alignment."""
     if rows.uniform:
         return depth

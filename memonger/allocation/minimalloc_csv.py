@@ -23,7 +23,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PackingProblem:
     """A packing problem as read from a file.
 
     Attributes:
@@ -37,7 +37,7 @@ class Problem:
     offsets: tuple[int, ...] | None = None
 
 
-def read_problem(path: str | os.PathLike[str]) -> Problem:
+def read_problem(path: str | os.PathLike[str]) -> PackingProblem:
     """Read a problem.
 
     Raises:
@@ -58,10 +58,10 @@ def read_problem(path: str | os.PathLike[str]) -> Problem:
             offsets.append(_integer(fields, "offset", 0))
         except LayoutError as error:
             raise LayoutError(f"{os.fspath(path)}, line {number}: {error}") from None
-    return Problem(tuple(names), tuple(buffers), tuple(offsets) if "offset" in columns else None)
+    return PackingProblem(tuple(names), tuple(buffers), tuple(offsets) if "offset" in columns else None)
 
 
-def write_solution(path: str | os.PathLike[str], problem: Problem, layout: Layout) -> None:
+def write_solution(path: str | os.PathLike[str], problem: PackingProblem, layout: Layout) -> None:
     """Write a problem with its offsets, the file whole or not at all.
 
     The columns are ``id,lower,upper,size,offset``, with ``alignment`` before ``offset`` where one is not 1.

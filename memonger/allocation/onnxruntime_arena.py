@@ -33,7 +33,7 @@ def onnxruntime_bytes(planned: Sequence[Buffer], single: Sequence[Buffer] = ()) 
         planned: What it packs into one block from the second run on.
         single: What it asks for one by one in every run: the model's outputs, the workspace of kernels.
     """
-    arena, block = _Arena(), _Pieces([(_ENDLESS, 0)])
+    arena, block = _RuntimeArena(), _Pieces([(_ENDLESS, 0)])
     for buffer, begins in _events((*planned, *single)):
         arena.take(buffer.id, buffer.size) if begins else arena.give(buffer.id)
     packed: dict[int, tuple[int, int]] = {}
@@ -145,7 +145,7 @@ class _Pieces:
         del self.size_at[address], self.start_of[address + size]
 
 
-class _Arena:
+class _RuntimeArena:
     """onnxruntime's arena: regions that grow, and which of their bytes were written to."""
 
     def __init__(self) -> None:

@@ -10,17 +10,17 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from memonger.allocation.rows import Rows
+from memonger.allocation.rows import SortedBuffers
 
-Order = Callable[[Rows], NDArray[np.intp]]
+Order = Callable[[SortedBuffers], NDArray[np.intp]]
 
 
-def _sorted_by(rows: Rows, *keys: NDArray[np.generic]) -> NDArray[np.intp]:
+def _sorted_by(rows: SortedBuffers, *keys: NDArray[np.generic]) -> NDArray[np.intp]:
     """Rows sorted by these keys, the most significant first, and then by the common tie-breaks."""
     return np.lexsort((rows.source, rows.start, rows.start - rows.stop, -rows.alignment, -rows.size, *reversed(keys)))
 
 
-def _overlaps(rows: Rows) -> NDArray[np.intp]:
+def _overlaps(rows: SortedBuffers) -> NDArray[np.intp]:
     """How many buffers begin before each ends, less those that have ended before it begins."""
     begun = np.searchsorted(np.sort(rows.start), rows.stop, side="left")
     return begun - np.searchsorted(np.sort(rows.stop), rows.start, side="right")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from memonger.allocation import canonical
 from memonger.allocation.buffers import Buffer, Layout
-from memonger.allocation.canonical import EXHAUSTED, SOLVED, Instance, State
+from memonger.allocation.canonical import EXHAUSTED, SOLVED, Instance, PlacementState
 from memonger.allocation.columns import Columns, Ints
 
 _MOST_OVERLAPS = 2_000_000
@@ -45,7 +45,7 @@ _TIE_BREAKS = (("duration",), ("overlaps",), ("duration", "size"), ("size",))
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class PlacementProblem:
     """Buffers in the caller's order, as columns.
 
     Attributes:
@@ -122,14 +122,14 @@ class Attempts:
         random: Noise; its stream is the same in every version of numpy.
     """
 
-    problem: Problem
+    problem: PlacementProblem
     effort: int
     number: int
     weights: NDArray[np.float64]
     random: np.random.RandomState
 
     @classmethod
-    def of(cls, problem: Problem, effort: int) -> Self:
+    def of(cls, problem: PlacementProblem, effort: int) -> Self:
         """No attempts so far."""
         return cls(problem, effort, 0, np.zeros(len(problem.alive)), np.random.RandomState(_SEED))
 
@@ -175,7 +175,7 @@ def improve(
     """
     if _pairs(buffers) > _MOST_OVERLAPS:
         return best, low
-    problem = Problem.of(buffers)
+    problem = PlacementProblem.of(buffers)
     attempts, unit = Attempts.of(problem, effort), problem.columns.unit
     step = max(1, (best.size - max(low, enough)) // 4)
     while best.size > max(low, enough) and attempts.effort > 0:
@@ -198,7 +198,7 @@ def _pairs(buffers: Sequence[Buffer]) -> int:
     return int((np.searchsorted(starts, stops) - np.arange(1, len(buffers) + 1)).sum()) * 2
 
 
-def _prepared(problem: Problem, order: NDArray[np.intp], capacity: int) -> tuple[Instance, State]:
+def _prepared(problem: PlacementProblem, order: NDArray[np.intp], capacity: int) -> tuple[Instance, PlacementState]:
     """The problem by rank, in lists or arrays as `compiled_explore` wants them, and a fresh state."""
     columns, start = problem.columns, problem.start[order]
     pairs, count, steps = np.nonzero(problem.overlaps[order][:, order])[1], len(order), len(problem.alive)
@@ -219,7 +219,7 @@ def _prepared(problem: Problem, order: NDArray[np.intp], capacity: int) -> tuple
         top=-(-capacity // unit) * unit,
     )
     lengths = [count] * 2 + [count + 2] * 6 + [len(pairs) + 1] * 2 + [count] * 2 + [steps] * 2 + [2]
-    state = State(*(as_wanted(np.zeros(length, np.int64)) for length in lengths))
+    state = PlacementState(*(as_wanted(np.zeros(length, np.int64)) for length in lengths))
     return task, state._replace(offset=as_wanted(np.full(count, -1)), by_least=as_wanted(np.arange(count)))
 
 
@@ -240,7 +240,7 @@ def has_numba() -> bool:
 
 
 @cache
-def compiled_explore() -> Callable[[Instance, State, int, int], int]:
+def compiled_explore() -> Callable[[Instance, PlacementState, int, int], int]:
     """`canonical.explore`, compiled where numba is installed; the compiled code is kept beside the module."""
     if not has_numba():
         return canonical.explore
@@ -249,5 +249,5 @@ def compiled_explore() -> Callable[[Instance, State, int, int], int]:
 
     for helper in canonical.HELPERS:
         register_jitable(helper)
-    compiled: Callable[[Instance, State, int, int], int] = numba.njit(cache=True)(canonical.explore)
+    compiled: Callable[[Instance, PlacementState, int, int], int] = numba.njit(cache=True)(canonical.explore)
     return compiled

@@ -22,7 +22,7 @@ _PART_COST = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class SortedBuffers:
     """One row for each buffer. Rows are sorted by start within each part; columns are parallel arrays.
 
     A few buffers that live nearly throughout would stretch every window to the beginning, so the longest-lived ones may

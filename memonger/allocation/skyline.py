@@ -43,7 +43,7 @@ def _placed(columns: Columns, order: list[int]) -> Ints:
     size, alignment = (columns.size + columns.slack)[order].tolist(), columns.alignment[order].tolist()
     start, stop = columns.start[order], columns.stop[order]
     first_at = np.searchsorted(start, np.arange(columns.steps + 1)).tolist()  # the first buffer from each step on
-    waiting, intervals = _Waiting(stop.tolist()), _Intervals(columns.steps - 1)
+    waiting, intervals = _BufferTree(stop.tolist()), _Intervals(columns.steps - 1)
     starts, stops = start.tolist(), stop.tolist()
     offsets = np.zeros(len(order), np.int64)
     left = len(order)
@@ -60,7 +60,7 @@ def _placed(columns: Columns, order: list[int]) -> Ints:
     return offsets
 
 
-class _Waiting:
+class _BufferTree:
     """Buffers not laid out yet, by their position in the order: a tree of the least stop of each half."""
 
     def __init__(self, stops: list[int]) -> None:

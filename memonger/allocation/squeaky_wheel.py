@@ -12,7 +12,7 @@ import numpy as np
 from memonger.allocation.buffers import Buffer, Layout
 from memonger.allocation.lowest_offset import depths_of
 from memonger.allocation.orders import ORDERS
-from memonger.allocation.rows import Rows
+from memonger.allocation.rows import SortedBuffers
 
 _ORDERS = ("conflict", "area", "size", "start")
 
@@ -32,7 +32,7 @@ def relaid(buffers: Sequence[Buffer], layout: Layout, goal: int, placements: int
         goal: Bytes.
         placements: How many buffers may be laid out in all, each counted as often as it is.
     """
-    rows = Rows.of(buffers)
+    rows = SortedBuffers.of(buffers)
     ranks, blames = [np.argsort(ORDERS[name](rows)) for name in _ORDERS], np.zeros((len(_ORDERS), len(rows)), np.int64)
     for number in range(min(_ROUNDS, placements // len(rows))):
         rank, blame = ranks[number % len(_ORDERS)], blames[number % len(_ORDERS)]

@@ -121,7 +121,7 @@ def _differentiate(
         _warn_of_inference_norms(copy)
     if keep_random:
         random.fix_seeds(copy.ir)
-    work = _Work(copy, Emitter(copy.ir), keep_random)
+    work = _Differentiation(copy, Emitter(copy.ir), keep_random)
     work.roles = model.training or training_mode.roles_of_statistics(copy, work.op)
     if first is not None:
         work.take_over(first)
@@ -139,7 +139,7 @@ def _differentiate(
 
 
 @dataclass(slots=True)
-class _Work:
+class _Differentiation:
     """A model while it is differentiated.
 
     Values are looked up by name, as writing out function bodies puts others in their place.
@@ -242,7 +242,9 @@ def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str
             )
 
 
-def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool, added_up: Sequence[str] | None) -> None:
+def _start(
+    work: _Differentiation, loss: str | losses.Loss | None, scaled: bool, added_up: Sequence[str] | None
+) -> None:
     """Set what the backward pass begins at.
 
     Args:
@@ -276,7 +278,7 @@ def _start(work: _Work, loss: str | losses.Loss | None, scaled: bool, added_up: 
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
 
 
-def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
+def _write_bodies(work: _Differentiation, chosen: Sequence[str]) -> None:
     """Write out what has a function body and no rule, and see to it that nothing is left without one."""
 
     def needed() -> list[ir.Node]:
@@ -296,7 +298,7 @@ def _write_bodies(work: _Work, chosen: Sequence[str]) -> None:
         )
 
 
-def _backward(work: _Work, chosen: Sequence[str], updater: Updater) -> None:
+def _backward(work: _Differentiation, chosen: Sequence[str], updater: Updater) -> None:
     """Write the backward pass and the updates, and make inputs, outputs and what is said of them."""
     op, graph, nodes = work.op, work.model.graph, list(work.model.graph)
     updates = dict(work.roles.updates)
@@ -343,7 +345,7 @@ def _names(values: Mapping[ir.Value, ir.Value]) -> dict[str, str]:
     return {str(one.name): str(other.name) for one, other in values.items()}
 
 
-def _log_left_out(work: _Work, chosen: Sequence[str], found: Mapping[ir.Value, ir.Value]) -> None:
+def _log_left_out(work: _Differentiation, chosen: Sequence[str], found: Mapping[ir.Value, ir.Value]) -> None:
     reached = {str(v.name) for v in found}
     left_out = [name for name in chosen if name not in reached]
     if left_out:
@@ -358,7 +360,7 @@ def _log_left_out(work: _Work, chosen: Sequence[str], found: Mapping[ir.Value, i
 class _Namer:
     """Gives results the names of outputs: each output is one value with one name, and no forward value is renamed."""
 
-    work: _Work
+    work: _Differentiation
     nodes: set[ir.Node]
     used: set[ir.Value] = field(default_factory=set)
 
@@ -373,7 +375,7 @@ class _Namer:
         return value
 
 
-def _finish(work: _Work, source: ir.Model) -> None:
+def _finish(work: _Differentiation, source: ir.Model) -> None:
     model = work.model.ir
     training_roles.write(model, work.roles)
     remove_unused(model)

@@ -52,7 +52,7 @@ def adam(step: Step, p: ir.Value, g: Scaled, betas: tuple[float, float], eps: fl
     """The change that Adam subtracts, as `Step.adam`, its moments kept in 8 bits."""
     op = step.op
     blocks = -(-op.size(p) // BLOCK)
-    mean, square = (_Kept(step, p, name, blocks) for name in ("exp_avg", "exp_avg_sq"))
+    mean, square = (_SavedValue(step, p, name, blocks) for name in ("exp_avg", "exp_avg_sq"))
     flat = Scaled(_in_blocks(op, g.value, blocks), g.factors)
     m, v = step.moments(mean.read(op, signed=True), square.read(op, signed=False), flat, betas)
     mean.write(step, m, signed=True)
@@ -77,7 +77,7 @@ def _in_blocks(op: Emitter, g: ir.Value, blocks: int) -> ir.Value:
     return op.reshape(flat, (blocks, BLOCK))
 
 
-class _Kept:
+class _SavedValue:
     """A moment between steps: codes, and the largest magnitude of each block."""
 
     def __init__(self, step: Step, p: ir.Value, name: str, blocks: int) -> None:

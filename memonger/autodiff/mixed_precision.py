@@ -92,7 +92,7 @@ def to_mixed_precision(
     trained = parameters.trainable(model)
     copy = raise_opset(model.clone())
     name_nodes(copy.ir)
-    work = _Work(copy.ir, Emitter(copy.ir), TYPES[precision], frozenset(trained))
+    work = _Narrowing(copy.ir, Emitter(copy.ir), TYPES[precision], frozenset(trained))
     fold_into_products(copy.ir, work.op)
     for node in list(copy.graph):
         with work.op.at(str(node.name)):
@@ -131,7 +131,7 @@ def _check(model: Model) -> None:
 
 
 @dataclass(slots=True)
-class _Work:
+class _Narrowing:
     """A model being written in mixed precision.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Work:
         return self.casts[value, dtype]
 
 
-def _turn(work: _Work, node: ir.Node) -> None:
+def _turn(work: _Narrowing, node: ir.Node) -> None:
     """Give a node its type, and cast what it reads. Its inputs are turned already."""
     if facts(node).shape_only:
         return
@@ -182,7 +182,7 @@ def _turn(work: _Work, node: ir.Node) -> None:
     work.products += node.op_type in _PRODUCTS
 
 
-def _tensors_of_one_type(work: _Work, node: ir.Node) -> list[int] | None:
+def _tensors_of_one_type(work: _Narrowing, node: ir.Node) -> list[int] | None:
     """The inputs to be cast for a node that runs in 16 bits; None for one that keeps its types."""
     if node.domain or node.op_type in _PRECISE or subgraphs(node) or not node.outputs[0].name:
         return None
@@ -211,7 +211,7 @@ def _is_stored(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input()
 
 
-def _fits(work: _Work, value: ir.Value) -> bool:
+def _fits(work: _Narrowing, value: ir.Value) -> bool:
     """Whether a value may be cast: what 16 bits can't hold, as -1e38 in a mask or a number such as 1e-12, may not."""
     content = work.op.content(value)
     if content is None:
@@ -224,7 +224,7 @@ def _fits(work: _Work, value: ir.Value) -> bool:
     return bool(is_held.all())
 
 
-def _widen(work: _Work, node: ir.Node) -> None:
+def _widen(work: _Narrowing, node: ir.Node) -> None:
     """Let a node, with the nodes of its subgraphs, read float32 where it read that before."""
     for each in _with_inner(node):
         for index, value in enumerate(each.inputs):
@@ -241,12 +241,12 @@ def _with_inner(node: ir.Node) -> Iterator[ir.Node]:
         pending.extend(inner for graph in subgraphs(each) for inner in graph)
 
 
-def _insert(work: _Work, node: ir.Node) -> None:
+def _insert(work: _Narrowing, node: ir.Node) -> None:
     work.model.graph.insert_before(node, work.op.nodes)
     work.op.nodes = []
 
 
-def _widen_outputs(work: _Work) -> None:
+def _widen_outputs(work: _Narrowing) -> None:
     """Cast the graph's outputs back to float32, under their names."""
     graph = work.model.graph
     for index, value in enumerate(graph.outputs):

@@ -72,7 +72,7 @@ def to_training_mode(
     trained = parameters.trainable(model)
     copy = raise_opset(model.clone())
     name_nodes(copy.ir)
-    work = _Work(copy, Emitter(copy.ir), momentum, sync_batch_norm)
+    work = _TrainingForm(copy, Emitter(copy.ir), momentum, sync_batch_norm)
     work.updates.update(statistics_of(copy.ir))
     turned = _turn_norms(work, lambda node: _is_inference_norm(node) or _loses_statistics(node))
     dropped = _turn_dropouts(work) if dropout else 0
@@ -88,7 +88,7 @@ def to_training_mode(
 
 
 @dataclass(slots=True)
-class _Work:
+class _TrainingForm:
     """A model being turned.
 
     Attributes:
@@ -145,7 +145,7 @@ def roles_of_statistics(model: Model, op: Emitter) -> Training:
 
     Where nothing reads the statistics that one moves, they become outputs, as PyTorch moves them: the model is changed.
     """
-    work = _Work(model, op, None, updates=statistics_of(model.ir))
+    work = _TrainingForm(model, op, None, updates=statistics_of(model.ir))
     outputs = tuple(str(value.name) for value in model.graph.outputs if value.name not in work.updates.values())
     _turn_norms(work, _loses_statistics)
     _output_statistics(work)
@@ -162,7 +162,7 @@ def _loses_statistics(node: ir.Node) -> bool:
     )
 
 
-def _turn_norms(work: _Work, is_turned: Callable[[ir.Node], bool]) -> int:
+def _turn_norms(work: _TrainingForm, is_turned: Callable[[ir.Node], bool]) -> int:
     """Have BatchNormalization nodes normalize by the batch and move their statistics. Returns how many."""
     turned = [node for node in work.model.graph if is_turned(node)]
     nodes = frozenset(turned)
@@ -172,7 +172,7 @@ def _turn_norms(work: _Work, is_turned: Callable[[ir.Node], bool]) -> int:
     return len(turned)
 
 
-def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
+def _turn_norm(work: _TrainingForm, node: ir.Node, held: Sequence[ir.Value]) -> None:
     """Normalize by the batch, and write the new running statistics behind the node."""
     op, name = work.op, str(node.name)
     dims = op.dims(node.inputs[0])
@@ -200,7 +200,7 @@ def _turn_norm(work: _Work, node: ir.Node, held: Sequence[ir.Value]) -> None:
         _insert(work, node, before=False)
 
 
-def _synchronize(work: _Work, node: ir.Node, held: Sequence[ir.Value], kept: float, count: int) -> None:
+def _synchronize(work: _TrainingForm, node: ir.Node, held: Sequence[ir.Value], kept: float, count: int) -> None:
     """Normalize by mean and variance over the batches of all ranks, each of ``count`` values a channel.
 
     The variance is the mean of squared distances from the mean of all: what one rank computes from the whole batch.
@@ -240,7 +240,7 @@ def _unread(op: Emitter, x: ir.Value | None, statistic: ir.Value) -> tuple[ir.Va
     return negative, op.Neg(negative)
 
 
-def _insert(work: _Work, node: ir.Node, *, before: bool) -> None:
+def _insert(work: _TrainingForm, node: ir.Node, *, before: bool) -> None:
     """Put what was emitted beside the node."""
     graph, made = work.model.graph, work.op.nodes
     if before:
@@ -250,7 +250,7 @@ def _insert(work: _Work, node: ir.Node, *, before: bool) -> None:
     work.op.nodes = []
 
 
-def _statistic(work: _Work, node: ir.Node, slot: int, turned: frozenset[ir.Node]) -> ir.Value:
+def _statistic(work: _TrainingForm, node: ir.Node, slot: int, turned: frozenset[ir.Node]) -> ir.Value:
     """The running statistic at an input, one of the node's own; ``turned`` are all nodes that are being turned.
 
     Nodes with one scale, bias, mean and variance are one layer that runs several times: they move one statistic, one
@@ -276,7 +276,7 @@ def _is_read_elsewhere(value: ir.Value, slot: int, turned: frozenset[ir.Node]) -
     return value.is_graph_output() or any(n not in turned or index != slot for n, index in value.uses())
 
 
-def _own_copy(work: _Work, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
+def _own_copy(work: _TrainingForm, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
     if value.const_value is None:
         raise PlanError(
             f"{work.model.name}: the input '{value.name}' is a running statistic of BatchNormalization '{node.name}', "
@@ -288,7 +288,7 @@ def _own_copy(work: _Work, node: ir.Node, slot: int, value: ir.Value) -> ir.Valu
     return own
 
 
-def _turn_dropouts(work: _Work) -> int:
+def _turn_dropouts(work: _TrainingForm) -> int:
     """Every Dropout that would drop nothing now drops. Returns how many."""
     op, graph, count = work.op, work.model.graph, 0
     for node in [n for n in graph if n.op_type == "Dropout" and n.domain == ""]:
@@ -315,7 +315,7 @@ def _has_ratio_zero(op: Emitter, node: ir.Node) -> bool:
     return ratio is not None and not ratio.any()
 
 
-def _bypass(work: _Work, node: ir.Node) -> None:
+def _bypass(work: _TrainingForm, node: ir.Node) -> None:
     x, y = node.inputs[0], node.outputs[0]
     if x is None or y.is_graph_output() or any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:]):
         return
@@ -323,7 +323,7 @@ def _bypass(work: _Work, node: ir.Node) -> None:
     work.model.graph.remove(node, safe=True)
 
 
-def _output_statistics(work: _Work) -> None:
+def _output_statistics(work: _TrainingForm) -> None:
     """Make new statistics outputs, and note which are whose."""
     for old, new in work.current.items():
         new.name = work.op.fresh(f"{old.name}.next")
@@ -331,7 +331,7 @@ def _output_statistics(work: _Work) -> None:
         work.updates[str(old.name)] = str(new.name)
 
 
-def _finish(work: _Work, trained: tuple[str, ...], source: ir.Model) -> None:
+def _finish(work: _TrainingForm, trained: tuple[str, ...], source: ir.Model) -> None:
     model, graph = work.model.ir, work.model.graph
     outputs = [str(value.name) for value in graph.outputs if value.name not in work.updates.values()]
     _output_statistics(work)

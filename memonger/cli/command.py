@@ -111,7 +111,7 @@ class Command(_Escaping):
 
     def invoke(self, ctx: click.Context) -> Any:
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # memonger says itself what is wrong with a model
-        logger, notes = logging.getLogger("memonger"), _Notes(logging.WARNING)
+        logger, notes = logging.getLogger("memonger"), _CommandNotes(logging.WARNING)
         logger.addHandler(notes)
         ctx.call_on_close(lambda: logger.removeHandler(notes))
         try:
@@ -141,7 +141,7 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> N
             formatter.write_text("\b\n" + "\n".join(examples))
 
 
-class Group(_Escaping, click.Group):
+class CommandGroup(_Escaping, click.Group):
     """A command of commands, which its help lists in sections.
 
     Args:
@@ -177,7 +177,7 @@ class Group(_Escaping, click.Group):
         write_examples(formatter, self.examples)
 
 
-class _Notes(logging.Handler):
+class _CommandNotes(logging.Handler):
     """Prints what is logged as the notes of a plan are printed."""
 
     def emit(self, record: logging.LogRecord) -> None:

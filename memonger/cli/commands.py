@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 
 from memonger import __version__
-from memonger.cli.command import Command, Comparison, Group
+from memonger.cli.command import Command, CommandGroup, Comparison
 from memonger.cli.options import (
     AS_JSON,
     BUCKETS,
@@ -49,7 +49,7 @@ from memonger.units import MOST_ARENAS, MOST_BUDGET, MOST_INSTANCES, MOST_POINTS
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     name="memonger",
     context_settings=HELP,
     examples=(

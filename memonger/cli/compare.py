@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Job, Measured, MeasuredSession, latency, read_arrays, take_turns, write_arrays
-from memonger.cli.settings import Result, Settings
+from memonger.cli.measure import Measured, MeasuredSession, RunJob, latency, read_arrays, take_turns, write_arrays
+from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import Device
 from memonger.errors import MemongerError, system_checked
@@ -32,16 +32,16 @@ from memonger.runtime.padding import Padding, cut, filled_up
 from memonger.runtime.program import program_of
 from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.session import Session
-from memonger.shapes.ranges import Range
+from memonger.shapes.ranges import DimRange
 from memonger.units import format_size
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=RunJob)
 
 LONGEST = 10.0  # seconds that the runs of a model that isn't compared may take
 ROUNDS = 5  # turns each session takes
 
 
-def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Result:
+def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> CommandResult:
     """Run a planned model, and time it in this process for no longer than `LONGEST` seconds."""
     given = inputs_for(plan, feeds, settings)
     session = _session(plan, settings)
@@ -60,7 +60,7 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Re
         f"A run takes {_parts(plan)}, as planned; --compare measures it beside stock onnxruntime."
     )
     lines = (*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)]))
-    return Result(shown_of(plan, outputs), record, lines=lines, saved=outputs)
+    return CommandResult(shown_of(plan, outputs), record, lines=lines, saved=outputs)
 
 
 def shown_of(plan: Plan, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,7 +124,7 @@ def compare(
     settings: Settings,
     folder: Path,
     tell: Callable[[str], None],
-) -> Result:
+) -> CommandResult:
     """Run a planned model, and a model on stock onnxruntime at the plan's own level and with default options.
 
     Args:
@@ -144,7 +144,7 @@ def compare(
     del checked
     given, shapes = filled(plan, given, settings)
     write_arrays(folder / "inputs.npz", given)
-    job = planned_job(Job, plan, planned, device, settings, folder)
+    job = planned_job(RunJob, plan, planned, device, settings, folder)
     jobs = {"planned": job, **stock_jobs(plan, job, stock, given, folder)}
     measured = measure_in_turns(jobs, folder, settings, tell)
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), shapes)) for name in jobs}
@@ -154,7 +154,7 @@ def compare(
     verdict, outputs = judge(case, sessions, tell), sessions["planned"].arrays
     notes = (*_source_note(plan, is_source), *_chunks_note(plan, planned, stock), *verdict.notes)
     lines = (*gradients_of(plan, outputs), _prediction(plan, measured["planned"]), graphs, *verdict.lines)
-    return Result(
+    return CommandResult(
         shown_of(plan, outputs), {**verdict.record, **_figures(plan), "runs": ROUNDS * _a_turn(settings)}, verdict.rows,
         tuple(filter(None, lines)), verdict.passed, saved=outputs, notes=notes,
     )  # fmt: skip
@@ -239,7 +239,7 @@ def stock_jobs(plan: Plan, job: J, stock: Path, given: feeding.Feeds, folder: Pa
 
 
 def measure_in_turns(
-    jobs: Mapping[str, Job], folder: Path, settings: Settings, tell: Callable[[str], None]
+    jobs: Mapping[str, RunJob], folder: Path, settings: Settings, tell: Callable[[str], None]
 ) -> dict[str, Measured]:
     """Measure each job in a process of its own; they take turns, `ROUNDS` each, until each has run often enough."""
     with ExitStack() as stack:
@@ -255,7 +255,7 @@ def measure_in_turns(
 
 
 def symbolic_sizes(
-    model: Path, feeds: feeding.Feeds, ranges: Mapping[str, Range] = MappingProxyType({})
+    model: Path, feeds: feeding.Feeds, ranges: Mapping[str, DimRange] = MappingProxyType({})
 ) -> dict[str, int]:
     """The sizes that inputs give to a model's named dimensions.
 

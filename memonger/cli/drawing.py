@@ -9,7 +9,7 @@ import click
 from memonger.cli.output import print_result
 from memonger.files import write_whole
 from memonger.model.load import load
-from memonger.report.drawing import Settings, drawing, rendered
+from memonger.report.drawing import DrawingSettings, drawing, rendered
 from memonger.report.memory_count import planned_file
 
 PICTURES = ("svg", "png", "pdf")
@@ -27,7 +27,7 @@ def draw(
     if not isinstance(loaded, Path | str) and (batch is not None or dims):
         raise click.UsageError(f"{model} has a plan, for sizes that --batch and --dim can't change.")
     made = drawing(
-        load(loaded, batch=batch, dims=dims) if isinstance(loaded, Path | str) else loaded, Settings(**flags)
+        load(loaded, batch=batch, dims=dims) if isinstance(loaded, Path | str) else loaded, DrawingSettings(**flags)
     )
     if output is None:
         click.echo(made.text, nl=False)

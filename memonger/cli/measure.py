@@ -27,7 +27,7 @@ from memonger.runtime.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunJob:
     """What a measuring process runs.
 
     Attributes:
@@ -100,7 +100,7 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     return {name: a.view(ir.DataType[types[name]].numpy()) if name in types else a for name, a in arrays.items()}
 
 
-def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
+def _runner(job: RunJob, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
     device = parse_device(job.device)
     if job.planned:
         planned = Session(
@@ -110,7 +110,7 @@ def _runner(job: Job, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[s
         if planned.state:
             return lambda: {**planned.run(feeds), **_next_state(planned)}
         return lambda: planned.run(feeds, copy=copy)  # stock sessions hold their outputs once, too
-    options = ort.Options(
+    options = ort.SessionSettings(
         job.level,
         threads=job.threads,
         arena=job.arena,
@@ -154,7 +154,7 @@ def _next_state(session: Session) -> dict[str, np.ndarray]:
     return {session.state[name]: array for name, array in session.state_dict().items()}
 
 
-def serve(job: Job) -> None:
+def serve(job: RunJob) -> None:
     """Measure in this process: say what loading and the first runs took, then the seconds of as many as are asked."""
     feeds, device = read_arrays(job.inputs), parse_device(job.device)
     before = in_use(device)
@@ -183,7 +183,7 @@ def in_use(device: Device) -> int | None:
     """Bytes of a device in use, by its driver, once onnxruntime has its libraries there; None on the CPU."""
     if device.is_host:
         return None
-    session = ort.make_session(_probe(), device, ort.Options())
+    session = ort.make_session(_probe(), device, ort.SessionSettings())
     session.run(["y"], {"x": np.ones((1, 4, 8, 8), np.float32)})
     return _used(device)
 
@@ -222,7 +222,7 @@ def device_peak(run: Callable[[], object], device: Device, baseline: int) -> int
 
 
 class MeasuredSession(Worker):
-    """The parent's end of a process that runs a `Job`. To be used in a ``with`` statement.
+    """The parent's end of a process that runs a `RunJob`. To be used in a ``with`` statement.
 
     Raises:
         SessionError: the process failed; its reason is in the message.
@@ -283,6 +283,6 @@ def take_turns(workers: Sequence[MeasuredSession], rounds: int, runs: int) -> No
 
 if __name__ == "__main__":
     try:
-        serve(Job(**json.loads(Path(sys.argv[1]).read_text())))
+        serve(RunJob(**json.loads(Path(sys.argv[1]).read_text())))
     except MemongerError as error:
         say({"failed": str(error)})

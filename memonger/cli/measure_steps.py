@@ -34,7 +34,7 @@ STATE = "state: "
 
 
 @dataclass(frozen=True, slots=True)
-class Job(measure.Job):
+class StepsJob(measure.RunJob):
     """What a measuring process trains: see `measure.Job`. Outputs are what the last step gave and the state after it.
 
     Attributes:
@@ -71,7 +71,7 @@ class StockTrainer:
         SessionError: the model has no loss; onnxruntime refuses it.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: StepsJob) -> None:
         model = load_as_is(job.model).ir
         roles = training_roles.read(model, job.model)
         if roles is None or roles.loss is None:
@@ -84,7 +84,7 @@ class StockTrainer:
         self.state = {name: self._on_device(_start(inputs[name])) for name in roles.persistent}
         lean = without_defaults(model, {*roles.persistent, *roles.scalars.values()})
         cuda = Cuda(**job.cuda) if job.cuda is not None else None
-        options = ort.Options(job.level, threads=job.threads, dims=job.dims, cuda=cuda)
+        options = ort.SessionSettings(job.level, threads=job.threads, dims=job.dims, cuda=cuda)
         self.session = ort.make_session(lean, self.device, options)
         self.given = {name: value for name, value in inputs.items() if name not in self.state}
         self.last: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def _start(value: ir.Value) -> np.ndarray:
     return np.zeros(static_shape(value) or (), value.dtype.numpy())
 
 
-def _stepper(job: Job, check_order: bool) -> Stepper:
+def _stepper(job: StepsJob, check_order: bool) -> Stepper:
     if not job.planned:
         return StockTrainer(job)
     return Trainer(
@@ -149,7 +149,7 @@ def _stepper(job: Job, check_order: bool) -> Stepper:
     )
 
 
-def run(job: Job) -> None:
+def run(job: StepsJob) -> None:
     """Measure in this process.
 
     Memory is the most that steps take above the loaded session, whose weights and optimizer state are in place by then:
@@ -196,7 +196,7 @@ def _peak(steps: Callable[[], None], stepper: Stepper) -> int | None:
 class MeasuredTrainer(MeasuredSession):
     """The parent's end of a process that takes steps. To be used in a ``with`` statement."""
 
-    def __init__(self, job: Job, folder: Path, name: str) -> None:
+    def __init__(self, job: StepsJob, folder: Path, name: str) -> None:
         super().__init__(job, folder, name, module="memonger.cli.measure_steps")
         self.losses: list[float] = self.loaded["losses"]
 
@@ -213,6 +213,6 @@ class MeasuredTrainer(MeasuredSession):
 
 if __name__ == "__main__":
     try:
-        run(Job(**json.loads(Path(sys.argv[1]).read_text())))
+        run(StepsJob(**json.loads(Path(sys.argv[1]).read_text())))
     except MemongerError as error:
         say({"failed": str(error)})

@@ -24,7 +24,7 @@ NEXT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FrontierPoint:
     """A plan on a frontier, of those that ``memonger pareto --json`` prints."""
 
     total_bytes: int
@@ -36,11 +36,11 @@ class Point:
 class Frontier:
     """What ``memonger pareto --json`` prints, under a name."""
 
-    plans: tuple[Point, ...]
+    plans: tuple[FrontierPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SessionFigures:
     """What a session was measured to take."""
 
     latency_seconds: float | None = None
@@ -50,13 +50,13 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """Of what ``memonger run --compare --json`` prints the part that is shown."""
 
     latency_seconds: float | None = None
     peak_bytes: int | None = None
-    stock_session: Session | None = None
-    default_session: Session | None = None
+    stock_session: SessionFigures | None = None
+    default_session: SessionFigures | None = None
 
 
 def report(
@@ -64,7 +64,7 @@ def report(
 ) -> None:
     """Write a page, or a file for another viewer."""
     points = () if frontier is None else _decoded(Frontier, {"plans": _content(frontier)}, frontier).plans
-    run = None if measured is None else _decoded(Measured, _content(measured), measured)
+    run = None if measured is None else _decoded(MeasuredRun, _content(measured), measured)
     plan = Plan.load(planned)
     write(
         plan, output, format=format, title=planned.name,

@@ -10,7 +10,7 @@ from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
 from memonger.cli.output import Screen, print_json, print_notes, progress_bar, read_inputs
 from memonger.cli.planning import refuse_planning_options, search_plan
-from memonger.cli.settings import Result, Settings
+from memonger.cli.settings import CommandResult, Settings
 from memonger.files import temporary_folder
 from memonger.ir import training_roles
 from memonger.model.load import load_as_is
@@ -70,7 +70,7 @@ def _settings(compares: bool, is_fed: bool, flags: dict[str, Any]) -> Settings:
     return Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
 
 
-def _print(result: Result) -> None:
+def _print(result: CommandResult) -> None:
     console, trains = Screen(), result.record.get("mode") == "training"
     if result.outputs:
         console.print(tables.outputs_table(result.outputs))

@@ -33,7 +33,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CommandResult:
     """What a command that runs has to show.
 
     Attributes:

@@ -10,8 +10,8 @@ import numpy as np
 from memonger.cli import compare as comparing
 from memonger.cli import gradients, noise
 from memonger.cli.measure import Measured, read_arrays, take_turns, write_arrays
-from memonger.cli.measure_steps import STATE, Job, MeasuredTrainer
-from memonger.cli.settings import Result, Settings
+from memonger.cli.measure_steps import STATE, MeasuredTrainer, StepsJob
+from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.errors import MemongerError
 from memonger.plan import Plan
@@ -65,7 +65,7 @@ def train(
     steps: int,
     folder: Path,
     tell: Callable[[str], None],
-) -> Result:
+) -> CommandResult:
     """Take steps as planned, each on the same batch.
 
     Args:
@@ -88,7 +88,7 @@ def train(
     check_labels(plan.training, given)
     write_arrays(folder / "inputs.npz", given)
     device, untimed = device_of(plan, settings.device), max(2, min(settings.warm_up, steps - 1))
-    job = comparing.planned_job(Job, plan, planned, device, settings, folder, untimed=untimed)
+    job = comparing.planned_job(StepsJob, plan, planned, device, settings, folder, untimed=untimed)
     others = {} if stock is None else comparing.stock_jobs(plan, job, stock, given, folder)
     trained = _in_turns({"planned": job, **others}, steps, folder, tell)
     result = _alone(plan, trained["planned"], str(device))
@@ -99,7 +99,9 @@ def train(
     return _compared(case, result, trained, tell)
 
 
-def _in_turns(jobs: Mapping[str, Job], steps: int, folder: Path, tell: Callable[[str], None]) -> dict[str, Trained]:
+def _in_turns(
+    jobs: Mapping[str, StepsJob], steps: int, folder: Path, tell: Callable[[str], None]
+) -> dict[str, Trained]:
     with ExitStack() as stack:
         workers = dict[str, MeasuredTrainer]()
         for name, job in jobs.items():
@@ -118,7 +120,7 @@ def _in_turns(jobs: Mapping[str, Job], steps: int, folder: Path, tell: Callable[
         }
 
 
-def _alone(plan: Plan, trained: Trained, device: str) -> Result:
+def _alone(plan: Plan, trained: Trained, device: str) -> CommandResult:
     roles, ours = plan.training, trained.measured
     assert roles is not None
     outputs = {name: array for name, array in trained.arrays.items() if not name.startswith(STATE)}
@@ -134,7 +136,7 @@ def _alone(plan: Plan, trained: Trained, device: str) -> Result:
     timed = f"Seconds of a step: median {format_seconds(ours.latency_seconds)}, p95 {format_seconds(ours.p95_seconds)}."
     lines = (_losses_line(trained.losses), timed, memory_line(plan, ours), *gradients.lines(sums, roles))
     shown = {name: outputs[name] for name in roles.outputs if name in outputs and name != roles.loss}
-    return Result(shown, record, lines=lines, saved=outputs)
+    return CommandResult(shown, record, lines=lines, saved=outputs)
 
 
 def _numbers(losses: list[float]) -> list[float | None]:
@@ -163,7 +165,9 @@ def memory_line(plan: Plan, ours: Measured) -> str:
     return f"{said} Measured: {format_size(ours.peak_bytes)} for arena and workspace, so {format_size(total)} in all."
 
 
-def _compared(case: Case, alone: Result, trained: Mapping[str, Trained], tell: Callable[[str], None]) -> Result:
+def _compared(
+    case: Case, alone: CommandResult, trained: Mapping[str, Trained], tell: Callable[[str], None]
+) -> CommandResult:
     sessions = {
         name: Ran(each.measured, {"the losses": np.array(each.losses, np.float64), **each.arrays})
         for name, each in trained.items()

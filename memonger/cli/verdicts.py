@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the comparison came to; see `memonger.cli.settings.Result`."""
+    """What the comparison came to; see `memonger.cli.settings.CommandResult`."""
 
     rows: tuple[Mapping[str, Any], ...]
     record: Mapping[str, Any]

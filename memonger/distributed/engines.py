@@ -44,7 +44,7 @@ class EngineError(SessionError):
     """Bytes didn't get through: another rank has ended, or doesn't take part."""
 
 
-class Engine(Protocol):
+class CollectiveEngine(Protocol):
     """A group of ranks. Arrays are written where they lie; all ranks call the same functions in the same order.
 
     Whoever begins something has written the array: on a device its work is done, or is in the stream that the engine
@@ -86,7 +86,7 @@ class Engine(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """One rank, which needs no engine."""
 
     rank, size = 0, 1
@@ -207,13 +207,13 @@ class TorchEngine:
         return self._torch.from_numpy(array)
 
     def all_reduce(self, array: Array) -> Handle:
-        """See `Engine`."""
+        """See `CollectiveEngine`."""
         return self._begun(array, lambda tensor, group: [
             self._dist.all_reduce(tensor.div_(self.size), group=group, async_op=True)
         ])  # fmt: skip
 
     def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
-        """See `Engine`: each part is reduced to its rank, as parts are of unequal length."""
+        """See `CollectiveEngine`: each part is reduced to its rank, as parts are of unequal length."""
 
         def begin(tensor: Any, group: Any) -> list[Any]:
             tensor.div_(self.size)
@@ -225,13 +225,13 @@ class TorchEngine:
         return self._begun(array, begin)
 
     def broadcast(self, array: Array, source: int) -> Handle:
-        """See `Engine`."""
+        """See `CollectiveEngine`."""
         return self._begun(array, lambda tensor, group: [
             self._dist.broadcast(tensor, group_src=source, group=group, async_op=True)
         ])  # fmt: skip
 
     def all_gather(self, text: str) -> list[str]:
-        """See `Engine`."""
+        """See `CollectiveEngine`."""
         found: list[Any] = [None] * self.size
         with torch_errors():
             self._dist.all_gather_object(found, text, group=self._on_host)
@@ -240,10 +240,10 @@ class TorchEngine:
     def _begun(self, array: Array, begin: Callable[[Any, Any], list[Any]]) -> Handle:
         """What is under way once ``begin`` was called with a tensor over the array and the group that carries it."""
         with torch_errors():
-            return Several([_Work(work) for work in begin(self._tensor(array), self._on_host)])
+            return Several([_Transfer(work) for work in begin(self._tensor(array), self._on_host)])
 
     def silent(self, said: str) -> dict[int, str]:
-        """See `Engine`: closed connections tell the other ranks, which answer in the store of the group."""
+        """See `CollectiveEngine`: closed connections tell the other ranks, which answer in the store of the group."""
         store = self._store or self._dist.PrefixStore("memonger", self._dist.distributed_c10d._get_default_store())
         self._break()
         found = {self.rank: said}
@@ -260,7 +260,7 @@ class TorchEngine:
         return found
 
     def close(self, said: str = "") -> None:
-        """See `Engine`."""
+        """See `CollectiveEngine`."""
         if said and self._store is not None:
             self._store.set(f"failed/{self.rank}", said)
         if self._owns:
@@ -284,7 +284,7 @@ def torch_errors() -> Iterator[None]:
         raise EngineError(_first_line(error)) from error
 
 
-class _Work:
+class _Transfer:
     """A collective of torch.distributed."""
 
     def __init__(self, work: Any) -> None:

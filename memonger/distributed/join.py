@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from memonger.devices import Device, parse_device
-from memonger.distributed.engines import Alone, Engine, TorchEngine
+from memonger.distributed.engines import CollectiveEngine, SingleRank, TorchEngine
 from memonger.distributed.mpi import MpiEngine
 from memonger.distributed.nccl import NcclEngine
 from memonger.errors import RuntimeUnavailableError, SessionError
@@ -43,7 +43,7 @@ def device_of_rank(plan: Plan | str | Path, device: str | Device | None) -> Devi
     return Device(chosen.kind, int(local))
 
 
-def engine_of(group: Any, timeout: float, device: Device) -> Engine:
+def engine_of(group: Any, timeout: float, device: Device) -> CollectiveEngine:
     """The engine for a group as a caller gives it.
 
     Args:
@@ -57,7 +57,7 @@ def engine_of(group: Any, timeout: float, device: Device) -> Engine:
         SessionError: it is none of these, or carries no bytes of the device.
     """
     if group is None and "WORLD_SIZE" not in os.environ:
-        return Alone()
+        return SingleRank()
     if hasattr(group, "Get_rank") and hasattr(group, "Iallreduce"):
         return MpiEngine(group, device)
     if hasattr(group, "rank") and hasattr(group, "all_gather"):

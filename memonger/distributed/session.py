@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from memonger.devices import CPU, Device
-from memonger.distributed.engines import Array, Engine, EngineError, Handle
+from memonger.distributed.engines import Array, CollectiveEngine, EngineError, Handle
 from memonger.distributed.join import device_of_rank, engine_of
 from memonger.distributed.trace import Trace
 from memonger.errors import SessionError, ShapeError
@@ -83,7 +83,7 @@ class DistributedTrainingSession(TrainingSession):
         self._ended = ""
         self._has_begun = False
         where = device_of_rank(plan, device)
-        self._engine: Engine = engine_of(group, timeout, where if where is not None else CPU)
+        self._engine: CollectiveEngine = engine_of(group, timeout, where if where is not None else CPU)
         self.rank, self.size = self._engine.rank, self._engine.size
         self._share = (self.rank, self.size) if shard_optimizer else None
         super().__init__(

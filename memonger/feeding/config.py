@@ -7,7 +7,7 @@ from typing import Any
 
 from memonger import units
 from memonger.errors import FeedError
-from memonger.feeding.samples import Tensor, tensors_of
+from memonger.feeding.samples import SampleTensor, tensors_of
 from memonger.units import MOST_BATCH, format_size, in_bytes, in_full
 from memonger.words import quoted
 
@@ -22,7 +22,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FeederRoom:
     """Where the bytes of a limit go.
 
     Attributes:
@@ -83,7 +83,7 @@ class FeederConfig:
     preferred_batch: int | None = None
     read_ahead: int = 2
     cache: bool = True
-    tensors: tuple[Tensor, ...] = field(init=False, repr=False)
+    tensors: tuple[SampleTensor, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -134,7 +134,7 @@ class FeederConfig:
         """The most that a `Feeder` holds; no more than ``cpu_limit``."""
         return self.room().total_bytes
 
-    def room(self, *, whole_batches: bool = False) -> Room:
+    def room(self, *, whole_batches: bool = False) -> FeederRoom:
         """Where the bytes of ``cpu_limit`` go.
 
         Args:
@@ -164,7 +164,7 @@ class FeederConfig:
         ahead = min(self.read_ahead, (limit - fixed) // (batch * sample) - held)
         left = limit - fixed - (held + ahead) * batch * sample
         cached = min(reads, left // (self.one_read_count * sample)) if self.cache else 0
-        return Room(
+        return FeederRoom(
             batch=batch,
             read_ahead=ahead,
             cached_samples=cached * self.one_read_count,

@@ -9,10 +9,10 @@ from typing import Any, Literal, Self
 
 from memonger.errors import FeedError
 from memonger.feeding.background import Background, Inline, Patience, locked
-from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, whole
+from memonger.feeding.config import HELD_BATCHES, FeederConfig, FeederRoom, whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
-from memonger.feeding.samples import Tensor, filling
+from memonger.feeding.samples import SampleTensor, filling
 from memonger.feeding.sources import FromLoader, FromReader, Made, Maker, Source
 from memonger.units import MOST_BATCH, format_size
 from memonger.words import quoted
@@ -39,7 +39,7 @@ class Batch(dict[str, Any]):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Span:
+class _IdentitySpan:
     """Epochs that are asked for one after another: the last one's number, and whether somebody still asks."""
 
     last: int
@@ -152,7 +152,7 @@ class Feeder:
     def _set_up(
         self,
         config: FeederConfig,
-        room: Room,
+        room: FeederRoom,
         hooks: tuple[Hook | None, Hook | None],
         tensors: str,
         timeout: float | None,
@@ -172,7 +172,7 @@ class Feeder:
         self._process = os.getpid()
         self._lock = threading.Lock()  # held while an epoch is read: readers are never called side by side
         self._run: Background[Made | int] | Inline[Made | int] | None = None
-        self._next_epoch, self._span = 0, _Span(0)
+        self._next_epoch, self._span = 0, _IdentitySpan(0)
         self._is_closed = False
 
     def _new_maker(self, last_batch: str, padding: Mapping[str, Any] | None) -> Maker:
@@ -202,7 +202,7 @@ class Feeder:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held so far. `Room.total_bytes` says beforehand what it can't exceed."""
+        """The most that was held so far. `FeederRoom.total_bytes` says beforehand what it can't exceed."""
         return self._maker.peak_bytes
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class Feeder:
                 another epoch was begun meanwhile. The next epoch can be begun all the same.
         """
         number = whole("the number of the epoch", number, 0)
-        return self._taken(number, _Span(number, is_going=False))
+        return self._taken(number, _IdentitySpan(number, is_going=False))
 
     def epochs(self, count: int | None = None, first: int = 0) -> Iterator[Iterator[Batch]]:
         """Epochs one after another, each an iterator of its batches. Reading ahead goes on from one to the next.
@@ -240,7 +240,7 @@ class Feeder:
         return self._epochs(first, MOST_BATCH if count is None else first + whole("count", count, 0))
 
     def _epochs(self, first: int, end: int) -> Iterator[Iterator[Batch]]:
-        span = _Span(end - 1)
+        span = _IdentitySpan(end - 1)
         try:
             for number in range(first, end):
                 yield self._taken(number, span)
@@ -249,7 +249,7 @@ class Feeder:
             if self._run is not None and self._span is span:
                 self._run.close()
 
-    def _taken(self, number: int, span: "_Span") -> Iterator[Batch]:
+    def _taken(self, number: int, span: "_IdentitySpan") -> Iterator[Batch]:
         """The batches of an epoch; those of later ones of the span are made ahead."""
         run = self._running(number, span)
         is_whole = False
@@ -267,7 +267,7 @@ class Feeder:
             if not is_whole or number == span.last or not span.is_going:
                 run.close()
 
-    def _running(self, number: int, span: "_Span") -> "Background[Made | int] | Inline[Made | int]":
+    def _running(self, number: int, span: "_IdentitySpan") -> "Background[Made | int] | Inline[Made | int]":
         """What makes the batches of an epoch: what made those of the one before in the same span; else anew."""
         if self._is_closed:
             raise FeedError("the feeder is closed.")
@@ -343,7 +343,9 @@ def _applied(name: str, hook: Hook | None, part: dict[str, Any]) -> Mapping[str,
     return made
 
 
-def _readers(config: FeederConfig, reader: Reader, output_reader: Reader | None) -> list[tuple[Reader, list[Tensor]]]:
+def _readers(
+    config: FeederConfig, reader: Reader, output_reader: Reader | None
+) -> list[tuple[Reader, list[SampleTensor]]]:
     for name, each in (("reader", reader), ("output_reader", output_reader)):
         if not callable(each) and (name == "reader" or each is not None):
             raise FeedError(f"{name} must be a function of an identity that yields samples, not {each!r}.")

@@ -9,14 +9,14 @@ from queue import SimpleQueue
 import numpy as np
 
 from memonger.errors import FeedError
-from memonger.feeding.samples import Arrays, Tensor
+from memonger.feeding.samples import Arrays, SampleTensor
 from memonger.units import in_full
 
 _MAPPED = 1 << 16
 """From so many bytes on, an array has pages of its own, which the system gets back when the array dies."""
 
 
-def new_arrays(tensors: Sequence[Tensor], rows: int) -> Arrays:
+def new_arrays(tensors: Sequence[SampleTensor], rows: int) -> Arrays:
     """An array of so many rows for each tensor, its content open.
 
     Raises:
@@ -25,7 +25,7 @@ def new_arrays(tensors: Sequence[Tensor], rows: int) -> Arrays:
     return {tensor.name: _array(tensor, rows) for tensor in tensors}
 
 
-def _array(tensor: Tensor, rows: int) -> np.ndarray:
+def _array(tensor: SampleTensor, rows: int) -> np.ndarray:
     shape, size = (rows, *tensor.shape), rows * tensor.nbytes
     try:
         if size < _MAPPED:
@@ -60,7 +60,7 @@ class Lender:
     only a queue that may be used within itself.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], most: int) -> None:
+    def __init__(self, tensors: Sequence[SampleTensor], most: int) -> None:
         self._tensors = tensors
         self._free: SimpleQueue[bool] = SimpleQueue()
         for _ in range(most):
@@ -151,7 +151,7 @@ class Cache:
         each: Samples of an identity.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], identities: int, each: int) -> None:
+    def __init__(self, tensors: Sequence[SampleTensor], identities: int, each: int) -> None:
         self._each, self._row_bytes = each, sum(tensor.nbytes for tensor in tensors)
         self._rows = new_arrays(tensors, identities * each) if identities else {}
         self._is_filled = np.zeros(identities, np.bool_)

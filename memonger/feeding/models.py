@@ -6,7 +6,7 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import FeedError
-from memonger.feeding.samples import Tensor
+from memonger.feeding.samples import SampleTensor
 from memonger.ir.model import Model
 from memonger.ir.values import static_shape
 from memonger.model.load import Source
@@ -17,7 +17,7 @@ from memonger.words import quoted
 
 
 def batch_of(
-    model: Source | Model | Plan | Fit, tensors: Sequence[Tensor], memory: int | None, options: Mapping[str, Any]
+    model: Source | Model | Plan | Fit, tensors: Sequence[SampleTensor], memory: int | None, options: Mapping[str, Any]
 ) -> tuple[int, bool]:
     """The largest batch that fits, or a plan's own; and whether it is a plan's, which takes no other.
 
@@ -43,7 +43,7 @@ def _fitted(model: Source | Model, memory: int | None, options: Mapping[str, Any
     return fit(model, memory, **options)
 
 
-def _planned(plan: Plan, tensors: Sequence[Tensor], memory: int | None) -> int:
+def _planned(plan: Plan, tensors: Sequence[SampleTensor], memory: int | None) -> int:
     if memory is not None and plan.total_bytes > memory:
         raise FeedError(f"the plan takes {in_full(plan.total_bytes)}, and it may take {in_full(memory)}.")
     batches = {tensor.name: _batch(tensor, plan) for tensor in tensors}
@@ -53,7 +53,7 @@ def _planned(plan: Plan, tensors: Sequence[Tensor], memory: int | None) -> int:
     return batches[tensors[0].name]
 
 
-def _batch(tensor: Tensor, plan: Plan) -> int:
+def _batch(tensor: SampleTensor, plan: Plan) -> int:
     """The batch that a plan takes of a tensor."""
     inputs: dict[str, ir.Value] = {str(value.name): value for value in plan.model.graph.inputs}
     value = inputs.get(tensor.name)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from memonger.errors import FeedError
-from memonger.feeding.samples import Arrays, Tensor, checked
+from memonger.feeding.samples import Arrays, SampleTensor, checked
 
 Reader = Callable[[Any], Iterable[Any]]
 
@@ -31,7 +31,9 @@ class Reading:
         under_way: What is being read; None if nothing is.
     """
 
-    def __init__(self, readers: Sequence[tuple[Reader, Sequence[Tensor]]], each: int, together: int | None) -> None:
+    def __init__(
+        self, readers: Sequence[tuple[Reader, Sequence[SampleTensor]]], each: int, together: int | None
+    ) -> None:
         self._readers, self._each, self.together = readers, each, together
         self.under_way: Watch | None = None
 
@@ -53,7 +55,11 @@ class Reading:
                 del sample
 
     def _part(
-        self, reader: Reader, tensors: Sequence[Tensor], identities: Sequence[Any], open_readers: contextlib.ExitStack
+        self,
+        reader: Reader,
+        tensors: Sequence[SampleTensor],
+        identities: Sequence[Any],
+        open_readers: contextlib.ExitStack,
     ) -> Iterator[Any]:
         identity = identities[0] if self.together is None else list(identities)
         with Watch(self, identities[0]):
@@ -120,7 +126,7 @@ class Watch:
             raise FeedError(f"{self} can't be read: {reason}", self.identity) from error
 
 
-def _is_sample(given: object, tensors: Sequence[Tensor]) -> bool:
+def _is_sample(given: object, tensors: Sequence[SampleTensor]) -> bool:
     """Whether it is a sample itself, of a reader that gives one, and not an iterator of samples."""
     if isinstance(given, tuple):
         return len(given) == len(tensors) > 1

@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class SampleTensor:
     """One of the tensors of every sample: its name, and its shape without the batch's axis."""
 
     name: str
@@ -32,7 +32,7 @@ class Tensor:
         return f"{self.dtype}{list(self.shape)}"
 
 
-def tensors_of(samples: Mapping[str, tuple[Sequence[int], Any]]) -> tuple[Tensor, ...]:
+def tensors_of(samples: Mapping[str, tuple[Sequence[int], Any]]) -> tuple[SampleTensor, ...]:
     """The tensors that ``{"image": ((3, 224, 224), "float32")}`` describes.
 
     Raises:
@@ -46,7 +46,7 @@ def tensors_of(samples: Mapping[str, tuple[Sequence[int], Any]]) -> tuple[Tensor
     return tuple(_tensor(name, described) for name, described in samples.items())
 
 
-def _tensor(name: str, described: Any) -> Tensor:
+def _tensor(name: str, described: Any) -> SampleTensor:
     if not isinstance(described, tuple | list) or len(described) != 2 or not isinstance(described[0], tuple | list):
         raise FeedError(
             f"samples[{name!r}] must be a shape without the batch's axis and a type, as ((3, 224, 224), 'float32') or "
@@ -57,7 +57,7 @@ def _tensor(name: str, described: Any) -> Tensor:
         isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 0 for size in shape
     ):
         raise FeedError(f"samples[{name!r}] has shape {shape!r}: sizes are whole numbers from 0 on, known beforehand.")
-    return Tensor(name, tuple(map(int, shape)), _dtype(name, dtype))
+    return SampleTensor(name, tuple(map(int, shape)), _dtype(name, dtype))
 
 
 def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
@@ -81,7 +81,7 @@ def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
     return kind
 
 
-def checked(given: Any, tensors: Sequence[Tensor]) -> Arrays:
+def checked(given: Any, tensors: Sequence[SampleTensor]) -> Arrays:
     """A sample as the reader gave it, as arrays by name, without a copy.
 
     Args:
@@ -96,7 +96,7 @@ def checked(given: Any, tensors: Sequence[Tensor]) -> Arrays:
     return {tensor.name: _array(named[tensor.name], tensor) for tensor in tensors}
 
 
-def by_name(given: Any, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
+def by_name(given: Any, tensors: Sequence[SampleTensor]) -> Mapping[str, Any]:
     """What was given for each tensor.
 
     Raises:
@@ -118,7 +118,7 @@ def by_name(given: Any, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
     return given
 
 
-def _array(value: Any, tensor: Tensor) -> np.ndarray:
+def _array(value: Any, tensor: SampleTensor) -> np.ndarray:
     array = _number(value, tensor)
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise FeedError(f"'{tensor.name}' is {array.dtype}{list(array.shape)}, and the configuration says {tensor}.")
@@ -130,13 +130,13 @@ def _what(given: object) -> str:
     return f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else reprlib.repr(given)
 
 
-def _number(value: Any, tensor: Tensor) -> np.ndarray:
+def _number(value: Any, tensor: SampleTensor) -> np.ndarray:
     """An array of anything; Python's own numbers get the tensor's type where it can hold them."""
     fits = isinstance(value, bool | int) or (isinstance(value, float) and tensor.dtype.kind not in "biu")
     return np.asarray(value, tensor.dtype) if fits else np.asarray(value)
 
 
-def filling(value: Any, tensor: Tensor) -> np.ndarray:
+def filling(value: Any, tensor: SampleTensor) -> np.ndarray:
     """What fills up a tensor of a batch: a number, or an array as in a sample.
 
     Raises:

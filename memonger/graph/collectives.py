@@ -89,7 +89,7 @@ def with_collectives(model: ir.Model, graph: Graph, roles: Training | None, buck
         raise PlanError(
             f"{name}: lowering has left out a mean over the ranks: plan it with {option('level', 'rewrite')}."
         )
-    writer = _Writer(model, roles, gradients)
+    writer = _CollectiveWriter(model, roles, gradients)
     writer.write(_in_buckets(graph, gradients, buckets), buckets.wait)
     writer.write_means(means)
 
@@ -111,7 +111,7 @@ def _in_buckets(graph: Graph, gradients: Sequence[ir.Value], buckets: Buckets) -
     return [[value_of[value] for value in members] for members in found]
 
 
-class _Writer:
+class _CollectiveWriter:
     """Writes the nodes of collectives into a model."""
 
     def __init__(self, model: ir.Model, roles: Training, gradients: Sequence[ir.Value]) -> None:

@@ -9,14 +9,14 @@ import onnx_ir as ir
 from memonger.graph.graph import Graph, Pair
 from memonger.ir.values import static_shape
 from memonger.shapes import open_dims
-from memonger.shapes.ranges import Range, points, shapes_at
+from memonger.shapes.ranges import DimRange, points, shapes_at
 from memonger.shapes.sizes import Sizes
 
 TINY = 64
 """Elements of values that sizes are computed from up to which they stay with the runtime: an address costs too much."""
 
 
-def over_ranges(model: ir.Model, ranges: Mapping[str, Range], make: Callable[[Collection[str]], Graph]) -> Graph:
+def over_ranges(model: ir.Model, ranges: Mapping[str, DimRange], make: Callable[[Collection[str]], Graph]) -> Graph:
     """The graph of a model with ranges of sizes; see `merged`.
 
     Args:

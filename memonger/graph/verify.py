@@ -17,7 +17,7 @@ from memonger.ir.operators import BEGIN, RANKS, WAIT
 Stretch = tuple[int, int]
 
 
-class _Arena:
+class _Content:
     """Who owns which bytes: disjoint stretches, sorted by offset, each with the values whose content it holds.
 
     A value may own several, as parts of it are values too. It is there as long as it owns all its bytes.
@@ -100,7 +100,7 @@ def verify(
     for members in graph.groups if groups is None else groups:
         _check_group(graph, offsets, alignment, members)
     _check_collectives(graph, offsets)
-    arena = _Arena()
+    arena = _Content()
     written: set[int] = set(range(len(graph.values))) - {v for writes in graph.writes for v in writes}
     tied: dict[int, list[int]] = {}
     for step in range(len(graph.nodes)):
@@ -176,7 +176,7 @@ def _check_collectives(graph: Graph, offsets: Mapping[int, int]) -> None:
 
 
 def _check_readable(
-    graph: Graph, arena: _Arena, written: set[int], tied: Mapping[int, list[int]], value: int, where: str
+    graph: Graph, arena: _Content, written: set[int], tied: Mapping[int, list[int]], value: int, where: str
 ) -> None:
     pending, seen = [value], {value}
     while pending:
@@ -193,7 +193,7 @@ def _check_readable(
         pending.extend(fresh)
 
 
-def _write_outputs(graph: Graph, offsets: Mapping[int, int], arena: _Arena, step: int) -> None:
+def _write_outputs(graph: Graph, offsets: Mapping[int, int], arena: _Content, step: int) -> None:
     done: list[int] = []
     for value in graph.writes[step]:
         if graph.planned[value]:
@@ -205,7 +205,7 @@ def _write_outputs(graph: Graph, offsets: Mapping[int, int], arena: _Arena, step
             done.append(value)
 
 
-def _unchanged(graph: Graph, arena: _Arena, step: int, value: int, place: Stretch) -> list[Stretch]:
+def _unchanged(graph: Graph, arena: _Content, step: int, value: int, place: Stretch) -> list[Stretch]:
     """The bytes that hold what is to be written there already, as they are those of an input of the node."""
     if any(target == value and arena.place.get(source) == place for source, target in graph.views[step]):
         return [place]
@@ -229,7 +229,7 @@ def _gaps(start: int, stop: int, stretches: list[Stretch]) -> list[Stretch]:
     return gaps
 
 
-def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], step: int) -> None:
+def _write_updates(graph: Graph, arena: _Content, tied: Mapping[int, list[int]], step: int) -> None:
     """The new content of a persistent input goes over the old one: once a run, and over nothing else that is read."""
     for old, new in graph.updates[step]:
         where = f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[new]}' over '{graph.values[old]}'"
@@ -251,7 +251,7 @@ def _write_updates(graph: Graph, arena: _Arena, tied: Mapping[int, list[int]], s
             arena.lost_to[arena.cut[old][0]] = new
 
 
-def _write_growths(graph: Graph, arena: _Arena, step: int) -> None:
+def _write_growths(graph: Graph, arena: _Content, step: int) -> None:
     """What a persistent input becomes with more behind it is written where that lies: nothing that is read changes."""
     for old, new in graph.growths[step]:
         where = f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[new]}' behind '{graph.values[old]}'"
@@ -265,7 +265,7 @@ def _write_growths(graph: Graph, arena: _Arena, step: int) -> None:
         arena.grown.add(old)
 
 
-def _overlapping(arena: _Arena, old: int) -> list[int]:
+def _overlapping(arena: _Content, old: int) -> list[int]:
     """Parts of a persistent input; of such a part the other ones that have bytes of it."""
     if old not in arena.cut:
         return [part for part, (whole, _, _) in arena.cut.items() if whole == old]
@@ -274,7 +274,7 @@ def _overlapping(arena: _Arena, old: int) -> list[int]:
 
 
 def _check_collisions(
-    graph: Graph, arena: _Arena, step: int, value: int, place: Stretch, changed: Stretch, done: list[int]
+    graph: Graph, arena: _Content, step: int, value: int, place: Stretch, changed: Stretch, done: list[int]
 ) -> None:
     """Bytes change over an input of the node only where the written list allows it, at the very same place."""
     allowed = {source for source, target in graph.inplace[step] if target == value and arena.place.get(source) == place}

@@ -41,7 +41,7 @@ Attribute = int | float | str | Sequence[int] | Sequence[float] | ir.TensorProto
 T = TypeVar("T")
 
 
-class Operator(Protocol):
+class Emit(Protocol):
     """``op.Relu``: appends a node of that operator and returns its only output."""
 
     def __call__(self, *inputs: Operand, **attributes: Attribute) -> ir.Value:
@@ -79,7 +79,7 @@ class Emitter:
         self._inferences: dict[tuple[object, ...], list[tuple[ir.DataType, ir.Shape] | None]] = {}
         self._opsets = [onnx.helper.make_opsetid("", self.opset)]
 
-    def __getattr__(self, op_type: str) -> Operator:
+    def __getattr__(self, op_type: str) -> Emit:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
         return partial(self.emit, op_type)

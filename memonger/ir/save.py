@@ -133,7 +133,7 @@ def _write_with_data(
     """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count."""
     with folder_beside(path) as folder:
         with (folder / "data").open("wb") as target:
-            writer = _Writer(target)
+            writer = _FileWriter(target)
             placed = [(value, writer.weight(tensor)) for value, tensor in _weights_in_order(model, kept)]
             own = {value for value, _ in placed}
             copies = {copy.weight: writer.copy(copy) for copy in (pack(model, own) if pack is not None else ())}
@@ -153,7 +153,7 @@ def _write_with_data(
             _sweep(path, data)
 
 
-class _Writer:
+class _FileWriter:
     """Writes a data file from front to back.
 
     Attributes:

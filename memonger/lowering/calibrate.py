@@ -57,7 +57,7 @@ Results = tuple[tuple[object, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CalibratingRun:
     """What the runs showed.
 
     Attributes:
@@ -97,7 +97,7 @@ class Wanted:
 
 
 @contextmanager
-def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[tuple[Any, Any]]:
+def session(model: ir.Model, device: Device, options: ort.SessionSettings) -> Iterator[tuple[Any, Any]]:
     """A session for a short while, and the pool its device memory comes from (None on the CPU)."""
     ort.check_device(device)
     pool = backend(device).pool()
@@ -111,7 +111,7 @@ def session(model: ir.Model, device: Device, options: ort.Options) -> Iterator[t
 def run(
     model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None,
     wanted: Wanted | None = None, spent: Spent | None = None,
-) -> Run:  # fmt: skip
+) -> CalibratingRun:  # fmt: skip
     """Run the model in file order, with the profiler on and workspace accounted for.
 
     Args:
@@ -130,7 +130,7 @@ def run(
     wanted, spent = wanted or Wanted(), spent or Spent()
     memory = folder / "memory.csv"
     memory.unlink(missing_ok=True)
-    options = ort.Options(
+    options = ort.SessionSettings(
         in_order=True,
         threads=threads,
         profile=folder / "calibration",
@@ -140,7 +140,7 @@ def run(
         cuda=cuda,
         limit=ort.Limit(None) if device.is_host and _has_bodies(model) else None,
     )
-    inputs_of_model, persisting = feeding.inputs_of(model.graph), _Persisting(model)
+    inputs_of_model, persisting = feeding.inputs_of(model.graph), _PersistentFeeds(model)
     given = {**persisting.inputs, **(inputs if inputs is not None else persisting.random_feeds(inputs_of_model))}
     feeding.check_feeds(inputs_of_model, given, "the model")
     if not device.is_host:
@@ -153,7 +153,7 @@ def run(
     return replace(seen, results=results)
 
 
-class _Persisting:
+class _PersistentFeeds:
     """What persists of a training model, in a calibrating run: it would be there twice, as inputs and as outputs.
 
     Nobody reads what such a run updates, so all of it lies in one piece of memory, round and round: what has no content
@@ -209,7 +209,7 @@ def _is_plain(value: ir.Value) -> bool:
 
 
 def _run_on_host(
-    model: ir.Model, options: ort.Options, wanted: Wanted, once: Callable[[Any], Any]
+    model: ir.Model, options: ort.SessionSettings, wanted: Wanted, once: Callable[[Any], Any]
 ) -> tuple[Path, Results | None]:
     """A run, and after it another one, or a few where they are short, if they are wanted.
 
@@ -249,12 +249,14 @@ def _run_on_cuda(
     return tuple(sorted(last, key=lambda run: run.begin)), workspace_of(last, start, events)
 
 
-def _seen(model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeRun]], workspace: dict[str, int]) -> Run:
+def _seen(
+    model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeRun]], workspace: dict[str, int]
+) -> CalibratingRun:
     inner = inner_names(model)
     last = [run for run in runs[-1] if run.name not in inner]
     names = {str(node.name): node for node in model.graph}
     tensors = {k: v for run in last if run.name in names for k, v in _outputs_of(names[run.name], run).items()}
-    return Run(
+    return CalibratingRun(
         orders=frozenset(profile.executed_order(run, inner) for run in runs),
         foreign=frozenset(run.name for run in last if run.provider not in ("", device.provider)),
         tensors=tensors,
@@ -292,7 +294,7 @@ def _with_bodies(
     return {name: size for name, size in found.items() if size > 0}
 
 
-def run_time_bytes(model: ir.Model, runs: Sequence[Run]) -> dict[str, int]:
+def run_time_bytes(model: ir.Model, runs: Sequence[CalibratingRun]) -> dict[str, int]:
     """Bytes of each value whose size only a run can tell, the most that these runs showed; by name.
 
     Of what is no tensor of numbers it is what its node left the session with.
@@ -305,7 +307,7 @@ def run_time_bytes(model: ir.Model, runs: Sequence[Run]) -> dict[str, int]:
     return found
 
 
-def _shown(name: str, node: str, run: Run) -> int:
+def _shown(name: str, node: str, run: CalibratingRun) -> int:
     kind, shape = run.tensors.get(name, ("", ()))
     dtype = profile.DTYPES.get(kind)
     if dtype is None or dtype == ir.DataType.STRING:
@@ -344,7 +346,7 @@ def _with_copied_indices(
 
 def _run_once(
     made: Any, model: ir.Model, given: feeding.Feeds, generated: bool, spent: Spent,
-    persisting: _Persisting | None = None,
+    persisting: _PersistentFeeds | None = None,
 ) -> Any:  # fmt: skip
     """Run, and return the binding, which has the outputs."""
     types = {str(value.name): value.type for value in model.graph.inputs}
@@ -431,7 +433,7 @@ def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
     outputs = {value.name for value in copy.graph.outputs}
     values = [v for node in copy.graph for v in node.outputs if v.name and v.name not in outputs]
     copy.graph.outputs.extend(v for v in values if v.type is None or dense(v))
-    with session(copy, device, ort.Options(in_order=True, threads=1, lending=LEND_ALL, cuda=cuda)) as (made, _):
+    with session(copy, device, ort.SessionSettings(in_order=True, threads=1, lending=LEND_ALL, cuda=cuda)) as (made, _):
         outputs_and_places = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
         return frozenset(value.name for value, where in outputs_and_places if not device.owns(where.name))
 
@@ -445,7 +447,7 @@ def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:
         return None
     folder = ScratchFolder()
     statistics = folder.path / "memory.csv"
-    options = ort.Options(
+    options = ort.SessionSettings(
         in_order=True,
         threads=threads,
         pattern=False,  # the statistics are exact only without

@@ -323,7 +323,7 @@ def block_size() -> int:
     folder = ScratchFolder()
     try:
         path = folder.path / "block.onnx"
-        options = ort.Options(level="ORT_ENABLE_ALL", threads=1, optimized=path)
+        options = ort.SessionSettings(level="ORT_ENABLE_ALL", threads=1, optimized=path)
         ort.make_session(ir.Model(graph, ir_version=10), CPU, options)
         made = ir.load(path)
     finally:

@@ -37,7 +37,7 @@ from memonger.runtime.weights import LEND_ALL
 from memonger.shapes import open_dims
 from memonger.shapes.folding import run_time_sized
 from memonger.shapes.inference import forget_symbolic, infer_once
-from memonger.shapes.ranges import Range
+from memonger.shapes.ranges import DimRange
 from memonger.units import in_full
 from memonger.words import option
 
@@ -60,7 +60,7 @@ ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enou
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LoweringSettings:
     """How a model is lowered for a device.
 
     Attributes:
@@ -79,12 +79,12 @@ class Settings:
     inputs: feeding.Feeds | None = None
     source_order: bool = False
     cuda: Cuda = field(default_factory=Cuda)
-    ranges: Mapping[str, Range] = field(default_factory=dict)
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)
     times: bool = True
 
 
 def device_form(
-    model: Model, device: Device, settings: Settings | None = None, unbound: Model | None = None
+    model: Model, device: Device, settings: LoweringSettings | None = None, unbound: Model | None = None
 ) -> Lowered:
     """Lower a model for a device and calibrate it.
 
@@ -99,7 +99,7 @@ def device_form(
         PlanError: the runtime refuses the model or its inputs.
         RuntimeUnavailableError: no runtime, or no such device.
     """
-    settings = settings or Settings()
+    settings = settings or LoweringSettings()
     ort.check_device(device)
     if settings.level not in LEVELS:
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
@@ -158,7 +158,7 @@ class _Lowering:
     """What a model is lowered with; see `device_form`. Files lie in ``folder``, runs are counted in ``spent``."""
 
     device: Device
-    settings: Settings
+    settings: LoweringSettings
     folder: Path
     spent: Spent
 
@@ -270,7 +270,9 @@ class _Lowering:
         )
 
 
-def _uncalibrated(lowered: ir.Model, model: Model, device: Device, settings: Settings) -> tuple[ir.Model, Calibration]:
+def _uncalibrated(
+    lowered: ir.Model, model: Model, device: Device, settings: LoweringSettings
+) -> tuple[ir.Model, Calibration]:
     """A model that doesn't fit its device unplanned: sizes by inference, workspace from a run under its plan."""
     try:
         infer_once(Model(lowered, "the optimized model"))
@@ -292,7 +294,7 @@ def _write_optimized(model: ir.Model, device: Device, level: str, path: Path, cu
         "session.optimized_model_external_initializers_file_name": path.name + ".data",
         "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     }
-    options = ort.Options(level=level, threads=1, optimized=path, entries=entries, lending=LEND_ALL, cuda=cuda)
+    options = ort.SessionSettings(level=level, threads=1, optimized=path, entries=entries, lending=LEND_ALL, cuda=cuda)
     with calibrate.session(model, device, options):
         pass
 
@@ -374,7 +376,7 @@ def _ranks(nodes: list[ir.Node], sources: list[list[int]], source: ir.Model) -> 
     return ranks
 
 
-def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
+def _as_written(model: ir.Model, run: calibrate.CalibratingRun) -> bool:
     """Whether each run was of exactly the file's nodes, and had those of the device in the file's order."""
     left_out = floating_names(model) | run.foreign
     written = [str(node.name) for node in model.graph]
@@ -385,7 +387,7 @@ def _as_written(model: ir.Model, run: calibrate.Run) -> bool:
     )
 
 
-def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
+def _with_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> ir.Model:
     """The model with the sizes the run showed, left out where another run could show others."""
     dynamic = run_time_sized(model)
     if dynamic or not all(_is_sized(v, run) for node in model.graph for v in node.outputs if v.name):
@@ -408,7 +410,7 @@ def _with_sizes(model: ir.Model, run: calibrate.Run) -> ir.Model:
     return model
 
 
-def _is_sized(value: ir.Value, run: calibrate.Run) -> bool:
+def _is_sized(value: ir.Value, run: calibrate.CalibratingRun) -> bool:
     """Whether the run showed a value's type and shape, or the model has them."""
     kind, _ = run.tensors.get(str(value.name), ("", ()))
     return kind in profile.DTYPES or (value.type is not None and static_shape(value) is not None)

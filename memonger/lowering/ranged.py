@@ -23,15 +23,16 @@ from memonger.runtime import profile
 from memonger.shapes import open_dims
 from memonger.shapes import ranges as ranging
 from memonger.shapes.inference import infer_once
-from memonger.shapes.ranges import Range
+from memonger.shapes.ranges import DimRange
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.words import Placeholder, either, option
 
 
 def run(
-    model: ir.Model, name: str, ranges: Mapping[str, Range], folder: Path, threads: int, inputs: feeding.Feeds | None,
+    model: ir.Model, name: str, ranges: Mapping[str, DimRange], folder: Path, threads: int,
+    inputs: feeding.Feeds | None,
     wanted: calibrate.Wanted, spent: Spent,
-) -> tuple[calibrate.Run, tuple[calibrate.Run, ...]]:  # fmt: skip
+) -> tuple[calibrate.CalibratingRun, tuple[calibrate.CalibratingRun, ...]]:  # fmt: skip
     """Calibrate a lowered model at each of `memonger.shapes.ranges.points`.
 
     Args:
@@ -82,7 +83,7 @@ def _of_shape(feed: feeding.Feed, shape: tuple[int, ...] | None) -> feeding.Feed
     return np.resize(feed, shape) if isinstance(feed, np.ndarray) and shape is not None else feed
 
 
-def portable_form(model: Model, ranges: Mapping[str, Range]) -> Lowered:
+def portable_form(model: Model, ranges: Mapping[str, DimRange]) -> Lowered:
     """The portable form of a model whose ranges are symbolic.
 
     Raises:
@@ -94,7 +95,7 @@ def portable_form(model: Model, ranges: Mapping[str, Range]) -> Lowered:
     return dataclasses.replace(lowered, model=_sized(lowered.model, ranges, ()))
 
 
-def with_sizes(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[calibrate.Run]) -> ir.Model:
+def with_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[calibrate.CalibratingRun]) -> ir.Model:
     """The model with types, and with every shape it has at the largest sizes; None stays for what only a run can tell.
 
     Args:
@@ -114,7 +115,7 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[cali
     return _sized(model, ranges, seen)
 
 
-def _infer_types(model: Model, ranges: Mapping[str, Range]) -> None:
+def _infer_types(model: Model, ranges: Mapping[str, DimRange]) -> None:
     """Types of values by ONNX's inference, as far as it knows their operators; no shapes."""
     shapes = open_dims.largest(model.ir, ranges)
     open_dims.forget(model.ir)
@@ -124,7 +125,7 @@ def _infer_types(model: Model, ranges: Mapping[str, Range]) -> None:
     open_dims.forget(model.ir)
 
 
-def _sized(model: ir.Model, ranges: Mapping[str, Range], seen: Sequence[calibrate.Run]) -> ir.Model:
+def _sized(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[calibrate.CalibratingRun]) -> ir.Model:
     """The model at its largest sizes, after the shapes at every point were compared with what runs showed."""
     shapes, sizes = open_dims.largest(model, ranges), Sizes(model)
     for number, at in enumerate(ranging.points(ranges)):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError
 from memonger.ir.model import Model
 from memonger.ir.values import tensor_shape
-from memonger.shapes.ranges import Range, in_terms_of, sum_of, terms_of
+from memonger.shapes.ranges import DimRange, in_terms_of, sum_of, terms_of
 from memonger.words import FILE, N, again, did_you_mean, option, quoted
 
 Dim = int | ir.SymbolicDim
@@ -56,9 +56,9 @@ def bind_open(
     model: Model,
     batch: int | None,
     dims: Mapping[str, int],
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, DimRange],
     input_shapes: Mapping[str, Sequence[int]],
-) -> tuple[Model, dict[str, Range]]:
+) -> tuple[Model, dict[str, DimRange]]:
     """Give every input a shape, in place, in which the dimensions with a range are symbolic, under the range's name.
 
     Returns: the model with its batch, and the ranges with their places. Among them are dimensions whose names are sums
@@ -103,7 +103,9 @@ def _sums(values: Sequence[ir.Value], sizes: Mapping[str, int]) -> dict[str, int
     return found
 
 
-def _sum_ranges(values: Sequence[ir.Value], dims: Mapping[str, int], ranges: Mapping[str, Range]) -> dict[str, Range]:
+def _sum_ranges(
+    values: Sequence[ir.Value], dims: Mapping[str, int], ranges: Mapping[str, DimRange]
+) -> dict[str, DimRange]:
     """Ranges of dimensions whose names are sums of those with ranges, and of sizes."""
     found = {}
     for name in _open_names(values):

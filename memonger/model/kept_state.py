@@ -13,7 +13,7 @@ from memonger.errors import PlanError
 from memonger.ir.decoding import DecodingError, decode
 from memonger.ir.values import required_inputs, static_shape
 from memonger.shapes import open_dims
-from memonger.shapes.ranges import Range, completed, in_words, own, place_of, points, shapes_at
+from memonger.shapes.ranges import DimRange, completed, in_words, own, place_of, points, shapes_at
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.words import did_you_mean, option
@@ -22,7 +22,7 @@ KEY = "memonger.state"
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _StateShapes:
     """What the metadata holds."""
 
     becomes: Mapping[str, str]
@@ -63,14 +63,14 @@ def state_of(model: ir.Model, name: str) -> dict[str, str]:
     if text is None:
         return {}
     try:
-        state = dict(decode(_State, json.loads(text)).becomes)
+        state = dict(decode(_StateShapes, json.loads(text)).becomes)
     except (ValueError, RecursionError, DecodingError) as error:
         raise PlanError(f"{name}: its metadata '{KEY}' is malformed: {error}.") from error
     _check_names(model, state, name)
     return state
 
 
-def check_state(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, Range], name: str) -> None:
+def check_state(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, DimRange], name: str) -> None:
     """Check that each input can become its output.
 
     Args:
@@ -101,7 +101,7 @@ def check_state(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, 
             )
 
 
-def _check_shapes(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, Range]) -> None:
+def _check_shapes(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, DimRange]) -> None:
     """Check at several sizes that outputs differ from their inputs in dimensions with a range alone."""
     sizes, shapes, axes = Sizes(model), open_dims.largest(model, ranges), places(state, ranges)
     at = {name: number for number, name in enumerate(sizes.names)}
@@ -115,7 +115,7 @@ def _check_shapes(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str
             raise ValueError(f"at {in_words(point)} {error}") from error
 
 
-def places(state: Mapping[str, str], ranges: Mapping[str, Range]) -> dict[str, dict[int, str]]:
+def places(state: Mapping[str, str], ranges: Mapping[str, DimRange]) -> dict[str, dict[int, str]]:
     """For each input of a state its axes that are dimensions with a range, and which."""
     found: dict[str, dict[int, str]] = {old: {} for old in state}
     for name, one in ranges.items():
@@ -164,7 +164,7 @@ def next_sizes(
     return {name: size for name, (size, _) in sizes.items()}
 
 
-def fullest(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, Range]) -> dict[str, Shape]:
+def fullest(model: ir.Model, state: Mapping[str, str], ranges: Mapping[str, DimRange]) -> dict[str, Shape]:
     """The shapes of the inputs, by name, of the run that fills a state, at the largest of all other sizes.
 
     Args:

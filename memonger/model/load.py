@@ -33,7 +33,7 @@ from memonger.ir.values import dense, graphs, static_shape, tensor_shape
 from memonger.model import bind_dims
 from memonger.model.branches import has_branches, with_open_branches
 from memonger.shapes.inference import infer
-from memonger.shapes.ranges import Range
+from memonger.shapes.ranges import DimRange
 from memonger.units import in_full
 from memonger.words import did_you_mean, quoted
 
@@ -156,12 +156,12 @@ def _inferred(model: Model) -> Model:
 
 def load_open(
     source: Source | Model,
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, DimRange],
     *,
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-) -> tuple[Model, dict[str, Range]]:
+) -> tuple[Model, dict[str, DimRange]]:
     """Read a model and leave some dimensions of its inputs symbolic; values in between are as the file declares them.
 
     Args:

@@ -63,7 +63,7 @@ class _Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _CachedRefusal:
     """What is said where no plan holds a budget, see `memonger.errors.BudgetError`; ``entry`` as in `_Beside`."""
 
     entry: str
@@ -127,7 +127,7 @@ class Entry:
         if self.budget is None or not self.refusal.is_file():
             return None
         try:
-            said = decode(_Refusal, json.loads(self.refusal.read_text()))
+            said = decode(_CachedRefusal, json.loads(self.refusal.read_text()))
             _check_own(said.entry, self.refusal)
         except (OSError, ValueError, RecursionError) as error:
             logger.warning("%s is planned anew: %s", self.refusal, error)
@@ -138,7 +138,7 @@ class Entry:
 
     def write_refusal(self, error: BudgetError) -> None:
         """Keep why there is no plan. Where that can't be done a warning is logged."""
-        refusal = _Refusal(self.refusal.stem, error.smallest, error.lower_bound, error.hint)
+        refusal = _CachedRefusal(self.refusal.stem, error.smallest, error.lower_bound, error.hint)
         said = json.dumps(dataclasses.asdict(refusal)).encode()
         try:
             _check_replaceable(self.refusal)

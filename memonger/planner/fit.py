@@ -26,7 +26,7 @@ DEFAULT_MEMORY = 8 * GiB
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SizePoint:
     """A plan of one size within the memory.
 
     Attributes:
@@ -70,7 +70,7 @@ class Fit:
     lower_bound_bytes: int | None
     beyond: Beyond | None
     tried: Mapping[int, int]
-    frontier: tuple[Point, ...] = ()
+    frontier: tuple[SizePoint, ...] = ()
     seconds: float
     strategy: Strategy
     options: Options = field(repr=False)
@@ -186,11 +186,11 @@ def _answer(sizing: Sizing, search: InChunks | None, frontier: int) -> Fit:
     )
 
 
-def _frontier(sizing: Sizing, search: InChunks | None, points: int) -> tuple[Point, ...]:
+def _frontier(sizing: Sizing, search: InChunks | None, points: int) -> tuple[SizePoint, ...]:
     """Plans of so many sizes up to the largest."""
     whole = sizing.best.size if sizing.best is not None else 0
     most = whole if search is None else search.size
-    made = list[Point]()
+    made = list[SizePoint]()
     for size in sorted({max(1, most * number // points) for number in range(1, points + 1)}) if most else ():
         if size > whole and search is not None:
             found = search.made_at(size)
@@ -200,11 +200,11 @@ def _frontier(sizing: Sizing, search: InChunks | None, points: int) -> tuple[Poi
     return tuple(made)
 
 
-def _point(sizing: Sizing, size: int, job: Job, solution: Solution) -> Point:
+def _point(sizing: Sizing, size: int, job: Job, solution: Solution) -> SizePoint:
     once = math.fsum(job.request.graph.costs)
     calibration = job.lowered.calibration
     cost = solution.cost + math.fsum(band.seconds for band in job.chunks)
     seconds = cost if calibration is not None and calibration.seconds is not None else None
     batch = size if sizing.dimension.is_batch else sizing.options.batch
     rate = batch / seconds if batch and seconds else None
-    return Point(size, total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0, seconds, rate)
+    return SizePoint(size, total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0, seconds, rate)

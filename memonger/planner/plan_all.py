@@ -104,7 +104,7 @@ Budget = tuple[str, float | None, int | None]
 
 
 @dataclass(slots=True)
-class _Work:
+class _Running:
     """Tasks that are run in parts.
 
     Attributes:
@@ -187,7 +187,7 @@ def plan_all(
     ]
     tasks = [_task(*one, setting, train_mode) for one in sources.items() for setting in settings]
     shares = any(share is not None for _, share, _ in sizes.values())
-    work = _Work(run, chosen.progress, len(tasks) * (len(sizes) or 1) + len(tasks) * shares)
+    work = _Running(run, chosen.progress, len(tasks) * (len(sizes) or 1) + len(tasks) * shares)
     if output is None:
         return tuple(work.rows(_with_budgets(work, tasks, sizes.values())))
     check_outside([Path(one) for one in read.values() if isinstance(one, str | Path)], Path(output))
@@ -274,7 +274,7 @@ def _task(name: str, source: Any, options: Options, train_mode: bool) -> _Task:
     return _Task(row, source, options, train_mode, None, kept, either("", "flags") == "flags")
 
 
-def _with_budgets(work: _Work, tasks: Sequence[_Task], budgets: Collection[Budget]) -> list[_Task]:
+def _with_budgets(work: _Running, tasks: Sequence[_Task], budgets: Collection[Budget]) -> list[_Task]:
     """Each task with every budget. Where one is a percentage, all are planned first with nothing recomputed."""
     if not budgets:
         return list(tasks)

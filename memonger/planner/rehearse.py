@@ -9,7 +9,7 @@ import time
 
 from memonger.errors import PlanError, SessionError
 from memonger.plan import Plan
-from memonger.plan_records import Spent, Turn
+from memonger.plan_records import Spent, TimedTurns
 from memonger.runtime import feeds as feeding
 from memonger.runtime.engine import Engine
 from memonger.runtime.session import Session
@@ -77,7 +77,7 @@ class Turns:
         self._feeds = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
         self._first = self._warm(plan)
 
-    def slower(self, plan: Plan, allowed: float) -> tuple[bool, Turn]:
+    def slower(self, plan: Plan, allowed: float) -> tuple[bool, TimedTurns]:
         """Whether a plan is clearly slower than is allowed, and the times that it was seen by.
 
         It is where it takes longer in each of `PAIRS` pairs of runs, and its fastest run longer than the first plan's:
@@ -100,8 +100,8 @@ class Turns:
             fastest = list(map(min, fastest, seconds))
             is_last = pair == PAIRS - 1
             if seconds[1] <= most * seconds[0] or (not is_last and time.perf_counter() - begin > LIMIT):
-                return False, Turn(fastest[0], fastest[1], pair + 1)
-        return fastest[1] > most * fastest[0], Turn(fastest[0], fastest[1], PAIRS)
+                return False, TimedTurns(fastest[0], fastest[1], pair + 1)
+        return fastest[1] > most * fastest[0], TimedTurns(fastest[0], fastest[1], PAIRS)
 
     def _warm(self, plan: Plan) -> Session:
         session = Session(plan, check_order=False)

@@ -11,8 +11,8 @@ from memonger.schedule.budget import initial_schedules
 from memonger.schedule.decide import Solution, decide, lay_out, order_for_least, total_bytes
 from memonger.schedule.effort import Effort, Progress
 from memonger.schedule.orders import ORDERS
-from memonger.schedule.portfolio import Search
-from memonger.schedule.problem import Result
+from memonger.schedule.portfolio import PortfolioSearch
+from memonger.schedule.problem import ScheduleFigures
 from memonger.schedule.staged import StagedProblem
 from memonger.units import MOST_BATCH
 
@@ -106,17 +106,20 @@ class Schedules:
 
     def search(self, request: Request, tell: Callable[[Progress], None]) -> None:
         """Look for a schedule that fits, or else one that needs less than all others; what is found is remembered."""
-        self._search(request, tell, Search.smallest)
+        self._search(request, tell, PortfolioSearch.smallest)
 
     def cheaper(self, request: Request, solution: Solution, tell: Callable[[Progress], None]) -> Solution:
         """A solution that fits at less cost than the one given, if one is found; else that."""
         if solution.cost <= math.fsum(request.graph.costs):
             return solution
-        self._search(request, tell, Search.cheapest)
+        self._search(request, tell, PortfolioSearch.cheapest)
         return self.fitting(request) or solution
 
     def _search(
-        self, request: Request, tell: Callable[[Progress], None], search: Callable[[Search, int], Result]
+        self,
+        request: Request,
+        tell: Callable[[Progress], None],
+        search: Callable[[PortfolioSearch, int], ScheduleFigures],
     ) -> None:
         ordered, order = order_for_least(request, self.orders)
         staged = StagedProblem(ordered)
@@ -125,7 +128,7 @@ class Schedules:
         budget = self.memory
         for _ in range(_TARGETS):
             effort = Effort(self.effort, request.time_limit, tell)
-            result = search(Search(staged.problem, effort, initial=initial), budget)
+            result = search(PortfolioSearch(staged.problem, effort, initial=initial), budget)
             earlier.append(result.schedule)
             initial.append(result.schedule)
             schedule = tuple(order[node] for node in staged.reduced.expand(result.schedule))

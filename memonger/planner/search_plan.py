@@ -61,7 +61,7 @@ from memonger.schedule.decide import Solution
 from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.on_demand import forward_pass
 from memonger.shapes import open_dims
-from memonger.shapes.ranges import Range
+from memonger.shapes.ranges import DimRange
 from memonger.tiling import both, chunk_times, chunking, stripping
 from memonger.tiling.joining import with_joined_products
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
@@ -300,7 +300,7 @@ class Job:
     origins: Mapping[str, str]
     stock_bytes: int | None
     chunks: tuple[ChunkedBand, ...] = ()
-    ranges: Mapping[str, Range] = field(default_factory=dict)
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)
     solution: Solution | None = None
 
     @property
@@ -339,7 +339,7 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         if options.precision is not None:
             said += (f"products are rounded to {options.precision}: losses and weights are not float32's.",)
     tell("lower")
-    ranges: Mapping[str, Range] = {}
+    ranges: Mapping[str, DimRange] = {}
     if options.ranges:
         lowered, ranges = _lower_open(source, device, options)
     else:
@@ -368,7 +368,7 @@ def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]
     return dataclasses.replace(own, path=path), unbound
 
 
-def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, Range], name: str) -> None:
+def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, DimRange], name: str) -> None:
     """Write a state into a lowered model, or check the one that it has, and order its nodes for it."""
     if asked:
         with_state(model, asked, name)
@@ -379,7 +379,7 @@ def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, 
 
 
 def _asked(
-    lowered: Lowered, roles: Training | None, device: Device, options: Options, ranges: Mapping[str, Range],
+    lowered: Lowered, roles: Training | None, device: Device, options: Options, ranges: Mapping[str, DimRange],
     recorded: Marks,
 ) -> Request:  # fmt: skip
     """What is asked of a lowered model, with what its marks say of it."""
@@ -405,7 +405,7 @@ def _asked(
     )
 
 
-def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: Mapping[str, Range]) -> Graph:
+def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: Mapping[str, DimRange]) -> Graph:
     measured = lowered.calibration
     if measured is None:
         return graph_of(lowered.model, roles, None, None, (), device, ranges)
@@ -806,7 +806,7 @@ def _without_loss(model: Model) -> tuple[str, ...]:
     )
 
 
-def _lower_open(source: Source | Model, device: Device, options: Options) -> tuple[Lowered, Mapping[str, Range]]:
+def _lower_open(source: Source | Model, device: Device, options: Options) -> tuple[Lowered, Mapping[str, DimRange]]:
     """The lowered model for ranges of sizes, and the ranges with their places."""
     single = {name: size for name, size in options.sizes.items() if name not in options.ranges}
     model, ranges = load_open(
@@ -816,19 +816,21 @@ def _lower_open(source: Source | Model, device: Device, options: Options) -> tup
 
     if device.facts.is_portable:
         return ranged.portable_form(model, ranges), ranges
-    from memonger.lowering.device_form import Settings, device_form
+    from memonger.lowering.device_form import LoweringSettings, device_form
 
     times = options.chosen_strategy != "none"
-    settings = Settings(options.level or "all", options.threads, options.inputs, ranges=ranges, times=times)
+    settings = LoweringSettings(options.level or "all", options.threads, options.inputs, ranges=ranges, times=times)
     return device_form(model, device, settings), ranges
 
 
 def _lower(model: Model, device: Device, options: Options, unbound: Model | None, times: bool) -> Lowered:
     if device.facts.is_portable:
         return portable(model)
-    from memonger.lowering.device_form import Settings, device_form
+    from memonger.lowering.device_form import LoweringSettings, device_form
 
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
-    settings = Settings(level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times)
+    settings = LoweringSettings(
+        level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times
+    )
     return device_form(model, device, settings, None if training else unbound)

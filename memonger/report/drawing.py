@@ -83,7 +83,7 @@ NodeAttributes = Attributes | Callable[[DrawnNode], Attributes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class DrawingSettings:
     """What is drawn, and how; see `draw`."""
 
     node_text: NodeText | None = None
@@ -157,14 +157,14 @@ def draw(
     names = (around,) if isinstance(around, str) else tuple(around)
     return drawing(
         source,
-        Settings(
+        DrawingSettings(
             node_text=node_text, node_attributes=node_attributes, around=names, depth=depth, max_nodes=max_nodes,
             color_by=color_by,
         ),
     ).text  # fmt: skip
 
 
-def drawing(source: Source | Model | Plan | GraphPlan, settings: Settings) -> Drawing:
+def drawing(source: Source | Model | Plan | GraphPlan, settings: DrawingSettings) -> Drawing:
     """As `draw`, with what was left out."""
     loaded = planned_file(source) if isinstance(source, str | Path) else source
     subject = _of_plan(loaded) if isinstance(loaded, BasePlan) else _of_model(load(loaded))
@@ -226,7 +226,7 @@ def _described(model: ir.Model | None) -> tuple[dict[str, tuple[int, ...]], froz
     return shapes, frozenset(str(v.name) for v in required_inputs(model.graph))
 
 
-def _chosen(subject: _Subject, settings: Settings) -> list[int]:
+def _chosen(subject: _Subject, settings: DrawingSettings) -> list[int]:
     """The steps to draw, ascending."""
     steps, most = len(subject.graph.nodes), settings.max_nodes
     if settings.around:
@@ -270,7 +270,7 @@ def _near(graph: Graph, begin: Sequence[int], depth: int) -> list[int]:
     return pending
 
 
-def _lines(subject: _Subject, chosen: Sequence[int], settings: Settings) -> Iterator[str]:
+def _lines(subject: _Subject, chosen: Sequence[int], settings: DrawingSettings) -> Iterator[str]:
     steps, colors = len(subject.graph.nodes), _Colors()
     left_out = f": {len(chosen)} of {steps} steps" if len(chosen) < steps else ""
     yield f"digraph {_quoted(subject.title)} {{"
@@ -288,7 +288,9 @@ def _lines(subject: _Subject, chosen: Sequence[int], settings: Settings) -> Iter
     yield "}"
 
 
-def _side(subject: _Subject, steps: Sequence[int], settings: Settings, colors: "_Colors", title: str) -> Iterator[str]:
+def _side(
+    subject: _Subject, steps: Sequence[int], settings: DrawingSettings, colors: "_Colors", title: str
+) -> Iterator[str]:
     """One cluster: its boxes, the inputs they read, and the edges."""
     planned = title.startswith("after")
     graph, prefix = subject.graph, "after" if planned else "before"
@@ -313,7 +315,9 @@ def _side(subject: _Subject, steps: Sequence[int], settings: Settings, colors: "
     yield "  }"
 
 
-def _box(subject: _Subject, step: int, planned: bool, settings: Settings, colors: "_Colors") -> dict[str, object]:
+def _box(
+    subject: _Subject, step: int, planned: bool, settings: DrawingSettings, colors: "_Colors"
+) -> dict[str, object]:
     """The attributes of a box."""
     graph = subject.graph
     node = _drawn_node(subject, step, planned)

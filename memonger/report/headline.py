@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from memonger.devices import parse_device
-from memonger.shapes.ranges import Range, described
+from memonger.shapes.ranges import DimRange, described
 from memonger.units import GiB, KiB, MiB, format_size
 
 STATE = "weights and training state"
@@ -20,7 +20,7 @@ def headline(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _ranges(record: Mapping[str, Any]) -> str:
-    return described({name: Range(*sizes) for name, sizes in record["ranges"].items()})
+    return described({name: DimRange(*sizes) for name, sizes in record["ranges"].items()})
 
 
 def _total(record: Mapping[str, Any]) -> str:

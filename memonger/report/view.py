@@ -39,7 +39,7 @@ MOST_OTHERS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     """One run of a node.
 
     Attributes:
@@ -98,12 +98,14 @@ class View:
     plan: Plan
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PlannedStep, ...]:
         """What runs, in the planned order."""
         graph = self.plan.graph
         modules = Modules(self.plan.model)
         return tuple(
-            Step(name, graph.ops[step], modules.path(name, (graph.values[v] for v in graph.writes[step])), workspace)
+            PlannedStep(
+                name, graph.ops[step], modules.path(name, (graph.values[v] for v in graph.writes[step])), workspace
+            )
             for step, (name, workspace) in enumerate(zip(graph.nodes, graph.workspace, strict=True))
         )
 

@@ -68,7 +68,7 @@ def changes(plan: Plan) -> tuple[list[str], list[str]]:
         _empty_weights(model, folder.path)
         path = folder.path / "as_it_runs.onnx"
         entries = {"session.disable_prepacking": "1"}
-        ort.make_session(model, CPU, ort.Options(threads=1, optimized=path, entries=entries))
+        ort.make_session(model, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
         runs = onnx.load(path, load_external_data=False).graph.node
     finally:
         folder.remove()

@@ -20,7 +20,7 @@ from memonger.runtime.arena import Arena, HostArena
 WORKSPACE_MARGIN = 1 << 16  # bytes, for what the runtime rounds up, and for what a session takes as it is made
 
 
-class Room(Protocol):
+class FreeMemory(Protocol):
     """Bytes of a device's memory: those that are ``free``, and the ``total``."""
 
     @property
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """What takes the place of the provider's own allocator: a `memonger.runtime.cuda.pool.Pool`, or None."""
         ...
 
-    def room(self) -> Room | None:
+    def room(self) -> FreeMemory | None:
         """How much memory is free; None where the system hands out pages as they are touched."""
         ...
 

@@ -17,7 +17,7 @@ from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
 from memonger.runtime.plain import PlainRuns
-from memonger.runtime.program import Group, Program, expose, program_of
+from memonger.runtime.program import Program, SessionGroup, expose, program_of
 from memonger.runtime.store import Store
 
 INPUT_ALIGNMENT = 256  # bytes; what CUDA aligns allocations to
@@ -458,7 +458,9 @@ def bind_plan(
     expose(model, program.planned)
     settings = plan.stamp.cuda if plan.stamp is not None else None
     limit = None if program.limit is None or not arena.device.is_host else ort.Limit(program.limit)
-    engine = Engine(Group(model, (0,), (program,)), arena.device, threads, True, settings, cuda_graph, limit=limit)
+    engine = Engine(
+        SessionGroup(model, (0,), (program,)), arena.device, threads, True, settings, cuda_graph, limit=limit
+    )
     return Binding(program, engine, arena, fixed=fixed)
 
 

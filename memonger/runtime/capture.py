@@ -16,7 +16,7 @@ from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Binding, input_memory
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Group, expose, program_of
+from memonger.runtime.program import SessionGroup, expose, program_of
 from memonger.runtime.store import Store
 from memonger.runtime.weights import LEND_ALL
 from memonger.units import MiB
@@ -69,7 +69,7 @@ def planned_values(
     )
     program = replace(program, outputs=tuple(copies.values()), planned=(*program.planned, *kept))
     expose(model, program.planned)
-    group = Group(model, (0,), (program,))
+    group = SessionGroup(model, (0,), (program,))
     cuda = plan.stamp.cuda if plan.stamp is not None else None
     engine = Engine(group, device, threads or plan.threads, False, cuda)
     binding = Binding(program, engine, arena, inputs_at=input_memory([program], device))
@@ -107,7 +107,7 @@ def stock_values(model: ir.Model, names: Sequence[str], feeds: feeding.Feeds, de
     wanted = set(names)
     found = [value for node in copy.graph for value in node.outputs if value.name in wanted]
     copy.graph.outputs[:] = found
-    session = ort.make_session(copy, device, ort.Options(lending=LEND_ALL, entries=ort.RUN_ONCE))
+    session = ort.make_session(copy, device, ort.SessionSettings(lending=LEND_ALL, entries=ort.RUN_ONCE))
     fetched = [str(value.name) for value in found]
     return dict(zip(fetched, session.run(fetched, dict(feeds)), strict=True))
 

@@ -29,7 +29,7 @@ from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding, overwritten, read_output
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Group, Program, program_of
+from memonger.runtime.program import Program, SessionGroup, program_of
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -83,7 +83,7 @@ class Chunks:
 
     program: Program
     steps: tuple[Stretch | Copied, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[SessionGroup, ...]
     constants: Mapping[str, np.ndarray]
 
 
@@ -110,7 +110,7 @@ def cut_up(plan: Plan) -> Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
+class _StretchValues:
     """What nodes read and write.
 
     Attributes:
@@ -128,7 +128,7 @@ class _Cutter:
     """Makes the stretches of a plan, and one model for those of one structure."""
 
     def __init__(self, plan: Plan, program: Program) -> None:
-        self.program, self.groups, self._model = program, list[Group](), plan.model
+        self.program, self.groups, self._model = program, list[SessionGroup](), plan.model
         self._tensors = {tensor.name: tensor for tensor in program.planned}
         self._inputs = {one.name: one for one in program.inputs}
         self._of_structure: dict[Any, tuple[int, list[str]]] = {}
@@ -177,18 +177,18 @@ class _Cutter:
             {name_of[v]: str(v.name) for v in values.inner if v in values.kept},
         )
 
-    def _values(self, nodes: Sequence[ir.Node]) -> _Values:
+    def _values(self, nodes: Sequence[ir.Node]) -> _StretchValues:
         own = set(nodes)
         inner = dict.fromkeys(value for node in nodes for value in node.outputs)
         read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in inner)
         held = (v for v in inner if v.name and v.name not in self._tensors)
         kept = {v for v in held if v.is_graph_output() or any(user not in own for user, _ in v.uses())}
-        return _Values(tuple(v for v in read if not self._is_weight(v)), tuple(inner), kept)
+        return _StretchValues(tuple(v for v in read if not self._is_weight(v)), tuple(inner), kept)
 
     def _is_weight(self, value: ir.Value) -> bool:
         return value.producer() is None and value.name not in self._inputs and not _is_slice_of_constant(value)
 
-    def _structure(self, nodes: Sequence[ir.Node], values: _Values) -> Any:
+    def _structure(self, nodes: Sequence[ir.Node], values: _StretchValues) -> Any:
         """The same for stretches that one session can run; weights are known by their names."""
         number: dict[ir.Value, int] = {v: index for index, v in enumerate((*values.outer, *values.inner))}
         return (
@@ -204,14 +204,14 @@ class _Cutter:
             ),
         )  # fmt: skip
 
-    def _group(self, nodes: Sequence[ir.Node], values: _Values) -> Group:
+    def _group(self, nodes: Sequence[ir.Node], values: _StretchValues) -> SessionGroup:
         """A model of these nodes alone."""
         exposed = (v for v in values.inner if v.name in self._tensors or v in values.kept)
         program = self._program(nodes, values, {v: str(v.name) for v in (*values.outer, *values.inner)})
         fed = {v for v in values.outer if v.const_value is not None}
-        return Group(extract(self._model, nodes, exposed, fed), (0,), (program,))
+        return SessionGroup(extract(self._model, nodes, exposed, fed), (0,), (program,))
 
-    def _program(self, nodes: Sequence[ir.Node], values: _Values, name_of: Mapping[ir.Value, str]) -> Program:
+    def _program(self, nodes: Sequence[ir.Node], values: _StretchValues, name_of: Mapping[ir.Value, str]) -> Program:
         """What of the plan's program is theirs, under a session's names."""
         fed = (v for v in values.outer if v.name in self._inputs)
         planned = (v for v in values.inner if v.name in self._tensors)

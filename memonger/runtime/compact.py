@@ -18,7 +18,7 @@ _LARGE = 1 << 10  # bytes: from 512 on Python takes them of the C library
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class Detached:
     """Objects written out.
 
     Attributes:
@@ -30,7 +30,7 @@ class Packed:
     apart: tuple[Any, ...]
 
 
-def packed(value: Any, *kept: object) -> Packed:
+def packed(value: Any, *kept: object) -> Detached:
     """Write objects out; large bytes, messages, what is lent to onnxruntime and ``kept`` stay as they are."""
     apart: list[Any] = []
     kept_as_it_is = set(map(id, kept))
@@ -45,10 +45,10 @@ def packed(value: Any, *kept: object) -> Packed:
 
     file = io.BytesIO()
     Writer(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return Packed(file.getvalue(), tuple(apart))
+    return Detached(file.getvalue(), tuple(apart))
 
 
-def unpacked(what: Packed) -> Any:
+def unpacked(what: Detached) -> Any:
     """The objects that `packed` was given, made anew."""
 
     class Reader(pickle.Unpickler):

@@ -13,7 +13,7 @@ from memonger.runtime import ort, profile, thread_records
 from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import workspace_of
-from memonger.runtime.program import Group
+from memonger.runtime.program import SessionGroup
 from memonger.runtime.weights import Lending
 from memonger.units import in_full
 from memonger.words import FILE, option
@@ -21,7 +21,7 @@ from memonger.words import FILE, option
 _FAILED_NODE = re.compile(r"running \w+ node\. Name:'(.*?)' Status", re.DOTALL)
 
 
-class RefusedError(SessionError):
+class EngineRefusedError(SessionError):
     """The engine doesn't run any more: what onnxruntime ran wasn't the plan, or couldn't be compared with it."""
 
 
@@ -58,7 +58,7 @@ class Engine:
 
     def __init__(
         self,
-        group: Group,
+        group: SessionGroup,
         device: Device,
         threads: int,
         check_order: bool,
@@ -80,7 +80,7 @@ class Engine:
         self._folder = ScratchFolder() if check_order else None
         self._notes = 0  # nodes of which the calling thread keeps notes in each run
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
-        self._options = ort.Options(
+        self._options = ort.SessionSettings(
             in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
             shares_workspace=device.is_host, lending=lending, limit=limit,
             pattern=not group.takes_any_shape and limit is None,
@@ -96,7 +96,7 @@ class Engine:
         if not is_segment:
             self.reserve()
 
-    def _make(self, group: Group, graphs: str) -> None:
+    def _make(self, group: SessionGroup, graphs: str) -> None:
         """Make the session, with CUDA graphs if nothing speaks against them that is known by now."""
         if not self.why_not:
             try:
@@ -109,7 +109,7 @@ class Engine:
                 self.why_not = str(error)
         self.session = self._session(group, captures=False)
 
-    def _session(self, group: Group, captures: bool) -> Any:
+    def _session(self, group: SessionGroup, captures: bool) -> Any:
         self.close()
         if not captures:
             self.pool = backend(self.device).pool() if self._joined is None else self._joined.join()
@@ -118,7 +118,7 @@ class Engine:
             self.pool.loaded()
         return session
 
-    def _give_up(self, group: Group, why: str) -> None:
+    def _give_up(self, group: SessionGroup, why: str) -> None:
         self.captures, self.why_not = False, why
         self.session = self._session(group, captures=False)
 
@@ -197,7 +197,7 @@ class Engine:
             SessionError: an earlier run wasn't the plan's.
         """
         if self.refused is not None:
-            raise RefusedError(self.refused)
+            raise EngineRefusedError(self.refused)
 
     def run(self, binding: Any, number: int = 0) -> None:
         """Run once.
@@ -264,7 +264,7 @@ class Engine:
             runs = profile.read_profile(Path(self.session.end_profiling()), last_run=True)
         except SessionError as error:
             self.refused = f"the order of the run can't be checked: {error} Make a new session once there is room."
-            raise RefusedError(self.refused) from error
+            raise EngineRefusedError(self.refused) from error
         finally:
             folder.remove()
             self._folder = None
@@ -279,7 +279,7 @@ class Engine:
         unknown = sorted(foreign - set(program.order) - program.unordered)
         if planned != executed or unknown:
             self.refused = order_message(planned, executed, unknown, self.device)
-            raise RefusedError(self.refused)
+            raise EngineRefusedError(self.refused)
 
     def next_graph(self) -> int:
         """A number for a CUDA graph: a binding needs another one where its addresses are others."""

@@ -250,7 +250,7 @@ def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
     result = _append(graph, ir.Node("", "Identity", [graph.inputs[0]]))
     result.type = kind
     graph.outputs.append(result)
-    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.Options(threads=1))
+    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.SessionSettings(threads=1))
     binding = session.io_binding()
     binding.bind_ortvalue_input("given", value)
     binding.bind_output(str(result.name))
@@ -273,7 +273,7 @@ def _constant(value: Feed, kind: ir.TypeProtocol) -> Any:
     result = _constant_value(graph, value, kind)
     result.name, result.type = "result", kind
     graph.outputs.append(result)
-    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.Options(threads=1))
+    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.SessionSettings(threads=1))
     binding = session.io_binding()
     binding.bind_output("result")
     session.run_with_iobinding(binding)

@@ -21,7 +21,7 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.program import Program
 from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.store import Store
-from memonger.shapes.ranges import Range, own
+from memonger.shapes.ranges import DimRange, own
 from memonger.shapes.shaping import Shape
 from memonger.words import quoted
 
@@ -55,7 +55,7 @@ class KeptState:
         self, program: Program, state: Mapping[str, str], device: Device, ranged: RangedProgram | None = None
     ) -> None:
         self.state, self._ranged = dict(state), ranged
-        self._ranges: Mapping[str, Range] = {} if ranged is None else ranged.ranges
+        self._ranges: Mapping[str, DimRange] = {} if ranged is None else ranged.ranges
         self._axes = places(state, self._ranges)
         self._tensors = {value.name: _tensor(value) for value in program.inputs if value.name in state}
         self.in_place = {old: new for old, new in state.items() if new in program.replacing}
@@ -88,7 +88,9 @@ class KeptState:
                 Binding(program, engine, arena, **self._bound(program, turn), inputs_at=inputs_at) for turn in turns
             ]
             return StatefulBinding(self, bound)
-        return StatefulBinding(self, [RangedBinding(self._ranged, engine, arena, _Turn(self, turn)) for turn in turns])
+        return StatefulBinding(
+            self, [RangedBinding(self._ranged, engine, arena, _StateTurn(self, turn)) for turn in turns]
+        )
 
     def _bound(self, program: Program, turn: int) -> dict[str, Any]:
         """What a binding of a program is told of the state."""
@@ -269,7 +271,7 @@ class KeptState:
                     content.fill(name, np.zeros((), tensor.dtype.numpy()))
 
 
-class _Turn:
+class _StateTurn:
     """A state at one turn of its buffers: see `memonger.runtime.ranged.Persisting`."""
 
     def __init__(self, kept: KeptState, turn: int) -> None:

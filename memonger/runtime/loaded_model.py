@@ -22,7 +22,7 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState, StatefulBinding
 from memonger.runtime.ort import Limit, making_sessions
 from memonger.runtime.padding import Padding, Smaller, is_smaller
-from memonger.runtime.program import Group, Program, group_plans
+from memonger.runtime.program import Program, SessionGroup, group_plans
 from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.weights import Lending
 from memonger.shapes.ranges import described
@@ -102,7 +102,7 @@ class LoadedModel:
         held = None if limit is None or not device.is_host else Limit(at_once * limit)
         self._is_limited = held is not None
 
-        def make_engine(group: Group, is_segment: bool) -> Engine:
+        def make_engine(group: SessionGroup, is_segment: bool) -> Engine:
             graphs = "off" if is_segment else cuda_graph
             return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
 
@@ -260,7 +260,7 @@ class _Runner:
 
 
 def _runners(
-    plans: Sequence[Plan], device: Device, make_engine: Callable[[Group, bool], Engine]
+    plans: Sequence[Plan], device: Device, make_engine: Callable[[SessionGroup, bool], Engine]
 ) -> tuple[_Runner, ...]:
     """What runs each plan. Those with chunks, and for ranges, have sessions of their own; the others share them."""
     found: dict[int, _Runner] = {}
@@ -289,7 +289,7 @@ def _without(program: Program, state: Mapping[str, str]) -> Program:
     return replace(program, inputs=tuple(value for value in program.inputs if value.name not in state))
 
 
-def _of_chunks(chunks: Chunks, make_engine: Callable[[Group, bool], Engine]) -> _Runner:
+def _of_chunks(chunks: Chunks, make_engine: Callable[[SessionGroup, bool], Engine]) -> _Runner:
     """What runs a plan with chunks; of these it keeps no model, as their weights are onnxruntime's."""
     program, steps, constants = chunks.program, chunks.steps, chunks.constants
     engines = tuple(make_engine(group, True) for group in chunks.groups)
@@ -297,7 +297,7 @@ def _of_chunks(chunks: Chunks, make_engine: Callable[[Group, bool], Engine]) -> 
     return _Runner(program, engines, lambda arena, _: ChunkedBinding(program, steps, engines, arena, constants))
 
 
-def _of_ranges(plan: Plan, make_engine: Callable[[Group, bool], Engine]) -> _Runner:
+def _of_ranges(plan: Plan, make_engine: Callable[[SessionGroup, bool], Engine]) -> _Runner:
     """What runs a plan for ranges of sizes."""
     ranged = RangedProgram(plan)
     engine = make_engine(ranged.group(plan), False)

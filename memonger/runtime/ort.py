@@ -57,7 +57,7 @@ def check_device(device: Device) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SessionSettings:
     """How a session is made.
 
     Attributes:
@@ -102,7 +102,7 @@ class Options:
 def make_session(
     model: ir.Model | weights.Message | Path,
     device: Device,
-    options: Options,
+    options: SessionSettings,
     *,
     pool: Any = None,
     captures: bool = False,
@@ -136,7 +136,7 @@ def make_session(
 def _make(
     model: ir.Model | weights.Message | Path,
     device: Device,
-    options: Options,
+    options: SessionSettings,
     settings: Any,
     providers: list[Any],
     pool: Any,
@@ -259,7 +259,7 @@ class _Shrinker:
 
     def __init__(self) -> None:
         self._lock, self._ends = threading.Lock(), np.zeros(2, np.float32)
-        self._session = make_session(copying_model(), CPU, Options(threads=1, entries=_SHARING))
+        self._session = make_session(copying_model(), CPU, SessionSettings(threads=1, entries=_SHARING))
         self._binding, address = self._session.io_binding(), self._ends.ctypes.data
         bind_input(self._binding, "x", ir.DataType.FLOAT, (1,), address)
         bind_output(self._binding, "y", ir.DataType.FLOAT, (1,), address + 4)  # the allocator must have nothing of it
@@ -275,7 +275,7 @@ def shrink_host_memory() -> None:
     _allocators.shrink()
 
 
-def session_options(options: Options) -> Any:
+def session_options(options: SessionSettings) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
     entries = {**(_OF_SEGMENTS if options.is_segment else {}), **options.entries}

@@ -64,7 +64,7 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
         }
         try:
             part = extract(model, nodes, [node.outputs[0] for node in nodes])
-            ort.make_session(part, CPU, ort.Options(threads=1, optimized=path, entries=entries))
+            ort.make_session(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
             message = onnx.load(path, load_external_data=False)
         except (SessionError, OSError):
             return

@@ -13,7 +13,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.loaded_model import Bound, LoadedModel
 
 
-class Place:
+class ExecutionContext:
     """An arena and the models bound in it: one run at a time.
 
     Args:

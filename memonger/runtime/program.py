@@ -126,7 +126,7 @@ def _planned(plan: Plan) -> tuple[ArenaTensor, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SessionGroup:
     """Plans that run in one onnxruntime session: its model or message, and the plans' indices and programs.
 
     ``takes_any_shape``: shapes will be many. onnxruntime would remember something of each.
@@ -138,7 +138,7 @@ class Group:
     takes_any_shape: bool = False
 
 
-def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
+def group_plans(plans: Sequence[Plan]) -> tuple[SessionGroup, ...]:
     """Plans of one structure and one set of weights together, in the order of their first members.
 
     A plan for ranges of sizes is by itself: its session may meet any shape.
@@ -153,12 +153,12 @@ def group_plans(plans: Sequence[Plan]) -> tuple[Group, ...]:
     return tuple(_group([plans[index] for index in part], tuple(part)) for part in parts)
 
 
-def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> Group:
+def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> SessionGroup:
     varying = _varying(plans)
     programs = tuple(program_of(plan, varying) for plan in plans)
     model = plans[0].model.clone()
     expose(model, programs[0].planned, varying, len(plans) > 1)
-    return Group(model, members, programs)
+    return SessionGroup(model, members, programs)
 
 
 def check_family(plans: Sequence[Plan]) -> None:

@@ -26,7 +26,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Group, Program, expose, program_of
+from memonger.runtime.program import Program, SessionGroup, expose, program_of
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import completed, described, in_words, own, place_of, shapes_at, terms_of
 from memonger.shapes.shaping import Shape
@@ -49,7 +49,7 @@ Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's ord
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
+class _PlannedValues:
     """The planned values: names and types, numbers in the graph, bits an element."""
 
     names: tuple[str, ...]
@@ -125,7 +125,7 @@ class RangedProgram:
         inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
         number = {name: value for value, name in enumerate(plan.graph.values)}
-        self._planned = _Values(
+        self._planned = _PlannedValues(
             names=names,
             dtypes=tuple(tensor.dtype for tensor in program.planned),
             numbers=tuple(number[name] for name in names),
@@ -144,11 +144,11 @@ class RangedProgram:
         self._program = partial(Program, **{name: same[name] for name in same.keys() - _AT_SIZES})
         self._lock = threading.Lock()
 
-    def group(self, plan: Plan) -> Group:
+    def group(self, plan: Plan) -> SessionGroup:
         """What its onnxruntime session is made of, weights included: not to be kept."""
         model = plan.model.clone()
         expose(model, self.base.planned, any_shape=True)
-        return Group(model, (0,), (self.base,), takes_any_shape=True)
+        return SessionGroup(model, (0,), (self.base,), takes_any_shape=True)
 
     def largest(self) -> Program:
         """The program at the largest sizes, with the shapes of all inputs."""

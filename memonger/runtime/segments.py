@@ -29,7 +29,7 @@ from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import Binding, input_memory, without_defaults
 from memonger.runtime.engine import Engine
-from memonger.runtime.program import Group, Program, expose, program_of
+from memonger.runtime.program import Program, SessionGroup, expose, program_of
 from memonger.runtime.store import Store
 from memonger.runtime.weights import Message, message
 
@@ -142,7 +142,7 @@ def _drop_unread(graph: ir.Graph) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PersistentPart:
     """Bytes of what persists that are read, and may be written over, where they lie: no node cuts or joins them.
 
     Attributes:
@@ -186,13 +186,13 @@ class Exchange(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SegmentedPlan:
     """A plan cut into segments, without its model.
 
     Attributes:
         program: Of the whole plan.
         segments: Of each segment the program, what it receives and what it is handed.
-        kept: Parts of what persists: see `Kept`.
+        kept: Parts of what persists: see `PersistentPart`.
         models: Of each segment, to be loaded.
         settings: How the CUDA provider is set up.
         gate: Number of the segments that run before anything is updated.
@@ -201,14 +201,14 @@ class Cut:
 
     program: Program
     segments: tuple[tuple[Program, tuple[ArenaTensor, ...], tuple[str, ...]], ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[PersistentPart, ...]
     models: tuple[Message, ...]
     settings: Cuda | None
     gate: int
     buckets: tuple[Bucket, ...]
 
 
-def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut:
+def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> SegmentedPlan:
     """Cut a training plan, verified by the caller, before its first update and at its collectives.
 
     Args:
@@ -244,7 +244,7 @@ def cut(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> Cut
         )
         for collective, (begin, wait) in zip(collectives, steps, strict=True)
     )
-    return Cut(
+    return SegmentedPlan(
         program=program,
         segments=tuple(record for _, record in parts),
         kept=kept,
@@ -291,7 +291,7 @@ def _expanded(model: ir.Model, program: Program) -> tuple[Program, dict[str, int
     return replace(program, order=tuple(order), first_update=first_update, planned=planned), step_of
 
 
-def _kept(plan: Plan) -> tuple[Kept, ...]:
+def _kept(plan: Plan) -> tuple[PersistentPart, ...]:
     """The parts and views of what persists, and its new content as a whole where parts of that were written."""
     graph, values = plan.graph, {str(v.name): v for node in plan.model.graph for v in node.outputs}
     new_of = {old: new for pairs in graph.updates for old, new in pairs}
@@ -301,11 +301,11 @@ def _kept(plan: Plan) -> tuple[Kept, ...]:
         value, new = values[graph.values[part]], new_of.get(part)
         assert value.dtype is not None
         tensor = ArenaTensor(graph.values[part], value.dtype, static_shape(value) or (), byte)
-        found.append(Kept(tensor, graph.values[whole], None if new is None else graph.values[new]))
+        found.append(PersistentPart(tensor, graph.values[whole], None if new is None else graph.values[new]))
     return tuple(found)
 
 
-def _without_parts(model: ir.Model, program: Program, kept: Sequence[Kept]) -> Program:
+def _without_parts(model: ir.Model, program: Program, kept: Sequence[PersistentPart]) -> Program:
     """Make parts inputs, and their new contents outputs; returns what of the program is left. The model is changed."""
     graph = model.graph
     values = {value.name: value for node in graph for value in node.outputs}
@@ -332,7 +332,7 @@ def _without_parts(model: ir.Model, program: Program, kept: Sequence[Kept]) -> P
 
 
 def _with_parts(
-    fixed: Mapping[str, Store], updates: Mapping[str, str], kept: Sequence[Kept]
+    fixed: Mapping[str, Store], updates: Mapping[str, str], kept: Sequence[PersistentPart]
 ) -> tuple[dict[str, Store], dict[str, str]]:
     """What persists, and what is written over it, parts included."""
     found, of_store = dict(fixed), dict[Store, list[ArenaTensor]]()
@@ -364,7 +364,7 @@ class Segments:
 
     def __init__(
         self,
-        plan: Cut,
+        plan: SegmentedPlan,
         arena: Arena,
         threads: int,
         *,
@@ -387,7 +387,7 @@ class Segments:
         limit = None if program.limit is None or not arena.device.is_host else ort.Limit(program.limit)
         with ort.making_sessions():
             for model, (part, received, _) in zip(plan.models, parts, strict=True):
-                group = Group(model, (0,), (part,))
+                group = SessionGroup(model, (0,), (part,))
                 engine = Engine(
                     group, arena.device, threads, check_order, plan.settings, is_segment=True, pool=pool, limit=limit
                 )

@@ -21,7 +21,7 @@ from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.places import IdleRelease, Place
+from memonger.runtime.places import ExecutionContext, IdleRelease
 from memonger.runtime.program import check_family
 from memonger.shapes.ranges import described
 from memonger.units import format_size, shown
@@ -106,7 +106,7 @@ class Session:
         )  # fmt: skip
         del plans, one
         process_memory.settle()  # what reading the plan took, and onnxruntime to make its sessions
-        self._of_thread, self._places = threading.local(), weakref.WeakSet[Place]()
+        self._of_thread, self._places = threading.local(), weakref.WeakSet[ExecutionContext]()
         self._making = threading.Lock()  # held while a place is made, which `close` has to know of
         self._shared = self._new_place() if threads == "lock" else None
         self._idle = IdleRelease(self, idle_release)
@@ -230,24 +230,24 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _place(self) -> Place:
+    def _place(self) -> ExecutionContext:
         """Where this thread runs."""
         if self._shared is not None:
             return self._shared
-        place: Place | None = getattr(self._of_thread, "place", None)
+        place: ExecutionContext | None = getattr(self._of_thread, "place", None)
         if place is None:
             place = self._of_thread.place = self._new_place()
         return place
 
-    def _new_place(self) -> Place:
+    def _new_place(self) -> ExecutionContext:
         with self._making:
             self._model.check_open()
-            place = Place(self.device, self._model.arena_bytes)
+            place = ExecutionContext(self.device, self._model.arena_bytes)
             place.bind(self._model)
             self._places.add(place)
             return place
 
-    def _all_places(self) -> list[Place]:
+    def _all_places(self) -> list[ExecutionContext]:
         with self._making:
             return list(self._places)
 

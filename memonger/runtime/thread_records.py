@@ -17,13 +17,13 @@ MOST = 1 << 15
 """Nodes run between two times that a thread's notes are emptied, which takes about a millisecond."""
 
 
-class _Notes(threading.local):
+class _ThreadNotes(threading.local):
     """Nodes run in this thread since its notes were emptied."""
 
     nodes = 0
 
 
-_NOTES = _Notes()
+_NOTES = _ThreadNotes()
 
 
 def count(nodes: int) -> None:
@@ -38,7 +38,9 @@ def empty() -> None:
     """Empty this thread's notes: by a profiled run of a model of one node with a pool of two threads."""
     folder = ScratchFolder()
     try:
-        session = ort.make_session(ort.copying_model(), CPU, ort.Options(threads=2, profile=folder.path / "notes"))
+        session = ort.make_session(
+            ort.copying_model(), CPU, ort.SessionSettings(threads=2, profile=folder.path / "notes")
+        )
         session.run(None, {"x": np.zeros(1, np.float32)})
         session.end_profiling()
     finally:

@@ -29,7 +29,7 @@ from memonger.runtime.binding import Binding
 from memonger.runtime.engine import Engine
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.loss_scale import LossScale
-from memonger.runtime.segments import Cut, Exchange, Segments, cut
+from memonger.runtime.segments import Exchange, SegmentedPlan, Segments, cut
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
@@ -419,7 +419,7 @@ class Trainer:
         if role in self._scalars and content is not None:
             self._scalars[role][...] = content
 
-    def _bind(self, plan: Cut, roles: Training, check_order: bool) -> Segments:
+    def _bind(self, plan: SegmentedPlan, roles: Training, check_order: bool) -> Segments:
         kept = [name for name in roles.persistent if name in self._names]
         fixed = {name: self._weights if name in self._weights else self._state for name in kept}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
@@ -523,7 +523,7 @@ class _Read:
     names: tuple[str, ...]
     weights: Store
     state: Store
-    cuts: list[Cut]
+    cuts: list[SegmentedPlan]
     forward: onnx.ModelProto | None
     frozen: ScratchFolder | None
     device: Device
@@ -545,7 +545,7 @@ def _read(
     device: str | Device | None,
     share: tuple[int, int] | None,
     check_order: bool,
-) -> compact.Packed:
+) -> compact.Detached:
     """A packed `_Read`.
 
     Raises:

@@ -3,12 +3,12 @@
 from memonger.schedule.budget import BudgetSearch
 from memonger.schedule.effort import EFFORT, Progress
 from memonger.schedule.portfolio import search, smallest_budget
-from memonger.schedule.problem import Problem, Result
+from memonger.schedule.problem import Problem, ScheduleFigures
 from memonger.schedule.staged import mirror_plan
 from memonger.schedule.strategies import STRATEGIES
 from memonger.schedule.strategy import Candidate, Outcome, Request, Strategy
 
 __all__ = [
-    "EFFORT", "STRATEGIES", "BudgetSearch", "Candidate", "Outcome", "Problem", "Progress", "Request", "Result",
+    "EFFORT", "STRATEGIES", "BudgetSearch", "Candidate", "Outcome", "Problem", "Progress", "Request", "ScheduleFigures",
     "Strategy", "mirror_plan", "search", "smallest_budget",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from memonger.errors import BudgetError
 from memonger.schedule import portfolio
 from memonger.schedule.cheap import cheap_groups
 from memonger.schedule.effort import Progress
-from memonger.schedule.problem import Result, weighed_by_bytes
+from memonger.schedule.problem import ScheduleFigures, weighed_by_bytes
 from memonger.schedule.segments import block, logarithmic, square_root
 from memonger.schedule.staged import StagedProblem
 from memonger.schedule.strategy import Outcome, Request, Strategy
@@ -29,7 +29,7 @@ class BudgetSearch:
     def __init__(self, request: Request) -> None:
         self.request = request
         self._plain = tuple(range(len(request.graph.nodes)))
-        self._least: tuple[int, Result] | None = None  # the largest target in vain, and what was found
+        self._least: tuple[int, ScheduleFigures] | None = None  # the largest target in vain, and what was found
 
     def within(
         self, target: int, *, time_limit: float | None = None, tell: Tell | None = None
@@ -75,7 +75,7 @@ class BudgetSearch:
     def _initial(self) -> list[tuple[int, ...]]:
         return initial_schedules(self._staged, self.request.time_limit)
 
-    def _search(self, budget: int, time_limit: float | None, tell: Tell | None) -> Result:
+    def _search(self, budget: int, time_limit: float | None, tell: Tell | None) -> ScheduleFigures:
         """The cheapest schedule of the reduced problem within the budget, or the one with the smallest peak found."""
         problem = self._staged.problem
         progress = None if tell is None else Report(tell, math.fsum(problem.costs))
@@ -107,7 +107,7 @@ def within_budget(request: Request) -> Outcome:
 def initial_schedules(staged: StagedProblem, time_limit: float | None = None) -> list[tuple[int, ...]]:
     """Schedules of the strategies without search, from which the search may start. None without a backward pass.
 
-    They are the same whatever a node costs; see `memonger.schedule.portfolio.Search.smallest`.
+    They are the same whatever a node costs; see `memonger.schedule.portfolio.PortfolioSearch.smallest`.
     """
     problem, kept = weighed_by_bytes(staged.problem), staged.kept
     if all(problem.forward):

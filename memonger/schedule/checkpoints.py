@@ -21,7 +21,7 @@ _MENTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class MirrorStage:
     """A candidate for a checkpoint.
 
     Attributes:
@@ -52,7 +52,7 @@ class Mirror:
     saved: int
 
 
-def marked(marks: Mapping[int, str]) -> tuple[Stage, ...]:
+def marked(marks: Mapping[int, str]) -> tuple[MirrorStage, ...]:
     """The stages of ``mirror_stage`` marks by node, in the order of their last nodes.
 
     Each node marked "True" is a stage of its own; nodes with the same other mark are one stage.
@@ -60,11 +60,13 @@ def marked(marks: Mapping[int, str]) -> tuple[Stage, ...]:
     groups: dict[tuple[str, int], list[int]] = {}
     for node, name in sorted(marks.items()):
         groups.setdefault((name, node if name == "True" else -1), []).append(node)
-    stages = [Stage(tuple(nodes), str(nodes[0]) if name == "True" else name) for (name, _), nodes in groups.items()]
+    stages = [
+        MirrorStage(tuple(nodes), str(nodes[0]) if name == "True" else name) for (name, _), nodes in groups.items()
+    ]
     return tuple(sorted(stages, key=lambda stage: stage.nodes[-1]))
 
 
-def structural(problem: Problem) -> tuple[Stage, ...]:
+def structural(problem: Problem) -> tuple[MirrorStage, ...]:
     """A stage for every node on all paths from the first to the last node of the forward pass's longest path.
 
     These nodes dominate the last node. Side inputs (masks, transposed weights) are on no such path. Of the subgraph
@@ -92,7 +94,7 @@ def structural(problem: Problem) -> tuple[Stage, ...]:
                 leaps[node] -= 1
     over = list(accumulate(leaps))
     cuts = (node for node in range(first, last + 1) if leads[node] and reached[node] and not over[node])
-    return tuple(Stage((node,), str(problem.names[node])) for node in cuts)
+    return tuple(MirrorStage((node,), str(problem.names[node])) for node in cuts)
 
 
 def leading_nodes(problem: Problem) -> list[bool]:
@@ -135,7 +137,7 @@ def _longest_path(before: Sequence[Sequence[int]]) -> list[int]:
     return [node, *reversed(path)] if path else []
 
 
-def narrow(problem: Problem) -> tuple[Stage, ...]:
+def narrow(problem: Problem) -> tuple[MirrorStage, ...]:
     """A stage for every place in the forward pass where the bytes that later forward nodes read are locally smallest.
 
     The nodes of a stage are those that wrote these bytes. Such stages suit graphs whose dominators are few or far
@@ -166,7 +168,7 @@ def narrow(problem: Problem) -> tuple[Stage, ...]:
         if free[node] and last[node] >= 0:
             alive[node] = None
         if node in chosen:
-            stages.append(Stage(tuple(alive), str(problem.names[node])))
+            stages.append(MirrorStage(tuple(alive), str(problem.names[node])))
     return tuple(stages)
 
 
@@ -224,7 +226,7 @@ def droppable(problem: Problem, forced: Mapping[int, bool] | None = None) -> lis
 
 def make_mirror(
     problem: Problem,
-    stages: Sequence[Stage],
+    stages: Sequence[MirrorStage],
     threshold: float,
     forced: Mapping[int, bool] | None = None,
 ) -> Mirror:
@@ -259,11 +261,11 @@ class ForwardWalk:
         self.bytes = {node: written(problem, node) for node in self.free}
         self.again = {node for node, recomputed in (forced or {}).items() if recomputed}
 
-    def mirror(self, stages: Sequence[Stage], threshold: float) -> Mirror:
+    def mirror(self, stages: Sequence[MirrorStage], threshold: float) -> Mirror:
         """See `make_mirror`."""
         if math.isnan(threshold) or threshold < 0:
             raise PlanError(f"the threshold is {threshold} bytes: it has to be at least 0.")
-        ends: dict[int, list[Stage]] = {}
+        ends: dict[int, list[MirrorStage]] = {}
         for stage in stages:
             ends.setdefault(stage.nodes[-1], []).append(stage)
         kept: set[int] = set()

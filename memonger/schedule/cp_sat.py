@@ -17,7 +17,7 @@ from typing import Any
 
 from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.schedule.portfolio import search
-from memonger.schedule.problem import Problem, Result
+from memonger.schedule.problem import Problem, ScheduleFigures
 from memonger.schedule.strategy import Outcome, Request, Strategy
 
 EXACT_SECONDS = 60.0
@@ -55,7 +55,7 @@ class Exact:
         proven: Whether the result is proven optimal, or proven not to exist, under these restrictions.
     """
 
-    result: Result | None
+    result: ScheduleFigures | None
     bound: float
     proven: bool
 
@@ -79,7 +79,7 @@ def solve(
         raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
     options = options or ExactOptions()
     cp_model = _cp_model()
-    model = _Model(cp_model.CpModel(), problem, budget, options)
+    model = _CpModel(cp_model.CpModel(), problem, budget, options)
     model.build()
     if start is not None:
         model.hint(start)
@@ -93,7 +93,7 @@ def solve(
     bound = solver.best_objective_bound / model.scale
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Exact(None, bound, False)
-    return Exact(Result.of(problem, model.schedule(solver)), bound, status == cp_model.OPTIMAL)
+    return Exact(ScheduleFigures.of(problem, model.schedule(solver)), bound, status == cp_model.OPTIMAL)
 
 
 def _cp_model() -> Any:
@@ -106,7 +106,7 @@ def _cp_model() -> Any:
     return cp_model
 
 
-class _Model:
+class _CpModel:
     """Variables and constraints. Time is an integer, and a step is one unit long."""
 
     def __init__(self, model: Any, problem: Problem, budget: int, options: ExactOptions) -> None:
@@ -274,7 +274,7 @@ def _run(request: Request) -> Outcome:
     reduced, budget = request.reduced(), request.required_budget()
     problem = reduced.problem
     try:
-        start: Result | None = search(problem, budget, effort=request.effort)
+        start: ScheduleFigures | None = search(problem, budget, effort=request.effort)
     except PlanError:
         start = None
     limit = EXACT_SECONDS if request.time_limit is None else request.time_limit

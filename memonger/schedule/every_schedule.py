@@ -41,7 +41,7 @@ def least_arena(graph: Graph, sharing: Sharing | None = None, *, again: bool = T
             in every order, and the bound is larger.
         effort: Values that the search may look at.
     """
-    steps, outputs = _Steps.of(graph, sharing or Sharing())
+    steps, outputs = _StepBounds.of(graph, sharing or Sharing())
     needs = [steps.needed(node) for node in range(len(graph.nodes))]
     largest = max(needs)
     most = max(largest, steps.bytes_of(outputs))
@@ -59,12 +59,12 @@ def output_bytes(graph: Graph, sharing: Sharing | None = None) -> int:
         graph: Its nodes in any topological order.
         sharing: Which values may share an address.
     """
-    steps, outputs = _Steps.of(graph, sharing or Sharing())
+    steps, outputs = _StepBounds.of(graph, sharing or Sharing())
     return steps.bytes_of(outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class _StepBounds:
     """What each node reads and writes of the arena, views being what they are views of.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Steps:
         producer: The node that writes each value.
     """
 
-    alone: "_Alone"
+    alone: "_NodeAlone"
     covered: "_Covered"
     shared: Values
     reads: Sequence[Values]
@@ -88,7 +88,7 @@ class _Steps:
     producer: Sequence[int]
 
     @classmethod
-    def of(cls, graph: Graph, sharing: Sharing) -> tuple["_Steps", Values]:
+    def of(cls, graph: Graph, sharing: Sharing) -> tuple["_StepBounds", Values]:
         """The steps, and the graph's outputs."""
         root = [value if planned else -1 for value, planned in enumerate(graph.planned)]
         for pairs in graph.views if sharing.views else ():
@@ -108,7 +108,7 @@ class _Steps:
                 over[target] |= bit.get(root[source], 1 << len(ranked))  # what isn't planned is never needed after
         pieces = _pieces(graph, root) if sharing.views else {}
         steps = cls(
-            alone=_Alone([0 if value in pieces else graph.sizes[value] for value in ranked]),
+            alone=_NodeAlone([0 if value in pieces else graph.sizes[value] for value in ranked]),
             covered=_Covered({rank: pieces[value] for rank, value in enumerate(ranked) if value in pieces}),
             shared=bits(pieces),
             reads=reads,
@@ -136,7 +136,7 @@ class _Steps:
         return born
 
 
-class _Alone(dict[Values, int]):
+class _NodeAlone(dict[Values, int]):
     """Bytes of those of some values that have no pieces; small sets of values come again and again."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -204,7 +204,7 @@ def _covered(pieces: Sequence[tuple[int, int, int]]) -> int:
     return total
 
 
-def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
+def _bottleneck(steps: _StepBounds, values: Values, effort: int) -> int:
     """Bytes that a schedule needs at some step up to the one after which these values are in memory."""
     most = steps.bytes_of(values)
     heap = [(most, _latest(steps, values), 0, values)]
@@ -229,11 +229,11 @@ def _bottleneck(steps: _Steps, values: Values, effort: int) -> int:
     return most
 
 
-def _latest(steps: _Steps, values: Values) -> int:
+def _latest(steps: _StepBounds, values: Values) -> int:
     return steps.producer[values.bit_length() - 1] if values else -1
 
 
-def _last_nodes(steps: _Steps, values: Values) -> Sequence[int]:
+def _last_nodes(steps: _StepBounds, values: Values) -> Sequence[int]:
     """The nodes that may have run last. Only one, if it reads and writes nothing but these values: it may as well."""
     nodes, rest, absent = list[int](), values, ~values
     while rest:
@@ -246,7 +246,7 @@ def _last_nodes(steps: _Steps, values: Values) -> Sequence[int]:
     return nodes
 
 
-def _without_repeats(graph: Graph, steps: _Steps, outputs: Values) -> Iterator[int]:
+def _without_repeats(graph: Graph, steps: _StepBounds, outputs: Values) -> Iterator[int]:
     """Bytes at each node's step, of what is there in every order: written before it in all, and read after it in all.
 
     This takes a step an edge.

@@ -52,7 +52,7 @@ def least_peak(needs: Needs, starts: Sequence[Order], effort: int = EFFORT) -> O
         effort: Steps that the search may try.
     """
     left = [min(effort, _EFFORT_OF_NODE * len(needs.before))]
-    found = sorted((_Steps(needs, order) for order in dict.fromkeys(starts)), key=lambda steps: steps.peak)
+    found = sorted((_OrderSteps(needs, order) for order in dict.fromkeys(starts)), key=lambda steps: steps.peak)
     if _is_least(needs, found[0]) or _by_parts(found[0], left):
         return tuple(found[0].order)
     near = [steps for steps in found if steps.peak <= found[0].peak * _NEAR]
@@ -64,7 +64,7 @@ def least_peak(needs: Needs, starts: Sequence[Order], effort: int = EFFORT) -> O
     return tuple(best.order)
 
 
-class _Steps:
+class _OrderSteps:
     """An order, and for each of its steps the bytes needed there and the bytes alive after it."""
 
     def __init__(self, needs: Needs, order: Sequence[int]) -> None:
@@ -130,7 +130,7 @@ class _Span:
     live_after: int
 
     @classmethod
-    def of(cls, steps: _Steps, begin: int, end: int) -> "_Span":
+    def of(cls, steps: _OrderSteps, begin: int, end: int) -> "_Span":
         """The problem of putting some consecutive steps into another order."""
         needs, nodes, step_of = steps.needs, steps.order[begin:end], steps.step_of
         before, after = [0] * len(nodes), [0] * len(nodes)
@@ -249,7 +249,7 @@ class _Span:
         return order[::-1]
 
 
-def _is_least(needs: Needs, steps: _Steps) -> bool:
+def _is_least(needs: Needs, steps: _OrderSteps) -> bool:
     """Whether every order needs as much at the node of the worst step: for what is written before it in all of them,
     and read after it in all.
     """
@@ -277,7 +277,7 @@ def _is_least(needs: Needs, steps: _Steps) -> bool:
     return needs.at(node, others) >= steps.peak
 
 
-def _by_parts(steps: _Steps, left: list[int]) -> bool:
+def _by_parts(steps: _OrderSteps, left: list[int]) -> bool:
     """Order parts exactly, the worst first. Returns whether no order has a smaller peak."""
     ends = [0, *(step + 1 for step in _cuts(steps)), len(steps.order)]
     parts = sorted({(a, b) for a, b in pairwise(ends) if a < b},
@@ -295,7 +295,7 @@ def _by_parts(steps: _Steps, left: list[int]) -> bool:
     return True
 
 
-def _improve(steps: _Steps, begin: int, end: int, floor: int, effort: int, left: list[int]) -> bool:
+def _improve(steps: _OrderSteps, begin: int, end: int, floor: int, effort: int, left: list[int]) -> bool:
     """Put consecutive steps into the order with the smallest peak. Returns whether the search came to its end."""
     span = _Span.of(steps, begin, end)
     for turned in (True, False):
@@ -309,7 +309,7 @@ def _improve(steps: _Steps, begin: int, end: int, floor: int, effort: int, left:
     return False
 
 
-def _by_spans(steps: _Steps, lengths: Sequence[int], effort: int, left: list[int], share: int) -> None:
+def _by_spans(steps: _OrderSteps, lengths: Sequence[int], effort: int, left: list[int], share: int) -> None:
     """Make the span around the worst step better, as long as one of these lengths helps and the share isn't spent."""
     count, better, reserve = len(steps.order), True, left[0] - share
     while better:
@@ -325,7 +325,7 @@ def _by_spans(steps: _Steps, lengths: Sequence[int], effort: int, left: list[int
                 better = max(steps.need[begin:end]) < peak
 
 
-def _cuts(steps: _Steps) -> list[int]:
+def _cuts(steps: _OrderSteps) -> list[int]:
     """The steps whose nodes come before or after every other node in all orders.
 
     Before it there must be no node whose first reader stands behind it, and behind it none whose last source stands

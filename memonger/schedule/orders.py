@@ -22,7 +22,7 @@ def file_order(graph: Graph) -> tuple[int, ...]:
 
 def by_growth(graph: Graph) -> tuple[int, ...]:
     """Run next the ready node that adds the fewest bytes (outputs less dying inputs); break ties by file order."""
-    waiting = _Waiting(graph)
+    waiting = _ReadyNodes(graph)
 
     def key(node: int) -> tuple[float, ...]:
         return (float(waiting.growth(node)), float(node))
@@ -32,7 +32,7 @@ def by_growth(graph: Graph) -> tuple[int, ...]:
 
 def by_depth(graph: Graph) -> tuple[int, ...]:
     """Run next the ready node with the most recently written input, so that one branch ends before the next begins."""
-    waiting = _Waiting(graph)
+    waiting = _ReadyNodes(graph)
 
     def key(node: int) -> tuple[float, ...]:
         freshest = max((waiting.written_at[v] for v in graph.reads[node]), default=-1)
@@ -41,7 +41,7 @@ def by_depth(graph: Graph) -> tuple[int, ...]:
     return waiting.schedule(key)
 
 
-class _Waiting:
+class _ReadyNodes:
     """Which nodes are ready, and how many readers of each value have not run."""
 
     def __init__(self, graph: Graph) -> None:

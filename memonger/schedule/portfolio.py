@@ -1,6 +1,6 @@
 """The cheapest schedule within a budget, and the smallest budget with a schedule.
 
-`Search` is a portfolio: greedy schedules from several starting points (`memonger.schedule.greedy`), then a
+`PortfolioSearch` is a portfolio: greedy schedules from several starting points (`memonger.schedule.greedy`), then a
 large-neighbourhood search with simulated annealing from the best of them (`memonger.schedule.neighbourhood`). Effort is
 counted in changes tried, not in seconds, so that a result does not depend on the speed of the machine.
 """
@@ -16,7 +16,7 @@ from memonger.schedule.annealed_order import reorder
 from memonger.schedule.effort import EFFORT, Effort, Progress
 from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
 from memonger.schedule.neighbourhood import Annealing, improve
-from memonger.schedule.problem import Problem, Result, cost, memory, weighed_by_bytes
+from memonger.schedule.problem import Problem, ScheduleFigures, cost, memory, weighed_by_bytes
 from memonger.schedule.repeats import broadcast
 from memonger.schedule.timeline import CrowdedError, Timeline
 from memonger.schedule.tuning import Tuning
@@ -36,7 +36,7 @@ def search(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
     initial: Schedules = (),
-) -> Result:
+) -> ScheduleFigures:
     """The cheapest schedule found whose memory is within the budget at every step.
 
     The same arguments give the same schedule, unless the time limit ends the search.
@@ -75,16 +75,16 @@ def search_best(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
     initial: Schedules = (),
-) -> Result:
+) -> ScheduleFigures:
     """As `search`; where no schedule within the budget was found, the one with the smallest peak found.
 
     That one is the same for every budget, and `smallest_budget` finds it as well.
     """
-    once = Result.of(problem, problem.schedule)
+    once = ScheduleFigures.of(problem, problem.schedule)
     if once.peak <= budget:
         return once
     holds = budget >= problem.lower_bound
-    searching = Search(problem, Effort(effort, time_limit, progress, lowering=not holds), seed, initial)
+    searching = PortfolioSearch(problem, Effort(effort, time_limit, progress, lowering=not holds), seed, initial)
     return searching.cheapest(budget) if holds else searching.smallest(budget)
 
 
@@ -96,15 +96,15 @@ def smallest_budget(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
     initial: Schedules = (),
-) -> Result:
+) -> ScheduleFigures:
     """The schedule with the smallest peak found: its ``peak`` is the smallest budget for which a schedule was found.
 
     For the arguments see `search`.
     """
-    return Search(problem, Effort(effort, time_limit, progress), seed, initial).smallest()
+    return PortfolioSearch(problem, Effort(effort, time_limit, progress), seed, initial).smallest()
 
 
-class Point(NamedTuple):
+class SearchPoint(NamedTuple):
     """A schedule in a search for one budget. The smaller is the better.
 
     Attributes:
@@ -119,7 +119,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class PortfolioSearch:
     """One search, which ends when its effort is spent.
 
     Attributes:
@@ -136,7 +136,7 @@ class Search:
     initial: Schedules = ()
     tuning: Tuning = field(default_factory=Tuning)
 
-    def cheapest(self, budget: int) -> Result:
+    def cheapest(self, budget: int) -> ScheduleFigures:
         """The cheapest schedule found within the budget, or the one with the smallest peak if none was found."""
         self.effort.whole = 2 + self.tuning.again
         given = self._greedy_from_given(budget)
@@ -157,23 +157,23 @@ class Search:
         if least.peak > budget:
             return least
         again = replace(self, effort=self.effort.part(self.tuning.again, before=2.0))
-        start = Point(0, least.cost, least.schedule)
+        start = SearchPoint(0, least.cost, least.schedule)
         return again._refined(budget, again._explore(budget, [start], self.tuning.explore_again, self._annealing()))
 
-    def smallest(self, enough: int = 0) -> Result:
+    def smallest(self, enough: int = 0) -> ScheduleFigures:
         """The schedule with the smallest peak found, or the first one found whose peak is at most ``enough`` bytes.
 
         It is the same whatever a node costs. Costs may be measured, and others each time: a budget that was once named
         as the smallest must be held the next time, too.
         """
         problem = weighed_by_bytes(self.problem)
-        return Result.of(self.problem, replace(self, problem=problem)._smallest(enough).schedule)
+        return ScheduleFigures.of(self.problem, replace(self, problem=problem)._smallest(enough).schedule)
 
-    def _smallest(self, enough: int) -> Result:
-        once = Result.of(self.problem, self.problem.schedule)
+    def _smallest(self, enough: int) -> ScheduleFigures:
+        once = ScheduleFigures.of(self.problem, self.problem.schedule)
         reordered = list(self._reordered(once))
         given = self.initial or (self._greedily_lowered(once),)
-        best = min([once, *reordered, *(Result.of(self.problem, each) for each in given)], key=_peak_then_cost)
+        best = min([once, *reordered, *(ScheduleFigures.of(self.problem, each) for each in given)], key=_peak_then_cost)
         starts = [best] if best is once or self.problem.nodes > self.tuning.large else [once, best]
         annealing = self._annealing(order_matters=bool(reordered))
         timeline = Timeline(self.problem)
@@ -185,13 +185,13 @@ class Search:
                 best = min(best, self._descend(timeline, start, enough, until, annealing), key=_peak_then_cost)
         return best
 
-    def _greedy_starts(self, budget: int, start: Point) -> list[Point]:
+    def _greedy_starts(self, budget: int, start: SearchPoint) -> list[SearchPoint]:
         """A greedy schedule of the given order and, where there is one, of a better order, the best schedule first."""
         once = cost(self.problem, self.problem.schedule)
         order = self._better_order(budget) if start[:2] > (0, once) else None
         return [start] if order is None else sorted([start, self._greedy_from_order(order, budget)])
 
-    def _greedy_from_given(self, budget: int) -> list[Point]:
+    def _greedy_from_given(self, budget: int) -> list[SearchPoint]:
         """What the variants of the greedy algorithm make of the given order, the best first."""
         tuning, timeline = self.tuning, Timeline(self.problem)
         first, *others = tuning.greedy[: 1 if self.problem.nodes > tuning.large else None]
@@ -207,12 +207,12 @@ class Search:
         self.effort.charge(timeline, tuning.greedy_charge)
         return sorted([*points, self._plain(budget)])
 
-    def _plain(self, budget: int) -> Point:
+    def _plain(self, budget: int) -> SearchPoint:
         """What the plain greedy algorithm finds. It is not charged, so that it takes nothing from other parts."""
         most = self.tuning.plain_work * min(1.0, self.tuning.large / self.problem.nodes)
         return self._until_hopeless(budget, GreedyOptions(plain=True), most)
 
-    def _until_hopeless(self, budget: int, options: GreedyOptions, most: float) -> Point:
+    def _until_hopeless(self, budget: int, options: GreedyOptions, most: float) -> SearchPoint:
         """What a variant makes of the given order with so many changes, as long as its pace leaves hope and time."""
         timeline = Timeline(self.problem)
         hopeless = _hopeless(timeline, budget, most, self.tuning.plain_faster)
@@ -226,7 +226,7 @@ class Search:
     def _expired(self, timeline: Timeline) -> Callable[[], bool]:
         return lambda: self.effort.spent(timeline) > self.tuning.greedy_until
 
-    def _greedy_from_order(self, order: tuple[int, ...], budget: int) -> Point:
+    def _greedy_from_order(self, order: tuple[int, ...], budget: int) -> SearchPoint:
         """The greedy schedule of another order."""
         timeline = Timeline(self.problem, order)
         stop = self.effort.spent(timeline) + self.tuning.reordered_share
@@ -243,11 +243,11 @@ class Search:
         effort = Effort(self.effort.limit * tuning.repeats_share)
 
         def solve(contracted: Problem, target: int) -> tuple[int, ...]:
-            return Search(contracted, replace(effort), self.seed, tuning=tuning).cheapest(target).schedule
+            return PortfolioSearch(contracted, replace(effort), self.seed, tuning=tuning).cheapest(target).schedule
 
         return broadcast(problem, budget, solve)
 
-    def _greedy_from(self, schedules: Schedules, most: int | None, budget: int) -> Iterator[Point]:
+    def _greedy_from(self, schedules: Schedules, most: int | None, budget: int) -> Iterator[SearchPoint]:
         """What the greedy algorithm makes of so many of these, which may be above the budget or far below it."""
         timeline = Timeline(self.problem)
         points = sorted(_point(self.problem, schedule, budget) for schedule in dict.fromkeys(schedules))
@@ -256,7 +256,9 @@ class Search:
             done = self.effort.portion(timeline, self.tuning.initial_share)
             yield self._greedy(timeline, budget, self.tuning.greedy[0], _ended(done))
 
-    def _greedy(self, timeline: Timeline, budget: int, options: GreedyOptions, expired: Callable[[], bool]) -> Point:
+    def _greedy(
+        self, timeline: Timeline, budget: int, options: GreedyOptions, expired: Callable[[], bool]
+    ) -> SearchPoint:
         """Recompute until the timeline is within the budget, then remove what is redundant."""
         timeline.first_runs_move = not options.plain
         while True:
@@ -268,7 +270,7 @@ class Search:
         timeline.first_runs_move = True
         if fits:
             remove_redundant(timeline, budget, expired)
-        point = Point(excess(timeline, budget), timeline.cost, timeline.schedule())
+        point = SearchPoint(excess(timeline, budget), timeline.cost, timeline.schedule())
         self.effort.tell(timeline, point.excess, point.cost)
         return point
 
@@ -295,7 +297,9 @@ class Search:
             return Annealing(self.seed, bulk=1.0)
         return Annealing(self.seed, shifts=self.tuning.shifts if order_matters else 0.0)
 
-    def _explore(self, budget: int, starts: Sequence[Point], ends: Sequence[float], annealing: Annealing) -> Point:
+    def _explore(
+        self, budget: int, starts: Sequence[SearchPoint], ends: Sequence[float], annealing: Annealing
+    ) -> SearchPoint:
         """The best of several neighbourhood searches, which start from these points in turn.
 
         Args:
@@ -320,13 +324,15 @@ class Search:
         self.effort.charge(timeline)
         return best
 
-    def _refined(self, budget: int, start: Point) -> Result:
+    def _refined(self, budget: int, start: SearchPoint) -> ScheduleFigures:
         """The best schedule of a last neighbourhood search, which takes the effort that is left."""
         annealing = self._annealing()
         last = replace(annealing, seed=annealing.seed + len(self.tuning.explore) + 1)
-        return Result.of(self.problem, self._explore(budget, [start], (1.0,), last).schedule)
+        return ScheduleFigures.of(self.problem, self._explore(budget, [start], (1.0,), last).schedule)
 
-    def _improved(self, timeline: Timeline, budget: int, annealing: Annealing, until: float, once: float) -> Point:
+    def _improved(
+        self, timeline: Timeline, budget: int, annealing: Annealing, until: float, once: float
+    ) -> SearchPoint:
         """Improve the timeline until this fraction of the effort is spent, or nothing is left to improve."""
         spent = self.effort.spent(timeline)
         portion = self.effort.portion(timeline, until - spent, until)
@@ -336,32 +342,34 @@ class Search:
             return 1.0 if optimal else portion()
 
         energy = improve(timeline, budget, annealing, done, lambda energy: self.effort.tell(timeline, *energy))
-        return Point(*energy, timeline.schedule())
+        return SearchPoint(*energy, timeline.schedule())
 
-    def _far_below(self, once: Result) -> list[int]:
+    def _far_below(self, once: ScheduleFigures) -> list[int]:
         """Budgets far below the peak without recomputation."""
         low = self.problem.lower_bound
         return [low + int((once.peak - low) * part) for part in self.tuning.smallest_targets]
 
-    def _greedily_lowered(self, once: Result) -> tuple[int, ...]:
+    def _greedily_lowered(self, once: ScheduleFigures) -> tuple[int, ...]:
         """What the first greedy variant makes of the given order until it gets no further. It is not charged."""
         return self._until_hopeless(self._far_below(once)[0], self.tuning.greedy[0], self._first_work).schedule
 
-    def _reordered(self, once: Result) -> Iterator[Result]:
+    def _reordered(self, once: ScheduleFigures) -> Iterator[ScheduleFigures]:
         """Greedy schedules, of other evaluation orders, for budgets far below the peak without recomputation."""
         for target in self._far_below(once):
             order = self._better_order(target)
             if order is not None:
-                yield Result.of(self.problem, self._greedy_from_order(order, target).schedule)
+                yield ScheduleFigures.of(self.problem, self._greedy_from_order(order, target).schedule)
 
-    def _descend(self, timeline: Timeline, start: Result, enough: int, until: float, annealing: Annealing) -> Result:
+    def _descend(
+        self, timeline: Timeline, start: ScheduleFigures, enough: int, until: float, annealing: Annealing
+    ) -> ScheduleFigures:
         """Lower the peak of the timeline, which is at ``start``, until it is ``enough`` or the effort is spent."""
         tuning, best, low = self.tuning, start, self.problem.lower_bound
         step = tuning.first_step_large if self.problem.nodes > tuning.large else tuning.first_step
         while best.peak > max(enough, low) and self.effort.spent(timeline) < until and step > tuning.last_step:
             target = best.peak - max(1, int((best.peak - low) * step))
             self._lower(timeline, target, annealing)
-            result = Result.of(self.problem, timeline.schedule())
+            result = ScheduleFigures.of(self.problem, timeline.schedule())
             step = min(tuning.widest_step, step * tuning.widening) if result.peak <= target else step / 2
             best = min(best, result, key=_peak_then_cost)
         return best
@@ -399,10 +407,10 @@ def _hopeless(timeline: Timeline, budget: int, most: float, faster: float = 1.0)
     return ended
 
 
-def _point(problem: Problem, schedule: tuple[int, ...], budget: int) -> Point:
+def _point(problem: Problem, schedule: tuple[int, ...], budget: int) -> SearchPoint:
     above = sum(max(0, step - budget) for step in memory(problem, schedule))
-    return Point(above, cost(problem, schedule), schedule)
+    return SearchPoint(above, cost(problem, schedule), schedule)
 
 
-def _peak_then_cost(result: Result) -> tuple[int, float]:
+def _peak_then_cost(result: ScheduleFigures) -> tuple[int, float]:
     return result.peak, result.cost

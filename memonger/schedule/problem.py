@@ -307,7 +307,7 @@ def check(problem: Problem, schedule: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScheduleFigures:
     """A valid schedule, and what it costs.
 
     Attributes:

@@ -42,7 +42,7 @@ class Repetition(NamedTuple):
     blocks: int
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """Where a node stands: in which repetition, in which of its blocks, and as which of the nodes of that block."""
 
     repetition: int
@@ -92,7 +92,7 @@ class Contraction:
         """Those of the whole that the contracted problem has, in its order."""
         self._at = {place: node for node, place in self.places.items()}
 
-    def _is_removed(self, place: Place | None) -> bool:
+    def _is_removed(self, place: BlockPlace | None) -> bool:
         return place is not None and place.block in self.removed[place.repetition]
 
     @cached_property
@@ -175,17 +175,17 @@ class Contraction:
         return self._at[place._replace(block=kept[round(way * (KEPT - 1))])]
 
 
-def places(problem: Problem) -> tuple[dict[int, Place], dict[int, range]]:
+def places(problem: Problem) -> tuple[dict[int, BlockPlace], dict[int, range]]:
     """Where the nodes of blocks stand, and of each repetition the blocks that are alike, backward nodes too.
 
     Backward nodes of the other blocks, the first and the last of a repetition as a rule, stand nowhere.
     """
     kinds = _kinds(problem)
     forward = [node for node in range(problem.nodes) if problem.forward[node]]
-    result, alike = dict[int, Place](), dict[int, range]()
+    result, alike = dict[int, BlockPlace](), dict[int, range]()
     for repetition, (start, length, count) in enumerate(sorted(repetitions([kinds[node] for node in forward]))):
         for position in range(length * count):
-            result[forward[start + position]] = Place(repetition, *divmod(position, length))
+            result[forward[start + position]] = BlockPlace(repetition, *divmod(position, length))
     members = defaultdict[tuple[int, int], list[int]](list)
     for node, owner in sorted(_owners(problem, result).items()):
         members[owner].append(node)
@@ -196,7 +196,7 @@ def places(problem: Problem) -> tuple[dict[int, Place], dict[int, range]]:
         )
         for block in alike[repetition]:
             for member, node in enumerate(members[repetition, block]):
-                result[node] = Place(repetition, block, -1 - member)
+                result[node] = BlockPlace(repetition, block, -1 - member)
     return result, alike
 
 
@@ -256,7 +256,7 @@ def _longest(sequence: np.ndarray, length: int) -> Repetition:
     return Repetition(int(ends[index]) + 1, length, int(gaps[index]) // length + 1)
 
 
-def _owners(problem: Problem, forward: Mapping[int, Place]) -> dict[int, tuple[int, int]]:
+def _owners(problem: Problem, forward: Mapping[int, BlockPlace]) -> dict[int, tuple[int, int]]:
     """The repetition and block that each backward node belongs to.
 
     It is the last that it reads a forward value of, else the first that it reads a backward value of. What is made of

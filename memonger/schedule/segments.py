@@ -9,17 +9,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
-from memonger.schedule.checkpoints import ForwardWalk, Stage, droppable, leading_nodes, written
+from memonger.schedule.checkpoints import ForwardWalk, MirrorStage, droppable, leading_nodes, written
 from memonger.schedule.on_demand import in_time, needed_again, recompute_on_demand
 from memonger.schedule.problem import Problem
 from memonger.schedule.staged import StagedProblem
 from memonger.schedule.strategy import Outcome, Request, Strategy
 from memonger.schedule.sweep import PeakOf
 
-Segmentation = Callable[[Problem, Sequence[Stage], Mapping[int, bool]], tuple[int, ...]]
+Segmentation = Callable[[Problem, Sequence[MirrorStage], Mapping[int, bool]], tuple[int, ...]]
 
 
-def block(problem: Problem, stages: Sequence[Stage], forced: Mapping[int, bool] | None = None) -> tuple[int, ...]:
+def block(problem: Problem, stages: Sequence[MirrorStage], forced: Mapping[int, bool] | None = None) -> tuple[int, ...]:
     """Keep every stage, and recompute the segment between two when the backward pass gets there.
 
     Without stages everything is kept.
@@ -37,7 +37,9 @@ def block(problem: Problem, stages: Sequence[Stage], forced: Mapping[int, bool] 
     return recompute_on_demand(problem, mirror.dropped)
 
 
-def square_root(problem: Problem, stages: Sequence[Stage], forced: Mapping[int, bool] | None = None) -> tuple[int, ...]:
+def square_root(
+    problem: Problem, stages: Sequence[MirrorStage], forced: Mapping[int, bool] | None = None
+) -> tuple[int, ...]:
     """Keep sqrt(m) of the m stages, spaced evenly by the bytes that the forward pass writes. See `block`."""
     free = droppable(problem, forced)
     total = list(accumulate(written(problem, node) if free[node] else 0 for node in range(problem.nodes)))
@@ -48,7 +50,9 @@ def square_root(problem: Problem, stages: Sequence[Stage], forced: Mapping[int, 
     return block(problem, [ordered[index] for index in chosen if index < len(ordered)], forced)
 
 
-def logarithmic(problem: Problem, stages: Sequence[Stage], forced: Mapping[int, bool] | None = None) -> tuple[int, ...]:
+def logarithmic(
+    problem: Problem, stages: Sequence[MirrorStage], forced: Mapping[int, bool] | None = None
+) -> tuple[int, ...]:
     """Keep O(log m) checkpoints at a time and recompute O(m log m) segments, recursively. See `block`.
 
     The stages cut the forward pass into m segments. The values that cross the cuts at m/2, 3m/4, 7m/8 … stay. Before
@@ -84,7 +88,7 @@ def logarithmic(problem: Problem, stages: Sequence[Stage], forced: Mapping[int, 
 class _Cuts:
     """The forward pass in segments, each of which ends with a stage."""
 
-    def __init__(self, problem: Problem, stages: Sequence[Stage], dropped: Collection[int]) -> None:
+    def __init__(self, problem: Problem, stages: Sequence[MirrorStage], dropped: Collection[int]) -> None:
         ends = sorted({stage.nodes[-1] for stage in stages})
         self.segment = [bisect_left(ends, node) for node in range(problem.nodes)]
         self.count = len({self.segment[node] for node in dropped})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from memonger.schedule.checkpoints import Stage, make_mirror, marked, narrow, structural
+from memonger.schedule.checkpoints import MirrorStage, make_mirror, marked, narrow, structural
 from memonger.schedule.strategy import Request
 
 _FEW_DOMINATORS = 8
@@ -43,7 +43,7 @@ class StagedProblem:
         return {node: False for node, recomputed in self.forced.items() if not recomputed}
 
     @cached_property
-    def stage_sets(self) -> Mapping[str, Sequence[Stage]]:
+    def stage_sets(self) -> Mapping[str, Sequence[MirrorStage]]:
         """Candidates for checkpoints: the marked stages, or where none is marked two sets of the graph's structure."""
         return {"marks": marked(self._marks)} if self.is_marked else self.structure
 
@@ -53,7 +53,7 @@ class StagedProblem:
         return bool(self._marks)
 
     @cached_property
-    def structure(self) -> Mapping[str, Sequence[Stage]]:
+    def structure(self) -> Mapping[str, Sequence[MirrorStage]]:
         """Candidates that follow from the graph's structure alone."""
         return {"dominators": structural(self.problem), "narrow cuts": narrow(self.problem)}
 

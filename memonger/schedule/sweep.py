@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memonger.errors import PlanError
 from memonger.schedule import problem as problems
-from memonger.schedule.checkpoints import ForwardWalk, Mirror, Stage
+from memonger.schedule.checkpoints import ForwardWalk, Mirror, MirrorStage
 from memonger.schedule.on_demand import recompute_on_demand
 from memonger.schedule.problem import Problem
 from memonger.schedule.staged import StagedProblem
@@ -49,7 +49,7 @@ class Sweep:
 
 def sweep(
     problem: Problem,
-    stage_sets: Mapping[str, Sequence[Stage]],
+    stage_sets: Mapping[str, Sequence[MirrorStage]],
     trials: int = 6,
     forced: Mapping[int, bool] | None = None,
     progress: Callable[[float], None] | None = None,
@@ -76,7 +76,7 @@ def sweep(
         raise PlanError(f"{trials} trials: it has to be at least 0.")
     until = math.inf if time_limit is None else time.monotonic() + time_limit
     walk = ForwardWalk(problem, forced)
-    tried = _Tried(walk, progress, 1 + len(stage_sets) * (_GUESSES + trials))
+    tried = _TriedThreshold(walk, progress, 1 + len(stage_sets) * (_GUESSES + trials))
     tried.add("none", 0, walk.all_kept())
     for source, stages in stage_sets.items():
         for threshold, mirror in _thresholds(walk, stages, trials):
@@ -90,7 +90,7 @@ def sweep(
     return Sweep(schedule, mirror, tuple(tried.candidates))
 
 
-def _thresholds(walk: ForwardWalk, stages: Sequence[Stage], trials: int) -> Iterator[tuple[int, Mirror]]:
+def _thresholds(walk: ForwardWalk, stages: Sequence[MirrorStage], trials: int) -> Iterator[tuple[int, Mirror]]:
     """Guesses, then a grid, each with what it keeps and drops."""
     threshold, smallest = 0, -1
     for _ in range(_GUESSES):
@@ -104,7 +104,7 @@ def _thresholds(walk: ForwardWalk, stages: Sequence[Stage], trials: int) -> Iter
         yield threshold, walk.mirror(stages, threshold)
 
 
-class _Tried:
+class _TriedThreshold:
     """The candidates so far, and the best of them."""
 
     def __init__(self, walk: ForwardWalk, progress: Callable[[float], None] | None, expected: int) -> None:
@@ -144,10 +144,10 @@ class PeakOf:
         self.workspace = np.array(problem.workspace, dtype=np.int64)
         self.pinned = np.array(problem.pinned, dtype=np.int64)
         self.base = problem.base
-        self.writes = _Rows([list(values) for values in problem.writes])
+        self.writes = _SweepRows([list(values) for values in problem.writes])
         written = [value >= 0 for value in problem.producer]
-        self.reads = _Rows([[v for v in values if written[v]] for values in problem.reads])
-        self.inplace = _Rows([[v for v in values if written[v]] for values in problem.inplace])
+        self.reads = _SweepRows([[v for v in values if written[v]] for values in problem.reads])
+        self.inplace = _SweepRows([[v for v in values if written[v]] for values in problem.inplace])
 
     def __call__(self, schedule: Sequence[int]) -> int:
         """Bytes at the worst step."""
@@ -171,7 +171,7 @@ class PeakOf:
         return self.base + int((np.cumsum(change[:steps]) + self.workspace[nodes] - overwritten).max())
 
 
-class _Rows:
+class _SweepRows:
     """Rows of integers of different lengths."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
@@ -202,7 +202,7 @@ def _run(request: Request) -> Outcome:
     return Outcome(staged.reduced.expand(best.schedule), best.mirror.segments, below, notes=notes)
 
 
-def _swept(request: Request, staged: StagedProblem, stage_sets: Mapping[str, Sequence[Stage]]) -> Sweep:
+def _swept(request: Request, staged: StagedProblem, stage_sets: Mapping[str, Sequence[MirrorStage]]) -> Sweep:
     tell = request.progress
     report = None if tell is None else lambda done: tell(f"{done:.0%} of the sweep")
     return sweep(staged.problem, stage_sets, request.trials, staged.forced, report, request.time_limit)

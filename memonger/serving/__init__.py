@@ -16,7 +16,7 @@ from memonger.model.load import Source
 from memonger.options import Options
 from memonger.plan import Plan
 from memonger.serving import bentoml, form, kserve, onnxruntime, openvino, ray, triton, triton_python
-from memonger.serving.package import FLEETS, WAIT, Estimate, Package, Sharing, check_runs, name_of, pack
+from memonger.serving.package import FLEETS, WAIT, ArenaSharing, Estimate, Package, check_runs, name_of, pack
 from memonger.serving.sources import Plans, files_of, several_of
 from memonger.units import MOST_ARENAS, format_size, in_bytes, shown, whole
 from memonger.words import did_you_mean, option
@@ -162,7 +162,7 @@ def _beside_own(target: str, estimate: Estimate, own: Plan) -> str:
     )
 
 
-def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: float | None) -> Sharing | None:
+def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: float | None) -> ArenaSharing | None:
     """How models share memory; None where nothing was said of it.
 
     Raises:
@@ -178,7 +178,7 @@ def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: flo
     if wait is not None and not (type(wait) in (int, float) and 0 <= wait <= 86400):
         raise PlanError(f"{option('wait')} must be seconds from 0 to 86400, not {wait!r}.")
     room = None if limit is None else in_bytes(option("limit"), limit, PlanError)
-    return Sharing(arenas, room, WAIT if wait is None else wait)
+    return ArenaSharing(arenas, room, WAIT if wait is None else wait)
 
 
 __all__ = ["TARGETS", "Estimate", "Exported", "Package", "Write", "export"]

@@ -48,7 +48,7 @@ def _escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class Waiting:
+class WaitingTimes:
     """Counts who waits: how many now, for how many seconds in all, and how many were turned away."""
 
     def __init__(self) -> None:

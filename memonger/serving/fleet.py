@@ -13,7 +13,8 @@ first, and one that isn't served is overtaken a few times at most.
    condition of their turn, which has the same lock; they hold no other meanwhile, but for ``_adding``.
 4. The lock of an arena that nobody runs in, to give its pages back.
 
-A run itself holds the locks of its model and arena (`memonger.runtime.places.Place.run`), and takes none of these.
+A run itself holds the locks of its model and arena (`memonger.runtime.places.ExecutionContext.run`), and takes none of
+these.
 """
 
 import dataclasses
@@ -37,10 +38,10 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.places import IdleRelease, Place
+from memonger.runtime.places import ExecutionContext, IdleRelease
 from memonger.runtime.session import check_stamp, device_of, plans_of
 from memonger.runtime.weights import SharedWeights
-from memonger.serving.figures import Figure, Waiting, text_of
+from memonger.serving.figures import Figure, WaitingTimes, text_of
 from memonger.serving.fleet_memory import FleetMemory, Need, memory_of, need_of
 from memonger.serving.pipeline import Pipeline, steps_of
 from memonger.units import MOST_ARENAS, format_size, in_bytes, in_full, shown, whole
@@ -111,7 +112,7 @@ class _Turn:
     is_run: bool = False
     settled: threading.Condition | None = None
     members: dict[str, _Member] = field(default_factory=dict)
-    place: Place | None = None
+    place: ExecutionContext | None = None
     refusal: SessionError | None = None
     overtaken: int = 0
 
@@ -204,7 +205,7 @@ class Fleet:
         self._members: dict[str, _Member] = {}
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
         self._weights, self._runs, self._is_closed = SharedWeights(), 0, False
-        self.waiting = Waiting()
+        self.waiting = WaitingTimes()
         self._adding, self._loading, self._lock = threading.Lock(), threading.Lock(), threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[_Turn] = []
@@ -212,7 +213,7 @@ class Fleet:
         self._present: dict[_Member, None] = {}  # loaded, or about to be
         self._largest = 0  # bytes of the arena that one of these needs
         self._leaving: list[LoadedModel] = []  # let go, and not ended yet
-        self._places = [Place(CPU, 0) for _ in range(self._count)]
+        self._places = [ExecutionContext(CPU, 0) for _ in range(self._count)]
         self._free = list(self._places)
         self._idle = IdleRelease(self, idle_release)
         for name, plan in (plans or {}).items():
@@ -379,7 +380,7 @@ class Fleet:
         return member in self._members.values()
 
     @contextmanager
-    def _running(self, names: Iterable[str]) -> Iterator[tuple[Place, list[LoadedModel]]]:
+    def _running(self, names: Iterable[str]) -> Iterator[tuple[ExecutionContext, list[LoadedModel]]]:
         """An arena, and models to run in it.
 
         Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memonger.files import SETTINGS, add_json
-from memonger.serving.package import Estimate, Package, ServedModel, Tensor, describe, inputs_of, outputs_of
+from memonger.serving.package import Estimate, Package, ServedModel, TensorSpec, describe, inputs_of, outputs_of
 from memonger.serving.protocol import datatype_of
 from memonger.units import in_full, shown
 
@@ -56,7 +56,7 @@ def models_table(package: Package) -> str:
     return "\n".join(lines)
 
 
-def _described(model: ServedModel, tensor: Tensor) -> str:
+def _described(model: ServedModel, tensor: TensorSpec) -> str:
     """As ``x: FP32 [1 to 4, 3, 16, 16]``."""
     sizes = [str(size) for size in tensor.sizes]
     if model.batches is not None and max(model.batches) > 1:

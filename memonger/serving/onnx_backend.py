@@ -23,7 +23,7 @@ from memonger.runtime.session import Session
 Shapes = tuple[tuple[int, ...] | None, ...]
 
 
-class PlannedModel(BackendRep):
+class PreparedModel(BackendRep):
     """A model ready to run; planned once for each set of input shapes.
 
     Attributes:
@@ -76,9 +76,9 @@ class MemongerBackend(Backend):
         return not chosen.facts.is_portable
 
     @classmethod
-    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PlannedModel:
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
         """Get a model ready; it is planned at its first run."""
-        return PlannedModel(model, str(parse_device(device.lower())), **kwargs)
+        return PreparedModel(model, str(parse_device(device.lower())), **kwargs)
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

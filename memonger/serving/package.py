@@ -17,7 +17,7 @@ from memonger.runtime.as_written import check_as_written
 from memonger.runtime.session import device_of
 from memonger.serving.fleet_memory import memory_of, need_of
 from memonger.serving.order import stock_bytes
-from memonger.shapes.ranges import Range, described
+from memonger.shapes.ranges import DimRange, described
 from memonger.units import MOST_INSTANCES, MiB, in_full, whole
 from memonger.words import either, option
 
@@ -39,7 +39,7 @@ CHUNKS_NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorSpec:
     """An input or output of the model: ``dims`` has -1 where a request or only a run can tell, ``sizes`` says more."""
 
     name: str
@@ -91,7 +91,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ArenaSharing:
     """How the models of one process share its memory.
 
     Attributes:
@@ -151,7 +151,7 @@ class Package:
     name: str
     models: tuple[ServedModel, ...]
     instances: int = 1
-    sharing: Sharing = Sharing()
+    sharing: ArenaSharing = ArenaSharing()
     notes: tuple[str, ...] = ()
 
     def only(self, target: str) -> ServedModel:
@@ -187,31 +187,31 @@ class Package:
         return Estimate(plan.parameter_bytes, plan.input_bytes, live, most - live, self.instances, shared)
 
 
-def inputs_of(plan: Plan) -> tuple[Tensor, ...]:
+def inputs_of(plan: Plan) -> tuple[TensorSpec, ...]:
     """The inputs a request gives."""
     return tuple(_tensor(value, "input", plan) for value in required_inputs(plan.open_model.graph))
 
 
-def outputs_of(plan: Plan) -> tuple[Tensor, ...]:
+def outputs_of(plan: Plan) -> tuple[TensorSpec, ...]:
     """The outputs, each once."""
     return tuple(_tensor(value, "output", plan) for value in dict.fromkeys(plan.open_model.graph.outputs))
 
 
-def _tensor(value: ir.Value, kind: str, plan: Plan) -> Tensor:
+def _tensor(value: ir.Value, kind: str, plan: Plan) -> TensorSpec:
     if not isinstance(value.type, ir.TensorType) or value.shape is None:
         raise PlanError(
             f"{kind} '{value.name}' is {value.type or 'of an unknown type'}: only tensors of known rank can be served."
         )
     dims = tuple(int(dim) if isinstance(dim, int) else -1 for dim in value.shape)
     sizes = tuple(dim if isinstance(dim, int) else plan.ranges.get(str(dim), "any") for dim in value.shape)
-    return Tensor(str(value.name), value.type.dtype, dims, sizes)
+    return TensorSpec(str(value.name), value.type.dtype, dims, sizes)
 
 
 def pack(
     models: Mapping[str, Sequence[Plan | str | Path]],
     name: str,
     instances: int,
-    sharing: Sharing | None = None,
+    sharing: ArenaSharing | None = None,
     *,
     ranges: bool = True,
 ) -> Package:
@@ -234,19 +234,19 @@ def pack(
     instances = whole("instances", instances, 1, MOST_INSTANCES, PlanError)
     served = tuple(_served(one, plans, ranges) for one, plans in models.items())
     if len(models) > 1 or sharing is not None:
-        _check_sharing(served, sharing or Sharing())
+        _check_sharing(served, sharing or ArenaSharing())
     notes = list[str]()
     if any(plan.workspace is None for model in served for plan in model.plans):
         notes.append(
             "Workspace is not in the figures: it was never measured, and onnxruntime isn't here to measure it."
         )
-    needed = memory_of([need_of(model.plans) for model in served], (sharing or Sharing()).arenas).total
+    needed = memory_of([need_of(model.plans) for model in served], (sharing or ArenaSharing()).arenas).total
     if sharing is not None and sharing.limit is not None and needed > sharing.limit:
         notes.append(
             f"All models together take {in_full(needed)}, and the limit is {in_full(sharing.limit)}: they take turns, "
             "and one that isn't loaded is read again for the first request that asks for it."
         )
-    return Package(name, served, instances, sharing or Sharing(), tuple(notes))
+    return Package(name, served, instances, sharing or ArenaSharing(), tuple(notes))
 
 
 def _served(name: str, plans: Sequence[Plan | str | Path], ranges: bool) -> ServedModel:
@@ -269,7 +269,7 @@ def _served(name: str, plans: Sequence[Plan | str | Path], ranges: bool) -> Serv
     return ServedModel(name, tuple(_with_workspace(plan) for plan in loaded))
 
 
-def check_ranges(ranges: Mapping[str, Range], are_taken: bool, origin: str) -> None:
+def check_ranges(ranges: Mapping[str, DimRange], are_taken: bool, origin: str) -> None:
     """Check that a target takes what is planned for ranges of sizes.
 
     Raises:
@@ -282,7 +282,7 @@ def check_ranges(ranges: Mapping[str, Range], are_taken: bool, origin: str) -> N
         )
 
 
-def _check_sharing(models: Sequence[ServedModel], sharing: Sharing) -> None:
+def _check_sharing(models: Sequence[ServedModel], sharing: ArenaSharing) -> None:
     """Check that the models can share memory, and that each fits its limit alone."""
     for model in models:
         device = device_of(model.largest, None)

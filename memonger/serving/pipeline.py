@@ -13,15 +13,15 @@ from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.places import Place
+from memonger.runtime.places import ExecutionContext
 from memonger.runtime.store import Store
 from memonger.units import shown
 
-Running = Callable[[Iterable[str]], AbstractContextManager[tuple[Place, list[LoadedModel]]]]
+Running = Callable[[Iterable[str]], AbstractContextManager[tuple[ExecutionContext, list[LoadedModel]]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PipelineStep:
     """A model of a pipeline.
 
     Attributes:
@@ -47,13 +47,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, steps: Sequence[Step], kept: Sequence[ArenaTensor], outputs: tuple[str, ...], running: Running
+        self, steps: Sequence[PipelineStep], kept: Sequence[ArenaTensor], outputs: tuple[str, ...], running: Running
     ) -> None:
         self._steps, self._kept, self._running = tuple(steps), tuple(kept), running
         self.input_names = tuple(dict.fromkeys(name for step in steps for name in step.given))
         self.output_names = outputs
         self.nbytes = Store(kept).nbytes
-        self._stores: WeakKeyDictionary[Place, Store] = WeakKeyDictionary()
+        self._stores: WeakKeyDictionary[ExecutionContext, Store] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         """As ``<Pipeline detector, classifier>``."""
@@ -83,7 +83,7 @@ class Pipeline:
                 results = place.run(model, feeds, targets, copy=step is self._steps[-1])
         return results
 
-    def _arrays(self, place: Place) -> dict[str, np.ndarray]:
+    def _arrays(self, place: ExecutionContext) -> dict[str, np.ndarray]:
         """Memory for what is kept, beside a place's arena."""
         if place not in self._stores:
             self._stores[place] = Store(self._kept, CPU)
@@ -94,7 +94,7 @@ def steps_of(
     reads: Mapping[str, Mapping[str, str]],
     inputs: Mapping[str, Sequence[str]],
     outputs: Mapping[str, Mapping[str, ArenaTensor | None]],
-) -> tuple[list[Step], list[ArenaTensor]]:
+) -> tuple[list[PipelineStep], list[ArenaTensor]]:
     """The steps of a pipeline, and the tensors that are kept between them.
 
     Args:
@@ -125,7 +125,7 @@ def steps_of(
             keeps[source][output] = sources[model][name] = key
         earlier.append(model)
     steps = [
-        Step(model, tuple(n for n in inputs[model] if n not in sources[model]), sources[model], keeps[model])
+        PipelineStep(model, tuple(n for n in inputs[model] if n not in sources[model]), sources[model], keeps[model])
         for model in reads
     ]
     return steps, list(kept.values())

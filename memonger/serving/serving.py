@@ -16,7 +16,7 @@ import numpy as np
 from memonger.errors import BusyError, MemongerError, SessionError
 from memonger.ir.values import required_inputs
 from memonger.plan import Plan
-from memonger.runtime.engine import RefusedError
+from memonger.runtime.engine import EngineRefusedError
 from memonger.runtime.feeds import inputs_of, random_feeds
 from memonger.runtime.padding import NoBatchError
 from memonger.runtime.session import Session, device_of
@@ -84,7 +84,7 @@ class PlannedModel:
         """Run a plan once. A model that fails on made-up inputs may still run on those of a client."""
         try:
             self.run(random_feeds(inputs_of(plan.model.graph)))
-        except RefusedError:
+        except EngineRefusedError:
             raise
         except SessionError as error:
             _log.warning("no run before the first request: %s", error)
@@ -335,7 +335,7 @@ def _filled_up(make: Callable[[bool], Made], pad: bool) -> tuple[Made, bool]:
         return make(False), False
 
 
-def _described(of_plans: Sequence[Sequence[package.Tensor]], batch: int) -> list[dict[str, Any]]:
+def _described(of_plans: Sequence[Sequence[package.TensorSpec]], batch: int) -> list[dict[str, Any]]:
     """Tensors as the Open Inference Protocol describes them.
 
     Args:

@@ -60,7 +60,7 @@ def _open(model: ir.Model) -> None:
 
 
 def _run(model: ir.Model, given: feeds.Feeds) -> list[np.ndarray]:
-    session = ort.make_session(model, CPU, ort.Options(lending=LEND_ALL, entries=ort.RUN_ONCE))
+    session = ort.make_session(model, CPU, ort.SessionSettings(lending=LEND_ALL, entries=ort.RUN_ONCE))
     binding = session.io_binding()
     kinds = {str(value.name): value.type for value in model.graph.inputs}
     for name, feed in given.items():

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.serving.package import Package, ServedModel, Tensor, check_name, inputs_of, outputs_of
+from memonger.serving.package import Package, ServedModel, TensorSpec, check_name, inputs_of, outputs_of
 from memonger.serving.pbtxt import Name
 
 TYPES = {
@@ -119,7 +119,7 @@ def _batching(batches: Sequence[int]) -> dict[str, Any]:
     return {"preferred_batch_size": sorted(batches), "max_queue_delay_microseconds": QUEUE_DELAY}
 
 
-def _port(tensor: Tensor, kind: str, batched: bool) -> dict[str, Any]:
+def _port(tensor: TensorSpec, kind: str, batched: bool) -> dict[str, Any]:
     if not tensor.name:
         raise PlanError(f"an {kind} of the model has no name, which Triton refuses: name it and plan the model again.")
     if tensor.dtype not in TYPES:

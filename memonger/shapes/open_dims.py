@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from memonger.ir.values import static_shape
-from memonger.shapes.ranges import MOST_RANGES, Range, in_terms_of, own, place_of, points, shapes_at, terms_of
+from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, place_of, points, shapes_at, terms_of
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import Sizes, SizesError
 
 
-def largest(model: ir.Model, ranges: Mapping[str, Range]) -> dict[str, Shape]:
+def largest(model: ir.Model, ranges: Mapping[str, DimRange]) -> dict[str, Shape]:
     """The shapes of the inputs at the largest sizes, by name; inputs of no known shape are left out.
 
     Args:
@@ -61,7 +61,7 @@ def put(model: ir.Model, sizes: Sizes, shapes: Mapping[str, Shape]) -> None:
         value.shape = None if shape is None else ir.Shape(list(shape))
 
 
-def opened(model: ir.Model, ranges: Mapping[str, Range]) -> ir.Model:
+def opened(model: ir.Model, ranges: Mapping[str, DimRange]) -> ir.Model:
     """A copy as a file has it: the ranges' dimensions have the ranges' names, others that vary with them have none."""
     copy = model.clone()
     shapes, sizes = largest(model, ranges), Sizes(model)
@@ -89,7 +89,7 @@ def _common(shapes: list[Shape | None]) -> ir.Shape | None:
     return ir.Shape([dims[0] if len(set(dims)) == 1 else None for dims in zip(*complete, strict=True)])
 
 
-def at_largest(model: ir.Model, ranges: Mapping[str, Range]) -> None:
+def at_largest(model: ir.Model, ranges: Mapping[str, DimRange]) -> None:
     """Give a model from a file the shapes of the largest sizes, in place.
 
     Raises:
@@ -118,7 +118,7 @@ def at_largest(model: ir.Model, ranges: Mapping[str, Range]) -> None:
         raise ValueError(str(error)) from error
 
 
-def _check_sum(name: str, one: Range, ranges: Mapping[str, Range]) -> None:
+def _check_sum(name: str, one: DimRange, ranges: Mapping[str, DimRange]) -> None:
     terms = terms_of(one.equals)
     if not terms or not terms.keys() <= {"", *ranges}:
         raise ValueError(f"range '{name}' is {one.equals!r}, which is no sum of others")

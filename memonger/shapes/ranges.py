@@ -26,7 +26,7 @@ Terms = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class DimRange:
     """Sizes that a dimension may have: from ``least`` to ``most``, by ``step``.
 
     Attributes:
@@ -63,12 +63,12 @@ class Range:
         return self.least + (self.most - self.least) // self.step // 2 * self.step
 
 
-def described(ranges: Mapping[str, Range]) -> str:
+def described(ranges: Mapping[str, DimRange]) -> str:
     """As ``batch 1 to 16, seq 1 to 512``; sums are left out."""
     return ", ".join(f"{name} {one}" for name, one in own(ranges).items())
 
 
-def own(ranges: Mapping[str, Range]) -> dict[str, Range]:
+def own(ranges: Mapping[str, DimRange]) -> dict[str, DimRange]:
     """Those that aren't sums of others."""
     return {name: one for name, one in ranges.items() if not one.equals}
 
@@ -94,7 +94,7 @@ def sum_of(terms: Terms, sizes: Sizes) -> int:
     return sum(times * (sizes[name] if name else 1) for name, times in terms.items())
 
 
-def in_terms_of(terms: Terms, sizes: Sizes, ranges: Mapping[str, Range]) -> Range:
+def in_terms_of(terms: Terms, sizes: Sizes, ranges: Mapping[str, DimRange]) -> DimRange:
     """The range of a sum, with the single sizes put in.
 
     Raises:
@@ -108,10 +108,10 @@ def in_terms_of(terms: Terms, sizes: Sizes, ranges: Mapping[str, Range]) -> Rang
     text += [str(number)] if number else []
     if min(open_terms.values(), default=1) < 1 or ends[0] < 0 or not 0 < ends[1] <= MOST_BATCH:
         raise ValueError(f"{' + '.join(text)} is {ends[0]} to {ends[1]}, or subtracts what has a range")
-    return Range(ends[0], ends[1], equals=" + ".join(text).replace("+ -", "- "))
+    return DimRange(ends[0], ends[1], equals=" + ".join(text).replace("+ -", "- "))
 
 
-def completed(ranges: Mapping[str, Range], sizes: Sizes) -> dict[str, int]:
+def completed(ranges: Mapping[str, DimRange], sizes: Sizes) -> dict[str, int]:
     """These sizes with those of the sums, in the order of the ranges."""
     return {name: sum_of(terms_of(one.equals), sizes) if one.equals else sizes[name] for name, one in ranges.items()}
 
@@ -128,7 +128,7 @@ def place_of(text: str) -> tuple[str, int]:
     return name, int(axis[:-1])
 
 
-def points(ranges: Mapping[str, Range]) -> tuple[dict[str, int], ...]:
+def points(ranges: Mapping[str, DimRange]) -> tuple[dict[str, int], ...]:
     """Sizes to measure at: all at their largest, smallest, middle; and one at one end with all others at the other."""
     free = own(ranges)
     most, least = ({name: getattr(one, end) for name, one in free.items()} for end in ("most", "least"))
@@ -143,7 +143,7 @@ def points(ranges: Mapping[str, Range]) -> tuple[dict[str, int], ...]:
 
 
 def shapes_at(
-    shapes: Mapping[str, tuple[int, ...]], ranges: Mapping[str, Range], sizes: Sizes
+    shapes: Mapping[str, tuple[int, ...]], ranges: Mapping[str, DimRange], sizes: Sizes
 ) -> dict[str, tuple[int, ...]]:
     """The inputs' shapes, by name, with these sizes in place of those that are ranges."""
     dims_of = {name: list(shape) for name, shape in shapes.items()}

@@ -34,7 +34,7 @@ class SizesError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _NodeSizes:
     """A node: its rule, its values by number, what it needs of contents, and whether its own content is needed."""
 
     node: str
@@ -109,7 +109,7 @@ class Sizes:
         return tuple([shapes[number] for number in self._written])
 
 
-def _take(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
+def _take(step: _NodeSizes, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
     if not step.inside:
         _compute(step, given, shapes, known)
         return
@@ -120,7 +120,7 @@ def _take(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.
             shapes[number] = None
 
 
-def _compute(step: _Step, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
+def _compute(step: _NodeSizes, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
     if None in given and not step.around and _is_lacking(step.reads, given):
         return
     deciding: Sequence[Any] = ()
@@ -146,7 +146,11 @@ def _is_lacking(numbers: Sequence[int], facts_of_them: Sequence[Any]) -> bool:
 
 
 def _evaluate(
-    step: _Step, how: contents.Evaluate | str, given: Sequence[Any], shapes: list[Any], known: dict[int, np.ndarray]
+    step: _NodeSizes,
+    how: contents.Evaluate | str,
+    given: Sequence[Any],
+    shapes: list[Any],
+    known: dict[int, np.ndarray],
 ) -> None:
     target = step.writes[0]
     if math.prod(shapes[target]) > SMALL:
@@ -171,7 +175,7 @@ def _shape_of(value: ir.Value) -> Shape | None:
 
 def _steps(
     node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value]
-) -> list[_Step] | None:
+) -> list[_NodeSizes] | None:
     """What computes a node's shapes, those of its bodies before them; None where only a run can tell them."""
     bodies, opset = subgraphs(node), node.version if node.version is not None else opsets.get(node.domain, 1)
     if not bodies:
@@ -183,8 +187,8 @@ def _steps(
         return None
     begins, ends = how(node)
 
-    def around(reads: Sequence[ir.Value | None], writes: Sequence[ir.Value], compute: Compute) -> _Step:
-        return _Step(
+    def around(reads: Sequence[ir.Value | None], writes: Sequence[ir.Value], compute: Compute) -> _NodeSizes:
+        return _NodeSizes(
             node=f"'{node.name}' ({operator_name(node)})",
             compute=compute,
             reads=tuple(_ABSENT if value is None else numbers[value] for value in reads),
@@ -257,7 +261,7 @@ _BODIES: Mapping[str, Callable[[ir.Node], _Around]] = {"If": _branches, "Loop": 
 
 def _step(
     node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value]
-) -> _Step | None:
+) -> _NodeSizes | None:
     """What computes the shapes of a node without bodies; None where a run tells them, or no rule knows the operator."""
     if facts(node).sized_at_run_time:
         return None
@@ -279,7 +283,7 @@ def _step(
     reads = tuple(_ABSENT if value is None else numbers[value] for value in node.inputs)
     places = facts(node).sized_by
     decisive = tuple(number if place in places else _ABSENT for place, number in enumerate(reads))
-    return _Step(
+    return _NodeSizes(
         node=f"'{node.name}' ({operator_name(node)})",
         compute=compute,
         reads=reads,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memonger.shapes.ranges import Range, shapes_at
+from memonger.shapes.ranges import DimRange, shapes_at
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import Sizes, SizesError
 
@@ -140,7 +140,7 @@ def _plain(number: Dim | int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trace:
+class _SizeTrace:
     """What rules computed at some sizes. Numbers have places: constants, then sizes, then results."""
 
     constants: tuple[int, ...]
@@ -150,7 +150,7 @@ class _Trace:
     of_value: Sequence[int]
 
     @staticmethod
-    def of(tape: Tape, shapes: Sequence[tuple[Dim | int, ...] | None]) -> "_Trace":
+    def of(tape: Tape, shapes: Sequence[tuple[Dim | int, ...] | None]) -> "_SizeTrace":
         """What a tape has, and the shapes that came out."""
         by_place = [None if shape is None else tuple(map(tape.place, shape)) for shape in shapes]
         constants = len(tape.constants)
@@ -159,7 +159,7 @@ class _Trace:
         def moved(place: int) -> int:
             return constants + place if place >= 0 else -1 - place
 
-        return _Trace(
+        return _SizeTrace(
             constants=tuple(tape.constants),
             entries=tuple((how, moved(a), moved(b)) for how, a, b in tape.dims),
             tests=tuple((how, moved(a), moved(b), answer) for (how, a, b), answer in tape.tests.items()),
@@ -193,12 +193,12 @@ class TracedSizes:
     """
 
     def __init__(
-        self, sizes: Sizes, names: Sequence[str], shapes: Mapping[str, Shape], ranges: Mapping[str, Range]
+        self, sizes: Sizes, names: Sequence[str], shapes: Mapping[str, Shape], ranges: Mapping[str, DimRange]
     ) -> None:
         self._sizes, self._shapes, self._ranges = sizes, shapes, ranges
         place = {name: number for number, name in enumerate(sizes.names)}
         self._values = [place[name] for name in names]
-        self._traces: list[_Trace] = []  # the one that was used last comes first
+        self._traces: list[_SizeTrace] = []  # the one that was used last comes first
         self._left = MOST_TRACES
 
     def at(self, sizes: Sequence[int]) -> ShapesAt:
@@ -228,7 +228,7 @@ class TracedSizes:
         """Keep a trace of these sizes, unless a rule needs plain numbers."""
         tape = Tape(sizes)
         try:
-            trace = _Trace.of(tape, self._by_rules([Dim(tape, place) for place in range(len(sizes))]))
+            trace = _SizeTrace.of(tape, self._by_rules([Dim(tape, place) for place in range(len(sizes))]))
         except SizesError:
             return
         again = trace.at(sizes)

@@ -11,7 +11,7 @@ from memonger.errors import PlanError
 from memonger.ir.operators import facts
 from memonger.ir.values import all_values, static_shape, subgraphs
 from memonger.tiling import rules as rules  # registers them
-from memonger.tiling.cutting import RULES, Cut, Refusal, RefusedError, Slicing, sentence
+from memonger.tiling.cutting import RULES, Cut, NotCutError, Refusal, Slicing, sentence
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -48,7 +48,7 @@ def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sum
         if rule is None:
             cut.refuse(f"has no rule for running on slices, and depends on axis {cut.axis} of its input")
         return rule(cut)
-    except RefusedError as error:
+    except NotCutError as error:
         return sentence(node, str(error))
 
 

@@ -46,7 +46,7 @@ def for_budget(
         BudgetError: none was found. Planning succeeds with the budget that the error names.
         PlanError: see `memonger.tiling.chunking.choose`.
     """
-    search = _Search(lowered, request, options, device, strategy)
+    search = _WithinBudget(lowered, request, options, device, strategy)
     try:
         found = _searched(search, request.budget or 0)
     except BudgetError:
@@ -59,7 +59,7 @@ def for_budget(
     return min(found, search.usual, key=search.cost)
 
 
-def _searched(search: "_Search", budget: int) -> Way:
+def _searched(search: "_WithinBudget", budget: int) -> Way:
     """The cheapest of the ways that are looked for within a budget.
 
     Raises:
@@ -86,13 +86,13 @@ def _searched(search: "_Search", budget: int) -> Way:
     return min(fitting, key=lambda one: (search.cost(one), search.total(one)))
 
 
-class _Search:
+class _WithinBudget:
     """What all ways of one training step have in common."""
 
     def __init__(self, lowered: Lowered, request: Request, options: Options, device: Device, strategy: str) -> None:
         self.lowered, self.request, self.options, self.device = lowered, request, options, device
         self.budgets = Budgets(request, strategy, orders_of(options.order, request.graph))
-        self._searches: dict[tuple[int, ...], chunking.Search] = {}
+        self._searches: dict[tuple[int, ...], chunking.ChunkSearch] = {}
         self.once = math.fsum(request.graph.costs)
         cores = chunk_times.cores_of(options.threads)
         self.pace = self.once / chunk_times.seconds_of(lowered.model, request.live_bytes.tolist(), cores, True)
@@ -127,7 +127,7 @@ class _Search:
         room = self.request.budget - self.request.base
         return None if solution.total_bytes <= room else self._chunks_of(solution).within(float(room))
 
-    def _chunks_of(self, solution: Solution) -> chunking.Search:
+    def _chunks_of(self, solution: Solution) -> chunking.ChunkSearch:
         """What looks for chunks of a schedule; of those that are looked at twice it is kept."""
         found = self._searches.get(solution.schedule)
         if found is None:

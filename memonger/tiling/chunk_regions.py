@@ -19,7 +19,7 @@ from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.ir.values import nbytes, static_shape
 from memonger.tiling.axes import Axes, slicing
-from memonger.tiling.chunk_stages import STRIDE, Range, measured
+from memonger.tiling.chunk_stages import STRIDE, StepSpan, measured
 from memonger.tiling.cutting import Refusal, Slicing
 
 REACH = 96
@@ -48,7 +48,7 @@ class Regions:
     order: tuple[int, ...]
     graph: Graph
     axes: Axes
-    ranges: tuple[Range, ...]
+    ranges: tuple[StepSpan, ...]
 
 
 def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Regions:
@@ -291,7 +291,7 @@ def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequ
     return [*order[:begin], *early, *region.how, *late, *order[begin + last - first + 1 :]]
 
 
-def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[ir.Node]) -> Range:
+def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[ir.Node]) -> StepSpan:
     axes = Axes(region.size, (), {str(value.name): axis for value, axis in region.axis_of.items()})
     begin = order.index(next(iter(region.how)))
     part = measured(graph, assign_storage(graph), axes, [(begin, begin + len(region.how))])[0]

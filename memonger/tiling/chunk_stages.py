@@ -51,7 +51,7 @@ def _sum_levels(size: int, stride: int) -> list[tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class StepSpan:
     """Steps of a model that can run in slices, and what they need. Arrays have an element for each step.
 
     Attributes:
@@ -164,7 +164,7 @@ def _split(blocks: list[_Block], values: set[ir.Value | None], nodes: Sequence[i
 
 def measured(
     graph: Graph, storage: Storage, axes: Axes, ranges: Sequence[tuple[int, int]], waits: Sequence[bool] = ()
-) -> tuple[Range, ...]:
+) -> tuple[StepSpan, ...]:
     """What each range needs. A storage is cut if all of it is made and read within the range.
 
     Args:
@@ -192,7 +192,7 @@ def measured(
     return tuple(needs)
 
 
-def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: int, axes: Axes) -> Range:
+def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: int, axes: Axes) -> StepSpan:
     """What a range needs, of the storages alive in it and whether they have the axis."""
     steps = end - begin
     cut, crossing, joined, exits = (np.zeros(steps + 1) for _ in range(4))
@@ -210,10 +210,10 @@ def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: 
             exits[first + 1 :] += buffer.size
         else:
             fixed += buffer.size
-    return Range(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float), axes)
+    return StepSpan(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float), axes)
 
 
-def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:
+def stages_for(part: StepSpan, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:
     """Stages of a range that need at most so many bytes, as far as is possible: ``(begin, end, level)``.
 
     From the last step to the first a stage goes on as long as its slices fit. Where they don't, finer ones begin: at
@@ -256,7 +256,7 @@ def stages_for(part: Range, slices: Sequence[int], most: float, most_workspace: 
     return [one for one in reversed(stages) if one[0] < one[1]]
 
 
-def _boundary(part: Range, first: int, stop: int, most: float) -> int:
+def _boundary(part: StepSpan, first: int, stop: int, most: float) -> int:
     """Where a stage that ends at ``stop`` begins, that step or a later one nearby; ``stop`` where none is between.
 
     It is the first before which next to nothing crosses, or else the one before which fewest bytes do, as all before it

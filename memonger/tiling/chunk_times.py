@@ -62,7 +62,7 @@ WITH_AVX512, WITHOUT_AVX512 = Rates(4.5e11, 1e11), Rates(1.4e11, 5e10)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class NodeWork:
     """What a node does.
 
     Attributes:
@@ -122,23 +122,23 @@ def cores_of(threads: int) -> int:
     return threads or os.cpu_count() or 1
 
 
-def work_of(node: ir.Node, cut: Collection[int] = ()) -> Work:
+def work_of(node: ir.Node, cut: Collection[int] = ()) -> NodeWork:
     """What a node of a model does whose shapes are known; of the inputs that are cut a constant is a value, too."""
     if aliasing.view_pairs(node):
-        return Work(0, 0, 0, 0)
+        return NodeWork(0, 0, 0, 0)
     if facts(node).reads_part or facts(node).shape_only:
-        return Work(0, 0, 0, 2 * sum(nbytes(value) or 0 for value in node.outputs))
+        return NodeWork(0, 0, 0, 2 * sum(nbytes(value) or 0 for value in node.outputs))
     read = {value: index for index, value in enumerate(node.inputs) if value is not None}
     weights = [value for value, index in read.items() if not is_fed(value) and index not in cut]
     values = [value for value in (*read, *node.outputs) if value not in weights]
     tensors = (value.const_value for value in weights)
     nbytes_of_weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     packed = packed_bytes(node) if nbytes_of_weights else 0
-    return Work(flops(node), nbytes_of_weights, packed, sum(nbytes(value) or 0 for value in values))
+    return NodeWork(flops(node), nbytes_of_weights, packed, sum(nbytes(value) or 0 for value in values))
 
 
 def seconds_of(
-    model: ir.Model, alive: Sequence[float], cores: int, trains: bool, works: Mapping[str, Work] | None = None
+    model: ir.Model, alive: Sequence[float], cores: int, trains: bool, works: Mapping[str, NodeWork] | None = None
 ) -> float:
     """About the time of a run on so many cores, or of a training step, all of which runs in one session.
 
@@ -151,7 +151,7 @@ def seconds_of(
         trains: Whether it is a training step.
         works: What nodes that are known already do, by name.
     """
-    shares, seconds, seen = not trains and shares_sessions(model), 0.0, dict[str, dict[int, Work]]()
+    shares, seconds, seen = not trains and shares_sessions(model), 0.0, dict[str, dict[int, NodeWork]]()
     steps = [
         (node, size) for node, size in zip(model.graph, alive, strict=True) if not _is_left_out(node, trains, shares)
     ]

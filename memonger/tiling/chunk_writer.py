@@ -17,7 +17,7 @@ from memonger.ir.values import all_values, graphs, static_shape, tensor_shape
 
 
 @dataclass(slots=True)
-class Writer:
+class SliceWriter:
     """The model that is written.
 
     Attributes:
@@ -134,7 +134,7 @@ def sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.Ten
 
 
 def told_shape(
-    writer: Writer, node: ir.Node, inputs: list[ir.Value | None], dims: Sequence[int]
+    writer: SliceWriter, node: ir.Node, inputs: list[ir.Value | None], dims: Sequence[int]
 ) -> tuple[list[ir.Value | None], str]:
     """The inputs and the type of a copy that writes this shape: some operators are told their output's."""
     kind = node.op_type

@@ -41,9 +41,9 @@ from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide
 from memonger.tiling.axes import Axes, axes_of
 from memonger.tiling.chunk_regions import regions_of
-from memonger.tiling.chunk_stages import MOST_SLICES, Range, measured, ranges_in_order, stages_for
-from memonger.tiling.chunk_times import Work, cores_of, launch_seconds, run_seconds, seconds_of, work_of
-from memonger.tiling.chunks import Band, Stage, chunked
+from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan, measured, ranges_in_order, stages_for
+from memonger.tiling.chunk_times import NodeWork, cores_of, launch_seconds, run_seconds, seconds_of, work_of
+from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.rewritten import asked_of
 from memonger.tiling.slice_check import EXACT, SliceCheck
@@ -72,7 +72,7 @@ MOST_NODES = 30_000
 """Nodes that chunks may add: more take minutes to plan and load."""
 
 
-Stages = tuple[tuple[Stage, ...], ...]
+Stages = tuple[tuple[SliceStage, ...], ...]
 """Of each band."""
 
 
@@ -104,7 +104,7 @@ class Chunking:
     each_node: float
     each_run: float
     sessions: int
-    axis: "_Axis"
+    axis: "_AxisGraph"
     notes: tuple[str, ...] = ()
     outer: "Chunking | None" = None
 
@@ -208,7 +208,7 @@ def choose(
 
 def search_of(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
-) -> "Search":  # fmt: skip
+) -> "ChunkSearch":  # fmt: skip
     """What looks for chunks of a schedule; see `choose`."""
     roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
     ordered = dataclasses.replace(lowered, model=lowered.model.clone())
@@ -217,7 +217,9 @@ def search_of(
         node.metadata_props.pop(CHUNK, None)
         node.metadata_props.pop(WINDOW, None)
     works = {str(node.name): work_of(node) for node in ordered.model.graph}
-    return Search(_Job(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch)
+    return ChunkSearch(
+        _ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch
+    )
 
 
 def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
@@ -228,16 +230,16 @@ def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
     return band.axes[largest], largest
 
 
-class Search:
+class ChunkSearch:
     """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
 
-    def __init__(self, job: "_Job", options: Options, batch: int | None) -> None:
+    def __init__(self, job: "_ToSlice", options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
         self._check = SliceCheck(options.threads, job.lowered.spent)
         self._refused, self._most = dict[str, str](), math.inf
         self._finest = MOST_SLICES
         self._known: dict[tuple[frozenset[str], float, int], list[_Ladder]] = {}
-        self._axes: dict[frozenset[str], list[_Axis]] = {}
+        self._axes: dict[frozenset[str], list[_AxisGraph]] = {}
         self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
 
     def within(self, room: float) -> "Chunking | None":
@@ -305,7 +307,7 @@ class Search:
             ladders += self._rows_of_elements(ladders[0], *axes)
         return ladders
 
-    def _of_inputs(self) -> list["_Axis"]:
+    def _of_inputs(self) -> list["_AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
         seeds = seeds_of(self.job.lowered.model, self.batch)
         found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
@@ -313,12 +315,12 @@ class Search:
             _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
         ]
 
-    def _ladder(self, axis: "_Axis", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
+    def _ladder(self, axis: "_AxisGraph", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
         """Ways along an axis; what was written for another ladder of it is there."""
         written = self._written.setdefault((frozenset(self._refused), str(axis.number)), {})
         return _Ladder(self.job, axis, ways, None, written)
 
-    def _rows_of_elements(self, ways: "_Ladder", batch: "_Axis", rows: "_Axis") -> list["_Ladder"]:
+    def _rows_of_elements(self, ways: "_Ladder", batch: "_AxisGraph", rows: "_AxisGraph") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
         nodes = sum(one.end - one.begin for one in batch.ranges)
         bands = in_slices(batch, batch.axes.size)
@@ -442,7 +444,7 @@ class _Ladder(Sequence[Chunking]):
     """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
 
     def __init__(
-        self, job: "_Job", axis: "_Axis", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
+        self, job: "_ToSlice", axis: "_AxisGraph", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
         written: "dict[Stages, Chunking]",
     ) -> None:  # fmt: skip
         self._job, self._axis, self._bands, self._outer, self._written = job, axis, bands, outer, written
@@ -498,7 +500,7 @@ def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _ToSlice:
     """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device.
 
     ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
@@ -510,12 +512,12 @@ class _Job:
     plain: Solution
     device: Device
     cores: int
-    works: Mapping[str, Work]
+    works: Mapping[str, NodeWork]
     training: Training | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class _AxisGraph:
     """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
 
     A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
@@ -527,14 +529,14 @@ class _Axis:
     lowered: Lowered
     graph: Graph
     axes: Axes
-    ranges: tuple[Range, ...]
-    works: tuple[Work, ...]
+    ranges: tuple[StepSpan, ...]
+    works: tuple[NodeWork, ...]
     alive: np.ndarray
     near: Sequence[float]
     seconds: float
 
 
-def _along(job: _Job, number: int, axes: Axes) -> _Axis:
+def _along(job: _ToSlice, number: int, axes: Axes) -> _AxisGraph:
     """A model that is cut along an axis of that number."""
     order, ranges = ranges_in_order(job.lowered.model, axes)
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
@@ -545,7 +547,7 @@ def _along(job: _Job, number: int, axes: Axes) -> _Axis:
     return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, [one.waits for one in axis.works]))
 
 
-def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
+def _of_training(job: _ToSlice, refused: Mapping[str, str]) -> _AxisGraph:
     """A training step, whose ranges are cut along axes of their own."""
     model = job.lowered.model.clone()
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
@@ -554,10 +556,10 @@ def _of_training(job: _Job, refused: Mapping[str, str]) -> _Axis:
     return dataclasses.replace(axis, ranges=regions.ranges)
 
 
-def _axis(job: _Job, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _Axis:
+def _axis(job: _ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _AxisGraph:
     """A model in its order, with what its nodes do, and how many bytes are alive; without ranges."""
     near = _near(graph, storage)
-    return _Axis(
+    return _AxisGraph(
         number,
         dataclasses.replace(job.lowered, model=model),
         graph,
@@ -570,7 +572,7 @@ def _axis(job: _Job, number: int, model: ir.Model, graph: Graph, axes: Axes, sto
     )
 
 
-def _works(model: ir.Model, axes: Axes, whole: Mapping[str, Work]) -> tuple[Work, ...]:
+def _works(model: ir.Model, axes: Axes, whole: Mapping[str, NodeWork]) -> tuple[NodeWork, ...]:
     works = []
     for node, how in zip(model.graph, axes.nodes, strict=True):
         cut = how.inputs if isinstance(how, Slicing) else {}
@@ -589,14 +591,14 @@ def _near(graph: Graph, storage: Storage) -> list[float]:
     return [float(size) for size in live_bytes(buffers, len(graph.nodes))]
 
 
-def _parts(axis: _Axis, band: Band) -> Iterator[tuple[Stage, Range]]:
+def _parts(axis: _AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]:
     """The stages of a band, each with the range that it is a part of."""
     begins = [one.begin for one in axis.ranges]
     for stage in band.stages:
         yield stage, axis.ranges[bisect_right(begins, stage.begin) - 1]
 
 
-def _alive_whole(axis: _Axis, bands: Sequence[Band]) -> int:
+def _alive_whole(axis: _AxisGraph, bands: Sequence[Band]) -> int:
     """The most bytes alive at a step of no band."""
     whole = np.ones(len(axis.alive), bool)
     for band in bands:
@@ -604,7 +606,7 @@ def _alive_whole(axis: _Axis, bands: Sequence[Band]) -> int:
     return int(axis.alive[whole].max(initial=0))
 
 
-def _at_least(job: _Job, axis: _Axis, bands: Sequence[Band]) -> int:
+def _at_least(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> int:
     """About the bytes that bands take at least, sessions included, but for what cuts and joins.
 
     At a step that is cut what it reads whole is alive, and its slice of the rest.
@@ -624,7 +626,7 @@ def _at_least(job: _Job, axis: _Axis, bands: Sequence[Band]) -> int:
     return round(alive) + bytes_of(nodes, steps, axis.number < 0)
 
 
-def _packs_again(job: _Job, axis: _Axis, bands: Sequence[Band]) -> bool:
+def _packs_again(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> bool:
     """Whether copies of nodes would pack so much again that chunks share sessions."""
     stages = ((range(stage.begin, stage.end), len(stage.slices) - 2) for band in bands for stage in band.stages)
     packed = (
@@ -636,7 +638,7 @@ def _packs_again(job: _Job, axis: _Axis, bands: Sequence[Band]) -> bool:
     return job.training is None and sum(packed) > PACKED
 
 
-def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
+def _estimated(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> float:
     """About how much longer bands take, but for what cuts and joins."""
     more, runs = 0.0, 0
     for stage in (stage for band in bands for stage in band.stages):
@@ -649,7 +651,7 @@ def _estimated(job: _Job, axis: _Axis, bands: Sequence[Band]) -> float:
     return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
-def _axis_asked_for(job: _Job, axis: int, refused: Mapping[str, str]) -> _Axis:
+def _axis_asked_for(job: _ToSlice, axis: int, refused: Mapping[str, str]) -> _AxisGraph:
     seeds = _seeds(job.lowered.model, axis, None)
     if not seeds:
         raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
@@ -672,7 +674,7 @@ def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
     return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
-def ways_of(job: _Job, axis: _Axis, most: float, finest: int = MOST_SLICES) -> list[tuple[Band, ...]]:
+def ways_of(job: _ToSlice, axis: _AxisGraph, most: float, finest: int = MOST_SLICES) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
@@ -702,7 +704,7 @@ def _nodes(bands: Sequence[Band]) -> int:
     return sum((stage.end - stage.begin) * (len(stage.slices) - 1) for band in bands for stage in band.stages)
 
 
-def in_slices(axis: _Axis, count: int) -> tuple[Band, ...]:
+def in_slices(axis: _AxisGraph, count: int) -> tuple[Band, ...]:
     """All that can be in so many slices.
 
     Raises:
@@ -714,21 +716,25 @@ def in_slices(axis: _Axis, count: int) -> tuple[Band, ...]:
         refusal = next((str(how) for how in axis.axes.nodes if isinstance(how, Refusal)), "no node reads it")
         raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
     bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
-    return tuple(Band(axis.axes.values, (Stage(one.begin, one.end, bounds),)) for one in axis.ranges)
+    return tuple(Band(axis.axes.values, (SliceStage(one.begin, one.end, bounds),)) for one in axis.ranges)
 
 
 def _bands(
-    ranges: Sequence[Range], chosen: Sequence[Sequence[tuple[int, int, int]]],
+    ranges: Sequence[StepSpan], chosen: Sequence[Sequence[tuple[int, int, int]]],
     levels: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[Band, ...]:  # fmt: skip
     return tuple(
-        Band(one.axes.values, tuple(Stage(begin, end, bounds[level]) for begin, end, level in stages), bool(one.stride))
+        Band(
+            one.axes.values,
+            tuple(SliceStage(begin, end, bounds[level]) for begin, end, level in stages),
+            bool(one.stride),
+        )
         for one, stages, bounds in zip(ranges, chosen, levels, strict=True)
         if stages
     )
 
 
-def _tried(job: _Job, axis: _Axis, bands: tuple[Band, ...]) -> Chunking:
+def _tried(job: _ToSlice, axis: _AxisGraph, bands: tuple[Band, ...]) -> Chunking:
     """One way, laid out."""
     made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands))
     asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)

@@ -20,12 +20,12 @@ from memonger.graph.graph import read_values
 from memonger.ir.marks import AGAIN, CHUNK, Chunk, chunk_of
 from memonger.ir.values import all_values, static_shape
 from memonger.tiling.axes import slicing
-from memonger.tiling.chunk_writer import Writer, told_shape
+from memonger.tiling.chunk_writer import SliceWriter, told_shape
 from memonger.tiling.cutting import Refusal, Slicing
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SliceStage:
     """Consecutive nodes that run on the same slices.
 
     Attributes:
@@ -51,7 +51,7 @@ class Band:
     """
 
     axes: Mapping[str, int]
-    stages: tuple[Stage, ...]
+    stages: tuple[SliceStage, ...]
     sums: bool = False
 
     @property
@@ -80,7 +80,7 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     copy = model.clone()
     nodes = list(copy.graph)
     _check_bands(bands, len(nodes))
-    writer = Writer(copy)
+    writer = SliceWriter(copy)
     _check_names(bands, {str(v.name) for v in all_values(copy.graph)})
     start = 0
     first = 1 + max((chunk.band for node in nodes if (chunk := chunk_of(node)) is not None), default=-1)
@@ -179,7 +179,7 @@ def _check_bounds(where: str, bounds: tuple[int, ...], size: int) -> None:
         raise PlanError(f"the slices of {where} end at {bounds[-1]}, and those of the band's last stage at {size}.")
 
 
-def emission(stages: Sequence[Stage]) -> Iterator[tuple[int, int, int]]:
+def emission(stages: Sequence[SliceStage]) -> Iterator[tuple[int, int, int]]:
     """The chunks of a band as (stage, begin, end) in the order in which they run: each as late as it may."""
     done = [0] * len(stages)  # how far each stage has come
     place = [0] * len(stages)
@@ -194,7 +194,7 @@ def emission(stages: Sequence[Stage]) -> Iterator[tuple[int, int, int]]:
 
 
 @dataclass(slots=True)
-class _Band:
+class _BandWriter:
     """A band that is written.
 
     Attributes:
@@ -204,7 +204,7 @@ class _Band:
         sums: What is summed up → the sum so far.
     """
 
-    writer: Writer
+    writer: SliceWriter
     number: int
     band: Band
     stage_of: dict[ir.Value, int] = field(default_factory=dict)
@@ -279,8 +279,8 @@ def _chunk_name(name: str | None, begin: int, end: int) -> str:
     return f"{name}.chunk{begin}_{end}"
 
 
-def _write_band(writer: Writer, number: int, band: Band, nodes: list[ir.Node]) -> None:
-    state = _Band(writer, number, band)
+def _write_band(writer: SliceWriter, number: int, band: Band, nodes: list[ir.Node]) -> None:
+    state = _BandWriter(writer, number, band)
     steps = nodes[band.stages[0].begin : band.stages[-1].end]
     answers = _answers(state, steps)
     stages = [[(n, answers[n]) for n in nodes[stage.begin : stage.end] if n in answers] for stage in band.stages]
@@ -290,7 +290,7 @@ def _write_band(writer: Writer, number: int, band: Band, nodes: list[ir.Node]) -
     start = len(writer.order)
     exits = [v for v in state.stage_of if v.is_graph_output() or any(n not in answers for n in v.consumers())]
     for stage, begin, end in emission(band.stages):
-        _Chunk(state, stage, begin, end).write(stages[stage])
+        _ChunkWriter(state, stage, begin, end).write(stages[stage])
     for value in exits:
         state.join(value)
     for value, whole in state.sums.items():
@@ -303,7 +303,7 @@ def _write_band(writer: Writer, number: int, band: Band, nodes: list[ir.Node]) -
             writer.detach(node)
 
 
-def _answers(state: _Band, nodes: list[ir.Node]) -> Mapping[ir.Node, Slicing]:
+def _answers(state: _BandWriter, nodes: list[ir.Node]) -> Mapping[ir.Node, Slicing]:
     """The nodes of a band that are copied, and how they are cut."""
     walk, given = _Walk(), state.band.axes
     for node in nodes:
@@ -328,10 +328,10 @@ def _answers(state: _Band, nodes: list[ir.Node]) -> Mapping[ir.Node, Slicing]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _ChunkWriter:
     """A stage's nodes on the slice ``[begin, end)``."""
 
-    band: _Band
+    band: _BandWriter
     stage: int
     begin: int
     end: int

@@ -50,7 +50,7 @@ class Refusal:
         return self.reason
 
 
-class RefusedError(Exception):
+class NotCutError(Exception):
     """Raised by rules, and caught where they are called: the rest of a sentence whose subject is the node."""
 
 
@@ -152,7 +152,7 @@ class Cut:
 
     def refuse(self, why: str) -> NoReturn:
         """Refuse to cut the node: the rest of a sentence whose subject is the node."""
-        raise RefusedError(why)
+        raise NotCutError(why)
 
     def along(
         self, inputs: Mapping[int, int], outputs: Mapping[int, int], whole: Collection[int] = (),

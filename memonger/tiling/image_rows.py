@@ -16,7 +16,7 @@ from memonger.ir.values import static_shape
 from memonger.ir.windows import Windows, windows_of
 from memonger.plan_file import ROWS
 from memonger.tiling.axes import slicing
-from memonger.tiling.cutting import Cut, Refusal, RefusedError, sentence
+from memonger.tiling.cutting import Cut, NotCutError, Refusal, sentence
 
 BLOCKED = "com.microsoft.nchwc"
 """Domain of the operators on images whose channels lie in blocks."""
@@ -31,7 +31,7 @@ def is_image(value: ir.Value | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRule:
     """How a copy of a node gives some rows of its outputs. Rows are intervals ``[begin, end)``, inputs count from 0.
 
     Attributes:
@@ -47,7 +47,7 @@ class Rows:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def rows_of(node: ir.Node, images: Collection[int], rows: Interval) -> Rows | Refusal:
+def rows_of(node: ir.Node, images: Collection[int], rows: Interval) -> RowRule | Refusal:
     """What a node needs for some rows of its outputs.
 
     Args:
@@ -71,9 +71,9 @@ def rows_of(node: ir.Node, images: Collection[int], rows: Interval) -> Rows | Re
         if name in ("Resize", "Upsample"):
             return _resized(cut, rows)
         if name == "LRN" or (name in ("ReorderInput", "ReorderOutput") and not cut.integer("channels_last", 0)):
-            return Rows(rows, {0: rows})
+            return RowRule(rows, {0: rows})
         return _row_by_row(cut, rows)
-    except RefusedError as error:
+    except NotCutError as error:
         return sentence(node, str(error))
 
 
@@ -83,7 +83,7 @@ _ONE_IMAGE = _WINDOWS | {"ConvTranspose", "Resize", "Upsample"}
 """Operators that read an image, convolutions maybe one that is added to the result."""
 
 
-def _windows(cut: Cut, rows: Interval, *, has_weight: bool) -> Rows:
+def _windows(cut: Cut, rows: Interval, *, has_weight: bool) -> RowRule:
     """Each window of rows reads ``extent`` rows from ``row * stride - begin`` on."""
     if not has_weight and len(cut.outputs) > 1:
         cut.refuse("numbers the elements of the whole image")
@@ -101,7 +101,7 @@ def _windows(cut: Cut, rows: Interval, *, has_weight: bool) -> Rows:
     if not has_weight and any(pad >= size for pad, size in zip(pads, at.kernel * 2, strict=True)):
         cut.refuse("has windows in its padding")
     added = {index: rows for index in cut.axes if index}
-    return Rows(rows, {0: read} | added, {}, _padding(cut, pads) | ({"ceil_mode": 0} if ceiling else {}))
+    return RowRule(rows, {0: read} | added, {}, _padding(cut, pads) | ({"ceil_mode": 0} if ceiling else {}))
 
 
 def _kernel(cut: Cut, has_weight: bool) -> Sequence[int]:
@@ -112,7 +112,7 @@ def _padding(cut: Cut, pads: Sequence[int]) -> dict[str, Any]:
     return {"pads": list(pads)} | ({"auto_pad": "NOTSET"} if "auto_pad" in cut.node.attributes else {})
 
 
-def _transposed(cut: Cut, rows: Interval) -> Rows:
+def _transposed(cut: Cut, rows: Interval) -> RowRule:
     """Row ``i`` is added to ``extent`` rows from ``i * stride - begin`` on. Pads cut off what is written beyond."""
     count = cut.dims(0)[2:]
     at: Windows = windows_of(cut.node, cut.out()[2:], count, _kernel(cut, True), up=True)
@@ -127,10 +127,10 @@ def _transposed(cut: Cut, rows: Interval) -> Rows:
     attributes = _padding(cut, pads) | {"output_padding": missing}
     if "output_shape" in cut.node.attributes:
         attributes["output_shape"] = None
-    return Rows(rows, {0: (low, high)}, {}, attributes)
+    return RowRule(rows, {0: (low, high)}, {}, attributes)
 
 
-def _resized(cut: Cut, rows: Interval) -> Rows:
+def _resized(cut: Cut, rows: Interval) -> RowRule:
     """Enlarged by a whole number. Rows that lie between two others are computed with one more on each side."""
     height, larger = cut.dims(0)[ROWS], cut.out()[ROWS]
     factor, mode = larger // height, cut.text("mode", "nearest")
@@ -146,15 +146,15 @@ def _resized(cut: Cut, rows: Interval) -> Rows:
     around = 0 if is_copy else 1
     low, high = rows[0] // factor - around, (rows[1] - 1) // factor + 1 + around
     read = max(0, low), min(height, high)
-    return Rows((read[0] * factor, read[1] * factor), {0: read})
+    return RowRule((read[0] * factor, read[1] * factor), {0: read})
 
 
-def _row_by_row(cut: Cut, rows: Interval) -> Rows:
+def _row_by_row(cut: Cut, rows: Interval) -> RowRule:
     """What computes each row of its outputs from the same row of its inputs."""
     height = cut.out()[ROWS]
     answer = slicing(cut.node, cut.axes, height)
     if isinstance(answer, Refusal):
-        raise RefusedError(answer.reason.split(") ", 1)[-1])
+        raise NotCutError(answer.reason.split(") ", 1)[-1])
     if cut.node.op_type in ("Reshape", "Expand", "Transpose") or answer.whole:
         cut.refuse("mixes the rows of an image")
     if set(answer.outputs.values()) != {ROWS} or any(cut.dims(index)[ROWS] != height for index in cut.axes):
@@ -162,4 +162,4 @@ def _row_by_row(cut: Cut, rows: Interval) -> Rows:
     constants = {index: axis for index, axis in answer.inputs.items() if index not in cut.axes}
     for index in constants:
         cut.constant(index)  # computed ones aren't cut
-    return Rows(rows, dict.fromkeys(cut.axes, rows), constants)
+    return RowRule(rows, dict.fromkeys(cut.axes, rows), constants)

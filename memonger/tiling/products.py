@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
 from memonger.ir.values import attribute_bytes, static_shape
-from memonger.tiling.chunk_writer import Writer
+from memonger.tiling.chunk_writer import SliceWriter
 
 OPERATORS = frozenset(["Gemm", "MatMul", "com.microsoft::FusedGemm", "com.microsoft::FusedMatMul"])
 """What writes the product of two matrices, row by row of the first."""
@@ -54,7 +54,7 @@ def joined_products(model: ir.Model, apart: Collection[str] = ()) -> tuple[ir.Mo
     if not groups:
         return model, ()
     copy = model.clone()
-    of_name, writer, made = {str(node.name): node for node in copy.graph}, Writer(copy), list[JoinedProduct]()
+    of_name, writer, made = {str(node.name): node for node in copy.graph}, SliceWriter(copy), list[JoinedProduct]()
     for group in groups:
         members = [of_name[str(node.name)] for node in group]
         made += [_joined(writer, part) for part in _independent(copy.graph, members)]
@@ -100,7 +100,7 @@ def _independent(graph: ir.Graph, members: list[ir.Node]) -> Iterator[list[ir.No
     yield from (each for each in of_depth.values() if len(each) > 1)
 
 
-def _joined(writer: Writer, parts: list[ir.Node]) -> JoinedProduct:
+def _joined(writer: SliceWriter, parts: list[ir.Node]) -> JoinedProduct:
     """Put one product in the place of these. It may stand before what it reads: the nodes are to be sorted then."""
     first, graph = parts[0], writer.model.graph
     sources = [source for node in parts if (source := node.inputs[0]) is not None]
@@ -128,7 +128,7 @@ def _joined(writer: Writer, parts: list[ir.Node]) -> JoinedProduct:
     return JoinedProduct(name, tuple(str(node.name) for node in parts), tuple(rows))
 
 
-def _split(writer: Writer, whole: ir.Value, rows: list[int], parts: list[ir.Value], name: str) -> ir.Node:
+def _split(writer: SliceWriter, whole: ir.Value, rows: list[int], parts: list[ir.Value], name: str) -> ir.Node:
     """What cuts a value into its rows; even parts need no constant."""
     if len(set(rows)) > 1:
         return ir.node("Split", [whole, writer.integers(rows)], {"axis": 0}, outputs=parts, name=name)

@@ -66,7 +66,7 @@ class SliceCheck:
         self._spent = spent
         self._folder = ScratchFolder()
         self._statistics = self._folder.path / "memory.csv"
-        self._options = ort.Options(
+        self._options = ort.SessionSettings(
             in_order=True, threads=threads, lending=LEND_ALL, pattern=False, entries=ort.RUN_ONCE
         )
         statistics = {"session.collect_node_memory_stats_to_file": str(self._statistics)}
@@ -134,7 +134,12 @@ class SliceCheck:
         return np.zeros(shape, value.dtype.numpy())
 
     def _run(
-        self, model: ir.Model, node: ir.Node, feeds: Mapping[int, np.ndarray], memory: "_Memory", options: ort.Options
+        self,
+        model: ir.Model,
+        node: ir.Node,
+        feeds: Mapping[int, np.ndarray],
+        memory: "_Memory",
+        options: ort.SessionSettings,
     ) -> dict[int, np.ndarray]:
         """The outputs of a node alone, by number, which lie in this memory."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}

@@ -109,7 +109,7 @@ def _searched(whole: Strips, device: Device, count: int) -> tuple[Strips, list[t
     """
     way, chosen, most = whole, list[tuple[str, ...]](), (1 + OVERLAP) * flops_of(whole.lowered.model)
     while len(chosen) < BANDS:
-        search = _Search(way, device, count, most)
+        search = _StripSearch(way, device, count, most)
         band = search.best()
         if band is None:
             break
@@ -127,7 +127,7 @@ def flops_of(model: ir.Model) -> int:
     return sum(map(flops, model.graph))
 
 
-class _Search:
+class _StripSearch:
     """The band of a model whose strips save the most, around the step that needs the most memory.
 
     Args:
@@ -266,7 +266,7 @@ def _difference(whole: ir.Model, made: ir.Model, threads: int) -> float:
     """The largest difference between what both give for random inputs; 0 for the same bits."""
     feeds, results = feeding.random_feeds(feeding.inputs_of(whole.graph)), []
     for model in (whole, made):
-        options = ort.Options(in_order=True, threads=threads, lending=LEND_ALL, entries=ort.RUN_ONCE)
+        options = ort.SessionSettings(in_order=True, threads=threads, lending=LEND_ALL, entries=ort.RUN_ONCE)
         session = ort.make_session(model, CPU, options)
         try:
             results.append(session.run(None, feeds))

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from memonger.ir.marks import STRIP
 from memonger.ir.values import static_shape
 from memonger.plan_file import ROWS
-from memonger.tiling.chunk_writer import Writer, told_shape
+from memonger.tiling.chunk_writer import SliceWriter, told_shape
 from memonger.tiling.cutting import Refusal
-from memonger.tiling.image_rows import BLOCKED, Interval, Rows, is_image, rows_of
+from memonger.tiling.image_rows import BLOCKED, Interval, RowRule, is_image, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def images_read(model: ir.Model) -> list[frozenset[int] | Refusal]:
     answers: list[frozenset[int] | Refusal] = []
     for node in model.graph:
         read = frozenset(index for index, value in enumerate(node.inputs) if is_image(value))
-        answer: Rows | Refusal | None = None
+        answer: RowRule | Refusal | None = None
         if STRIP in node.metadata_props:
             answer = Refusal(f"node '{node.name}' is of a strip already")
         elif read:
@@ -72,7 +72,7 @@ def in_strips(model: ir.Model, band: ImageBand, count: int, block: int) -> ir.Mo
     """
     copy = model.clone()
     nodes = list(copy.graph)
-    exits, writer = band.exits(copy), Writer(copy, STRIP)
+    exits, writer = band.exits(copy), SliceWriter(copy, STRIP)
     images = dict(zip(nodes[band.begin : band.end], band.images, strict=True))
     writer.order += nodes[: band.begin] + [node for node, read in images.items() if not read]
     blocked, parts = _blocked(nodes[: band.end]), {value: list[ir.Value]() for value in exits}
@@ -124,7 +124,7 @@ class _Strip:
         cut: Slices of these.
     """
 
-    writer: Writer
+    writer: SliceWriter
     images: dict[ir.Node, frozenset[int]]
     blocked: set[ir.Value]
     block: int
@@ -133,13 +133,13 @@ class _Strip:
 
     def write(self, asked: dict[ir.Value, Interval]) -> None:
         """Add copies of the nodes that these rows need, each for all the rows that are needed of it."""
-        needed, chosen = dict(asked), list[tuple[ir.Node, Rows]]()
+        needed, chosen = dict(asked), list[tuple[ir.Node, RowRule]]()
         for node in reversed([node for node, read in self.images.items() if read]):
             wanted = [needed[value] for value in node.outputs if value in needed]
             if not wanted:
                 continue
             how = rows_of(node, self.images[node], _hull(wanted))
-            assert isinstance(how, Rows), how
+            assert isinstance(how, RowRule), how
             chosen.append((node, how))
             for index, rows in how.inputs.items():
                 value = node.inputs[index]
@@ -176,7 +176,7 @@ class _Strip:
     def _shape(self, value: ir.Value) -> ir.Value:
         return self.writer.integers(_dims(value))
 
-    def _copy(self, node: ir.Node, how: Rows) -> None:
+    def _copy(self, node: ir.Node, how: RowRule) -> None:
         writer, (begin, end) = self.writer, how.made
         inputs = list(node.inputs)
         for index, rows in how.inputs.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memonger.allocation import Buffer, Layout, allocate, check_layout
-from memonger.allocation.minimalloc_csv import Problem, read_problem, write_solution
+from memonger.allocation.minimalloc_csv import PackingProblem, read_problem, write_solution
 from memonger.errors import LayoutError
 
 PACKING = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
@@ -19,16 +19,16 @@ def write(folder: Path, text: str) -> Path:
 
 def test_columns_become_buffers_in_file_order(tmp_path: Path) -> None:
     problem = read_problem(write(tmp_path, "id,lower,upper,size\nb1,0,3,4\n weird id;7 ,2,9,12\n"))
-    assert problem == Problem(("b1", " weird id;7 "), (Buffer(0, 4, 0, 3, 1), Buffer(1, 12, 2, 9, 1)), None)
+    assert problem == PackingProblem(("b1", " weird id;7 "), (Buffer(0, 4, 0, 3, 1), Buffer(1, 12, 2, 9, 1)), None)
 
 
 def test_columns_may_be_in_any_order_and_end_is_inclusive(tmp_path: Path) -> None:
     text = "\ufeffsize,alignment,buffer_id,end,start,offset\r\n4,32,x,2,0,64\r\n\r\n"
-    assert read_problem(write(tmp_path, text)) == Problem(("x",), (Buffer(0, 4, 0, 3, 32),), (64,))
+    assert read_problem(write(tmp_path, text)) == PackingProblem(("x",), (Buffer(0, 4, 0, 3, 32),), (64,))
 
 
 def test_file_with_column_names_only_is_the_empty_problem(tmp_path: Path) -> None:
-    assert read_problem(write(tmp_path, "id,lower,upper,size\n")) == Problem((), ())
+    assert read_problem(write(tmp_path, "id,lower,upper,size\n")) == PackingProblem((), ())
 
 
 @pytest.mark.parametrize("path", PACKING, ids=lambda path: path.name[0])
@@ -55,7 +55,7 @@ def test_solution_adds_an_offset_column_and_reads_back(tmp_path: Path) -> None:
 
 def test_alignment_is_written_where_one_is_not_1(tmp_path: Path) -> None:
     target = tmp_path / "solved.csv"
-    write_solution(target, Problem(("a",), (Buffer(0, 4, 0, 1, 64),)), Layout((128,), 132))
+    write_solution(target, PackingProblem(("a",), (Buffer(0, 4, 0, 1, 64),)), Layout((128,), 132))
     assert target.read_text() == "id,lower,upper,size,alignment,offset\na,0,1,4,64,128\n"
 
 
@@ -63,8 +63,8 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     target = tmp_path / "solved.csv"
     target.write_text("before")
     with pytest.raises(LayoutError, match="0 offsets for 1 buffers"):
-        write_solution(target, Problem(("a",), (Buffer(0, 4, 0, 1, 1),)), Layout((), 0))
-    unwritable = Problem(("\ud800",), (Buffer(0, 4, 0, 1, 1),))
+        write_solution(target, PackingProblem(("a",), (Buffer(0, 4, 0, 1, 1),)), Layout((), 0))
+    unwritable = PackingProblem(("\ud800",), (Buffer(0, 4, 0, 1, 1),))
     with pytest.raises(LayoutError, match="can't be written"):
         write_solution(target, unwritable, Layout((0,), 4))
     assert target.read_text() == "before"
@@ -73,7 +73,7 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
 
 def test_target_in_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="can't be written"):
-        write_solution(tmp_path / "none" / "solved.csv", Problem((), ()), Layout((), 0))
+        write_solution(tmp_path / "none" / "solved.csv", PackingProblem((), ()), Layout((), 0))
 
 
 @pytest.mark.parametrize(

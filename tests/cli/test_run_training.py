@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import memonger
 from memonger.cli import commands, gradients, train
 from memonger.cli.compare import stock_model
-from memonger.cli.measure_steps import Job, StockTrainer
+from memonger.cli.measure_steps import StepsJob, StockTrainer
 from memonger.graph.schedule import drop_copies
 from memonger.ir.save import save_model
 from memonger.model.load import load_as_is
@@ -48,7 +48,7 @@ def test_a_training_plan_is_trained_and_compared_with_stock_onnxruntime(planned:
 def test_stock_onnxruntime_is_driven_as_a_training_session_is(tmp_path: Path, optimizer: object) -> None:
     plan = training_models.plan(optimizer)
     plan.save(tmp_path / "planned.onnx")
-    stock = StockTrainer(Job(str(tmp_path / "planned.onnx"), "", "", False, level="ORT_DISABLE_ALL"))
+    stock = StockTrainer(StepsJob(str(tmp_path / "planned.onnx"), "", "", False, level="ORT_DISABLE_ALL"))
     trainer = memonger.TrainingSession(plan)
     for step in range(3):
         assert stock.step(batch(step)) == trainer.step(batch(step))
@@ -69,7 +69,7 @@ def test_stock_onnxruntime_runs_every_node_of_a_planned_file_once(tmp_path: Path
     path = stock_model(tmp_path / "planned.onnx", tmp_path / "planned.onnx", plan, tmp_path)
     assert load_as_is(path).ir.graph.num_nodes() == model.graph.num_nodes()
     feeds = {"x": np.ones((64, 16), np.float32), "labels": np.zeros(64, np.int64)}
-    stock = StockTrainer(Job(str(path), "", "", False, level="ORT_DISABLE_ALL"))
+    stock = StockTrainer(StepsJob(str(path), "", "", False, level="ORT_DISABLE_ALL"))
     trainer = memonger.TrainingSession(plan)
     assert stock.step(feeds) == trainer.step(feeds)
 

@@ -61,7 +61,9 @@ def _named(text: str) -> ir.Model:
     return model
 
 
-def _calibrated(folder: Path, wanted: calibrate.Wanted | None = None, spent: Spent | None = None) -> calibrate.Run:
+def _calibrated(
+    folder: Path, wanted: calibrate.Wanted | None = None, spent: Spent | None = None
+) -> calibrate.CalibratingRun:
     return calibrate.run(_named(SMALL), CPU, folder, Cuda(), 1, None, wanted, spent)
 
 
@@ -89,7 +91,7 @@ def test_long_runs_and_many_nodes_are_timed_once(tmp_path: Path, monkeypatch: py
 
 
 def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path) -> None:
-    def runs(**wanted: Any) -> tuple[int, calibrate.Run]:
+    def runs(**wanted: Any) -> tuple[int, calibrate.CalibratingRun]:
         run = _calibrated(tmp_path, calibrate.Wanted(**wanted), spent := Spent())
         assert spent.seconds > 0
         return spent.runs, run
@@ -115,7 +117,7 @@ def test_each_run_must_have_the_order_of_the_file(monkeypatch: pytest.MonkeyPatc
 def test_a_profile_is_read_run_by_run(tmp_path: Path) -> None:
     """Those that failed, too: the nodes before the one that failed are a run of their own."""
     model = _named("g (float[4] x, int64[2] i) => (float[2] y) { a = Neg(x)  b = Gather(a, i)  y = Neg(b) }")
-    session = ort.make_session(model, CPU, ort.Options(in_order=True, profile=tmp_path / "profile"))
+    session = ort.make_session(model, CPU, ort.SessionSettings(in_order=True, profile=tmp_path / "profile"))
     x = np.ones(4, np.float32)
     for i in ([0, 1], [0, 99], [1, 0]):
         with suppress(Exception):

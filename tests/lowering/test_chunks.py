@@ -21,7 +21,7 @@ from memonger.lowering.device_form import device_form
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.tiling.axes import Axes, axes_of
-from memonger.tiling.chunks import Band, Stage, chunked, emission
+from memonger.tiling.chunks import Band, SliceStage, chunked, emission
 from memonger.tiling.cutting import Slicing
 from tests.support import networks
 from tests.support.stock import normal, parse
@@ -66,8 +66,8 @@ def _check(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     return made
 
 
-def _stages(bounds: Sequence[int], slices: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
-    return tuple(Stage(a, b, tuple(each)) for (a, b), each in zip(pairwise(bounds), slices, strict=True))
+def _stages(bounds: Sequence[int], slices: Sequence[Sequence[int]]) -> tuple[SliceStage, ...]:
+    return tuple(SliceStage(a, b, tuple(each)) for (a, b), each in zip(pairwise(bounds), slices, strict=True))
 
 
 def _unet() -> ir.Model:
@@ -173,7 +173,7 @@ def test_a_transformer_block_by_rows_reads_keys_and_values_whole() -> None:
     axes = axes_of(model, {"x": 1})
     end = [str(node.name) for node in model.graph].index("MatMul_scores")
     bands = [
-        Band(axes.values, (Stage(0, end, (0, 8, 16)),)),
+        Band(axes.values, (SliceStage(0, end, (0, 8, 16)),)),
         Band(axes.values, _stages((end, end + 6, 22), ((0, 4, 8, 12, 16), (0, 8, 16)))),
     ]
     made = _check(model, bands)
@@ -187,15 +187,15 @@ def test_a_band_that_needs_whole_what_it_cuts_is_refused() -> None:
     model = _block(1, 16)
     axes = axes_of(model, {"x": 1})
     with pytest.raises(PlanError, match=r"'MatMul_scores' \(MatMul\) needs 'kt' whole.*end the band before"):
-        chunked(model, [Band(axes.values, (Stage(0, 22, (0, 8, 16)),))])
+        chunked(model, [Band(axes.values, (SliceStage(0, 22, (0, 8, 16)),))])
 
 
 def test_rows_of_each_sequence_of_a_batch_in_turn() -> None:
-    by_batch = _check(_block(2, 16), [Band({"x": 0}, (Stage(0, 22, (0, 1, 2)),))])
+    by_batch = _check(_block(2, 16), [Band({"x": 0}, (SliceStage(0, 22, (0, 1, 2)),))])
     names = [str(node.name) for node in by_batch.graph]
     axes = axes_of(by_batch, {"r.chunk1_2": 1})
     first = names.index("MatMul_f.chunk1_2")
-    made = _check(by_batch, [Band(axes.values, (Stage(first, first + 4, (0, 4, 16)),))])
+    made = _check(by_batch, [Band(axes.values, (SliceStage(first, first + 4, (0, 4, 16)),))])
     assert "MatMul_f.chunk1_2.chunk4_16" in [node.name for node in made.graph]
 
 
@@ -219,44 +219,46 @@ def test_constants_in_files_are_sliced_in_place(tmp_path: object) -> None:
     path = f"{tmp_path}/model.onnx"
     onnx.save(proto, path, save_as_external_data=True, size_threshold=0, location="data")
     model = portable(load(path)).model
-    made = _check(model, [Band({"x": 1}, (Stage(0, 1, (0, 2, 6)),))])
+    made = _check(model, [Band({"x": 1}, (SliceStage(0, 1, (0, 2, 6)),))])
     assert all(isinstance(v.const_value, ir.ExternalTensor) for n, v in made.graph.initializers.items() if "table" in n)
 
 
 BAD = {
-    "the bounds of the slices of stage 0 of band 0 must ascend from 0": [(Stage(0, 2, (0, 3, 2, 6)),)],
-    "and are \\[1, 6\\]": [(Stage(0, 2, (1, 6)),)],
-    "end at 5, and those of the band's last stage at 6": [(Stage(0, 2, (0, 5)), Stage(2, 3, (0, 6)))],
-    "stage 1 of band 0 begins at node 3, and the stage before ends at 2": [(Stage(0, 2, WHOLE), Stage(3, 4, WHOLE))],
-    "stage 0 of band 1 begins at node 1, and the band before ends at 2": [
-        (Stage(0, 2, HALVES),),
-        (Stage(1, 3, HALVES),),
+    "the bounds of the slices of stage 0 of band 0 must ascend from 0": [(SliceStage(0, 2, (0, 3, 2, 6)),)],
+    "and are \\[1, 6\\]": [(SliceStage(0, 2, (1, 6)),)],
+    "end at 5, and those of the band's last stage at 6": [(SliceStage(0, 2, (0, 5)), SliceStage(2, 3, (0, 6)))],
+    "stage 1 of band 0 begins at node 3, and the stage before ends at 2": [
+        (SliceStage(0, 2, WHOLE), SliceStage(3, 4, WHOLE))
     ],
-    "is nodes 5 to 12, of a model with 9": [(Stage(5, 12, HALVES),)],
+    "stage 0 of band 1 begins at node 1, and the band before ends at 2": [
+        (SliceStage(0, 2, HALVES),),
+        (SliceStage(1, 3, HALVES),),
+    ],
+    "is nodes 5 to 12, of a model with 9": [(SliceStage(5, 12, HALVES),)],
     "band 0 has no stages": [()],
-    "cuts 'x' along axis 0 into 7 parts at most, and its shape is \\[6, 2, 8, 8\\]": [(Stage(0, 2, (0, 1, 7)),)],
-    "no node of band 0 reads a value that is cut": [(Stage(2, 3, HALVES),)],
+    "cuts 'x' along axis 0 into 7 parts at most, and its shape is \\[6, 2, 8, 8\\]": [(SliceStage(0, 2, (0, 1, 7)),)],
+    "no node of band 0 reads a value that is cut": [(SliceStage(2, 3, HALVES),)],
 }
 
 
 @pytest.mark.parametrize(("message", "stages"), BAD.items())
-def test_bad_bands_are_named(message: str, stages: list[tuple[Stage, ...]]) -> None:
+def test_bad_bands_are_named(message: str, stages: list[tuple[SliceStage, ...]]) -> None:
     with pytest.raises(PlanError, match=message):
         chunked(_unet(), [Band({"x": 0}, each) for each in stages])
 
 
 def test_a_value_that_is_not_there_is_named() -> None:
     with pytest.raises(PlanError, match="band 0 cuts 'other', and the model has no such value"):
-        chunked(_unet(), [Band({"x": 0, "other": 0}, (Stage(0, 2, HALVES),))])
+        chunked(_unet(), [Band({"x": 0, "other": 0}, (SliceStage(0, 2, HALVES),))])
 
 
 def test_a_node_that_cannot_be_cut_is_named() -> None:
     text = "g (float[4, 6] x) => (float[4, 6] y) { a = Relu (x) y = Softmax <axis = 0> (a) }"
     model = portable(load(parse(text))).model
     with pytest.raises(PlanError, match=r"node 'Softmax_y' \(Softmax\) reduces over axis 0\."):
-        chunked(model, [Band({"x": 0}, (Stage(0, 2, (0, 2, 4)),))])
+        chunked(model, [Band({"x": 0}, (SliceStage(0, 2, (0, 2, 4)),))])
     with pytest.raises(PlanError, match=r"band 0 cuts 'a' along axis 1, and node 'Relu_a' .* gives slices of axis 0"):
-        chunked(model, [Band({"x": 0, "a": 1}, (Stage(0, 1, (0, 2, 4)),))])
+        chunked(model, [Band({"x": 0, "a": 1}, (SliceStage(0, 1, (0, 2, 4)),))])
 
 
 class _Random:
@@ -341,7 +343,7 @@ def _end(model: ir.Model, axes: Axes, begin: int) -> int:
     """Where the longest band ends that begins at this node."""
     for end in range(model.graph.num_nodes(), begin, -1):
         with suppress(PlanError):
-            chunked(model, [Band(axes.values, (Stage(begin, end, (0, axes.size)),))])
+            chunked(model, [Band(axes.values, (SliceStage(begin, end, (0, axes.size)),))])
             return end
     return begin + 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from memonger.devices import CPU
 from memonger.lowering import cpu_convolutions
-from memonger.lowering.device_form import Settings, device_form
+from memonger.lowering.device_form import LoweringSettings, device_form
 from memonger.model.load import load
 
 
@@ -19,7 +19,7 @@ def test_branches_that_leave_a_blocked_layout_have_one_order() -> None:
             x1 = Conv <kernel_shape=[1,1]> (x, w) {"".join(f"{name} = Conv (x1, w) " for name in outputs)} }}"""
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((32, 32, 1, 1), np.float32), "w"))
-    lowered = [device_form(load(proto), CPU, Settings(threads=1)).model for _ in range(4)]
+    lowered = [device_form(load(proto), CPU, LoweringSettings(threads=1)).model for _ in range(4)]
     assert sum(node.op_type == "ReorderOutput" for node in lowered[0].graph) == len(outputs)
     assert len({tuple(str(node.name) for node in model.graph) for model in lowered}) == 1
 
@@ -36,5 +36,5 @@ def test_branches_that_leave_a_blocked_layout_have_one_order() -> None:
 def test_an_output_that_nothing_is_dropped_from_has_no_mask(call: str, outputs: str, operator: str) -> None:
     text = f"""<ir_version: 10, opset_import: ["": 20]>
         g (float[2,3] x) => ({outputs}) <float ratio = {{0.5}}, bool yes = {{1}}> {{ h = Relu (x) {call} }}"""
-    lowered = device_form(load(onnx.parser.parse_model(text)), CPU, Settings(threads=1)).model
+    lowered = device_form(load(onnx.parser.parse_model(text)), CPU, LoweringSettings(threads=1)).model
     assert [node.op_type for node in lowered.graph] == ["Relu", operator]

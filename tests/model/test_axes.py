@@ -10,7 +10,7 @@ pytest.importorskip("onnxruntime")
 from memonger.errors import PlanError
 from memonger.ir.operators import operator_name
 from memonger.tiling.axes import axes_of, slicing
-from memonger.tiling.chunks import Band, Stage, chunked
+from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import RULES, Refusal, Slicing
 from tests.support import networks
 from tests.support.axis_examples import CASES, Case
@@ -51,7 +51,7 @@ def test_slices_joined_are_the_whole_along_each_axis_of_each_input(case: Case) -
         for axis in sorted(found):
             _again(model, f"{index}.{axis}")
             bounds = tuple(sorted({0, 1, dims[axis] // 2, dims[axis]}))
-            bands.append(Band({str(value.name): axis}, (Stage(len(bands) + 1, len(bands) + 2, bounds),)))
+            bands.append(Band({str(value.name): axis}, (SliceStage(len(bands) + 1, len(bands) + 2, bounds),)))
     results = networks.stock(ir.to_proto(chunked(model, bands)), "ORT_DISABLE_ALL").run(None, feeds)
     wholes = results[: len(case.outputs)] * len(bands)
     for joined, whole in zip(results[len(case.outputs) :], wholes, strict=True):

@@ -102,8 +102,8 @@ def test_a_node_with_thousands_of_parts_is_looked_at_once(monkeypatch: pytest.Mo
     text = f"{parts} = Split <axis = 0, num_outputs = 300> (x)\n y = Concat <axis = 0> ({parts})"
     model = parse(f"g (float[300] x) => (float[300] y) {{ {text} }}", opset=21)
     asked = list[int]()
-    growth = orders._Waiting.growth
-    monkeypatch.setattr(orders._Waiting, "growth", lambda self, node: asked.append(node) or growth(self, node))  # type: ignore[func-returns-value]
+    growth = orders._ReadyNodes.growth
+    monkeypatch.setattr(orders._ReadyNodes, "growth", lambda self, node: asked.append(node) or growth(self, node))  # type: ignore[func-returns-value]
     plan = memonger.search_plan(model, mode="inference", device="none")
     assert len(asked) < 20
     x = np.arange(300, dtype=np.float32)

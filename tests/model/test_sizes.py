@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from memonger.ir.names import name_nodes
-from memonger.shapes.ranges import Range, shapes_at
+from memonger.shapes.ranges import DimRange, shapes_at
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.shapes.traced_sizes import TracedSizes
 from tests.support import networks
@@ -126,7 +126,7 @@ def test_noted_rules_give_at_other_sizes_what_the_rules_give() -> None:
         letter: tuple(f"{n}[{axis}]" for n, shape in largest.items() for axis, dim in enumerate(shape) if dim == size)
         for size, letter in axes.items()
     }
-    ranges = {letter: Range(1, most, 1, places[letter]) for letter, most in zip("bsh", (4, 10, 40), strict=True)}
+    ranges = {letter: DimRange(1, most, 1, places[letter]) for letter, most in zip("bsh", (4, 10, 40), strict=True)}
     traced, rng = TracedSizes(rules, rules.names, largest, ranges), np.random.default_rng(0)
     for _ in range(80):
         sizes = rng.integers((1, 2, 5), (5, 11, 41)).tolist()

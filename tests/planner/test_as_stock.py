@@ -13,7 +13,7 @@ from onnx import helper
 import memonger
 from memonger import plan_file
 from memonger.cli.compare import _source_note, stock_model, symbolic_sizes
-from memonger.cli.measure import Job, Measured, _runner, read_arrays, write_arrays
+from memonger.cli.measure import Measured, RunJob, _runner, read_arrays, write_arrays
 from memonger.cli.noise import Load
 from memonger.cli.settings import Settings
 from memonger.cli.verdicts import Case, Ran, judge
@@ -147,7 +147,7 @@ def test_types_that_numpy_lacks_and_scalars_are_compared(tmp_path: Path) -> None
     write_arrays(tmp_path / "inputs.npz", feeds)
     read = read_arrays(tmp_path / "inputs.npz")
     assert same_bits(read, feeds)
-    job = Job(str(tmp_path / "model.onnx"), str(tmp_path / "inputs.npz"), str(tmp_path / "out.npz"), planned=False)
+    job = RunJob(str(tmp_path / "model.onnx"), str(tmp_path / "inputs.npz"), str(tmp_path / "out.npz"), planned=False)
     theirs = _runner(job, read)()
     ours = memonger.Session(memonger.search_plan(model, mode="inference", device="cpu")).run(feeds)
     assert (theirs["y"].dtype, theirs["z"].shape) == (narrow, ())

@@ -170,7 +170,7 @@ def test_what_no_budget_gives_is_taken_where_the_search_does_worse(
     assert tried == [usual.total_bytes]
     assert found.total_bytes == usual.total_bytes
     assert (found.graph.nodes, found.offsets) == (usual.graph.nodes, usual.offsets)
-    monkeypatch.setattr("memonger.tiling.both._Search.fits", lambda self, one: False)
+    monkeypatch.setattr("memonger.tiling.both._WithinBudget.fits", lambda self, one: False)
     if search == "finds nothing":
         with pytest.raises(memonger.BudgetError):
             plan(model, budget=usual.total_bytes)

@@ -19,7 +19,7 @@ from memonger.graph import session_memory
 from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
-from memonger.plan_records import Spent, Turn
+from memonger.plan_records import Spent, TimedTurns
 from memonger.planner import rehearse
 from memonger.planner.search_plan import prepare
 from memonger.runtime.chunked import cut_up
@@ -323,7 +323,7 @@ def test_chunks_that_run_too_long_are_made_coarser(
     assert tried[0] == 1
     assert tried[1:] == sorted(set(tried[1:]), reverse=True)
     assert made.spent is not None
-    assert made.spent.turn == Turn(1.0, times[tried[-1]], 1 if made.chunks else 5)
+    assert made.spent.turn == TimedTurns(1.0, times[tried[-1]], 1 if made.chunks else 5)
 
 
 def test_one_pair_of_runs_within_the_limit_ends_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_one_pair_of_runs_within_the_limit_ends_a_comparison(monkeypatch: pytest
     whole = plan(convolutions(8), chunks="off")
     slow, turn = rehearse.Turns(whole, None, Spent()).slower(whole, 0.02)
     assert not slow
-    assert turn == Turn(1.0, 1.04, 4)
+    assert turn == TimedTurns(1.0, 1.04, 4)
     assert len(left) == 9
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import memonger
 from memonger.devices import parse_device
 from memonger.runtime.cuda import driver
-from memonger.runtime.cuda.pool import GRAIN, Event, Pool, Region, workspace_by_node
+from memonger.runtime.cuda.pool import GRAIN, Event, Pool, PoolRegion, workspace_by_node
 
 SIZES = st.integers(0, 5000)
 
@@ -41,7 +41,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 @given(st.lists(st.one_of(SIZES, st.integers(-10, -1)), max_size=40), st.integers(0, 40).map(lambda n: n * GRAIN))
 def test_a_region_never_gives_a_byte_twice_and_stays_within_its_capacity(steps: list[int], capacity: int) -> None:
-    region, taken = Region(capacity), list[tuple[int, int]]()
+    region, taken = PoolRegion(capacity), list[tuple[int, int]]()
     for step in steps:
         if step < 0 and taken:
             begin, _ = taken.pop(step % len(taken))
@@ -60,14 +60,14 @@ def test_a_region_never_gives_a_byte_twice_and_stays_within_its_capacity(steps: 
 
 @given(st.lists(SIZES, min_size=1, max_size=20))
 def test_what_a_region_has_room_for_alone_it_has_room_for_again(sizes: list[int]) -> None:
-    free = Region()
+    free = PoolRegion()
     offsets = [free.take(size) for size in sizes]
     for offset in offsets:
         assert offset is not None
         assert free.give(offset)
-    exact = Region(free.high)
+    exact = PoolRegion(free.high)
     assert [exact.take(size) for size in sizes] == offsets
-    assert Region(free.high - GRAIN).take(free.high) is None
+    assert PoolRegion(free.high - GRAIN).take(free.high) is None
 
 
 def test_weights_are_counted_and_scratch_comes_from_one_region(memory: Memory) -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import memonger
-from memonger.cli.measure import Job, Measured, MeasuredSession, take_turns
+from memonger.cli.measure import Measured, MeasuredSession, RunJob, take_turns
 from memonger.runtime import process_memory
 from tests.support import networks
 
@@ -41,7 +41,7 @@ def test_a_known_need_is_measured_despite_freed_memory(need: int) -> None:
 
 
 def _measure(folder: Path, model: Path, planned: bool, **options: bool) -> Measured:
-    job = Job(str(model), str(folder / "x.npz"), str(folder / "y.npz"), planned, "ORT_DISABLE_ALL", **options)
+    job = RunJob(str(model), str(folder / "x.npz"), str(folder / "y.npz"), planned, "ORT_DISABLE_ALL", **options)
     with MeasuredSession(job, folder, "job") as worker:
         take_turns([worker], 1, 2)
         return worker.result()

@@ -93,7 +93,7 @@ def test_what_a_profiled_pool_notes_of_later_runs_is_emptied(
     emptied, real = list[int](), thread_records.empty
     monkeypatch.setattr(thread_records, "MOST", 4 * len(plan.graph.nodes))
     monkeypatch.setattr(thread_records, "empty", lambda: emptied.append(0) or real())
-    monkeypatch.setattr(thread_records, "_NOTES", thread_records._Notes())
+    monkeypatch.setattr(thread_records, "_NOTES", thread_records._ThreadNotes())
     session = memonger.Session(plan, intra_op_threads=threads, check_order=check)
     for _ in range(16):
         session.run({"x": _x(0)})

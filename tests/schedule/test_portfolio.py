@@ -21,7 +21,7 @@ from memonger.schedule.annealed_order import reorder
 from memonger.schedule.cp_sat import ExactOptions, solve
 from memonger.schedule.effort import Effort, Progress
 from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.schedule.portfolio import Search, search, search_best, smallest_budget
+from memonger.schedule.portfolio import PortfolioSearch, search, search_best, smallest_budget
 from memonger.schedule.problem import Problem, check, cost, memory, peak
 from memonger.schedule.timeline import Timeline
 from memonger.schedule.tuning import Tuning
@@ -284,7 +284,7 @@ def test_a_greedy_variant_that_falls_too_slowly_gives_up() -> None:
     work = list[float]()
     for most in (2, 1_000):
         tuning = Tuning(greedy=(GreedyOptions(bulk=True),), first_work=most, few=1)
-        searching = Search(problem, Effort(10**6), tuning=tuning)
+        searching = PortfolioSearch(problem, Effort(10**6), tuning=tuning)
         assert searching._greedy_from_given(budget)[0].excess
         work.append(searching.effort.used)
     assert 2 * work[0] < work[1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memonger.schedule import portfolio
 from memonger.schedule.effort import Effort
 from memonger.schedule.on_demand import in_time, recompute_on_demand
-from memonger.schedule.portfolio import Search
+from memonger.schedule.portfolio import PortfolioSearch
 from memonger.schedule.problem import Problem, check, peak
 from memonger.schedule.repeats import KEPT, Contraction, Repetition, broadcast, repetitions
 from memonger.schedule.tuning import Tuning
@@ -158,7 +158,7 @@ def _of_random_blocks(rng: random.Random) -> Problem:
 def test_deep_network_recomputes_less_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = network(90)
     budget = int(0.3 * peak(whole, whole.schedule))
-    search = Search(whole, Effort(5_000), tuning=Tuning(large=500))  # as if its 992 nodes were many
+    search = PortfolioSearch(whole, Effort(5_000), tuning=Tuning(large=500))  # as if its 992 nodes were many
     result = search.cheapest(budget)
     check(whole, result.schedule)
     assert result.peak <= budget

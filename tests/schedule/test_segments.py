@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memonger.errors import PlanError
-from memonger.schedule.checkpoints import Stage, narrow, structural
+from memonger.schedule.checkpoints import MirrorStage, narrow, structural
 from memonger.schedule.problem import Problem, check, cost, peak
 from memonger.schedule.segments import block, logarithmic, square_root
 from tests.support.recompute_problems import chain, dense, trainings, u_net
@@ -35,7 +35,7 @@ def test_every_level_is_valid_on_any_graph(
     sets = [structural(problem), narrow(problem), ()]
     if places:
         drawn = data.draw(st.sets(st.sampled_from(places)))
-        sets.append(tuple(Stage((node,), str(node)) for node in sorted(drawn)))
+        sets.append(tuple(MirrorStage((node,), str(node)) for node in sorted(drawn)))
     may = [node for node in places if problem.recomputable[node]]
     forced = data.draw(st.dictionaries(st.sampled_from(may), st.booleans(), max_size=2)) if may else {}
     for stages in sets:

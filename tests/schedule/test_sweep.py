@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memonger.errors import PlanError
-from memonger.schedule.checkpoints import Stage, marked, narrow, structural
+from memonger.schedule.checkpoints import MirrorStage, marked, narrow, structural
 from memonger.schedule.on_demand import in_time, recompute_on_demand
 from memonger.schedule.problem import Problem, check, cost, peak
 from memonger.schedule.sweep import PeakOf, Sweep, sweep
 from tests.support.recompute_problems import chain, dense, drawn_drops, training, trainings, u_net
 
 
-def stages_of(of: Problem) -> dict[str, tuple[Stage, ...]]:
+def stages_of(of: Problem) -> dict[str, tuple[MirrorStage, ...]]:
     return {"structural": structural(of), "narrow": narrow(of)}
 
 

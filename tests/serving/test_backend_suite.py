@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx.backend.base import Backend, BackendRep
 
-from memonger.serving.onnx_backend import MemongerBackend, PlannedModel
+from memonger.serving.onnx_backend import MemongerBackend, PreparedModel
 from tests.support import backend_cases, networks
 
 with warnings.catch_warnings():
@@ -45,14 +45,14 @@ class _Stock(Backend):
 
 
 class _Planned(MemongerBackend):
-    made: ClassVar[list[PlannedModel]] = []
+    made: ClassVar[list[PreparedModel]] = []
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
         return device == "CPU"  # it is asked some thousand times, and the answer for CUDA looks for packages
 
     @classmethod
-    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PlannedModel:
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
         cls.made.append(super().prepare(model, device, threads=1, **kwargs))
         return cls.made[-1]
 

@@ -59,7 +59,7 @@ class CTCLoss:
                 f"among which is the blank, {self.blank}. Name another output (memonger.CTCLoss(output=...))."
             )
         scores = op.cast(output, computed_in(output))
-        steps = _Steps(op, scores, self)
+        steps = _TimeSteps(op, scores, self)
         later = steps.backward()
         start = op.Add(steps.start, op.Add(steps.emitted[0], later[0]))
         likely = op.ReduceLogSumExp(start, op.ints(1), keepdims=1)  # [N, 1]
@@ -78,7 +78,7 @@ class CTCLoss:
         return op.Div(1.0 / count, op.Max(op.cast(lengths, dtype), op.constant(1.0, dtype)))
 
 
-class _Steps:
+class _TimeSteps:
     """The recursions over time, with what they share.
 
     Attributes:

@@ -29,7 +29,7 @@ FACTORS = {"i": "g", "o": "c_squashed", "f": "c_before", "g": "i", "c_squashed":
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _TimeStep:
     """What the backward pass needs of a step, each ``[H, N]``: the states before it, its gates and tanh(c).
 
     Gates are called as in the standard: i, o, f, and g where that has c. ``h`` is the state after the step.
@@ -46,7 +46,7 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _LstmRun:
     """One direction of a layer, run.
 
     Attributes:
@@ -63,12 +63,12 @@ class _Run:
     weights: tuple[ir.Value, ir.Value]
     gates: tuple[str, ...]
     functions: Mapping[str, str]
-    steps: Sequence[_Step]
+    steps: Sequence[_TimeStep]
     backwards: bool
     c: ir.Value
 
     @property
-    def in_order(self) -> Sequence[_Step]:
+    def in_order(self) -> Sequence[_TimeStep]:
         """The steps in the order they ran."""
         return self.steps[::-1] if self.backwards else self.steps
 
@@ -111,7 +111,7 @@ def _by_run(op: Emitter, part: Gradient, axis: int, runs: int) -> Sequence[Gradi
     return [op.reshape(x, dims[:axis] + dims[axis + 1 :]) for x in op.split(part, [1] * runs, axis)]
 
 
-def _run(op: Emitter, node: ir.Node, d: int) -> _Run:
+def _run(op: Emitter, node: ir.Node, d: int) -> _LstmRun:
     """Emit the steps of direction ``d``."""
     x, given = op.given(node, 0), [by_direction(op, node, k, d) for k in range(7)]
     (length, batch, width), hidden = op.dims(x), op.dims(node.inputs[2])[2]
@@ -127,7 +127,7 @@ def _run(op: Emitter, node: ir.Node, d: int) -> _Run:
     zeros = op.constant([[0.0] * batch] * hidden, x.dtype)
     h, c = (zeros if state is None else _turned(op, state) for state in given[5:7])
     backwards = directions(op, node)[d]
-    steps: list[_Step] = []
+    steps: list[_TimeStep] = []
     for t in reversed(range(length)) if backwards else range(length):
         before = h, c
         gates = op.emit(of_gates, op.Gemm(of_h[0], h, inputs[0][t]))
@@ -136,9 +136,9 @@ def _run(op: Emitter, node: ir.Node, d: int) -> _Run:
         c = op.Add(op.Mul(f, c), op.Mul(i, g))
         squashed = op.emit(of_c, c)
         h = op.Mul(o, squashed)
-        steps.append(_Step(*before, i, o, f, g, squashed, h))
+        steps.append(_TimeStep(*before, i, o, f, g, squashed, h))
     names = dict.fromkeys(GATES, of_gates) | {"g": of_candidate, "c_squashed": of_c}
-    return _Run(rows, stored, order, names, steps[::-1] if backwards else steps, backwards, c)
+    return _LstmRun(rows, stored, order, names, steps[::-1] if backwards else steps, backwards, c)
 
 
 def _stored(op: Emitter, given: Sequence[ir.Value]) -> tuple[tuple[ir.Value, ir.Value], tuple[str, ...]]:
@@ -196,7 +196,7 @@ def _turned(op: Emitter, matrix: ir.Value) -> ir.Value:
     return op.transpose(matrix, (1, 0))
 
 
-def _outputs(op: Emitter, node: ir.Node, runs: Sequence[_Run]) -> list[ir.Value | None]:
+def _outputs(op: Emitter, node: ir.Node, runs: Sequence[_LstmRun]) -> list[ir.Value | None]:
     """Y, Y_h and Y_c, those that are used."""
     length, (hidden, batch) = len(runs[0].steps), op.dims(runs[0].c)
     results: list[ir.Value | None] = [None] * len(node.outputs)
@@ -210,7 +210,7 @@ def _outputs(op: Emitter, node: ir.Node, runs: Sequence[_Run]) -> list[ir.Value 
     return results
 
 
-def _backward(op: Emitter, run: _Run, dy: Gradient, dh: Gradient, dc: Gradient) -> _Gradients:
+def _backward(op: Emitter, run: _LstmRun, dy: Gradient, dh: Gradient, dc: Gradient) -> _Gradients:
     """The gradients of a direction's inputs from those of its outputs: ``[T, N, H]``, ``[N, H]``, ``[N, H]``."""
     length, (hidden, batch) = len(run.steps), op.dims(run.c)
     dys: Sequence[Gradient] = [None] * length
@@ -234,7 +234,7 @@ def _backward(op: Emitter, run: _Run, dy: Gradient, dh: Gradient, dc: Gradient) 
     return _of_inputs(op, run, gates, flow, kept)
 
 
-def _factors(op: Emitter, run: _Run) -> Iterator[tuple[int, _Step, ir.Value, ir.Value]]:
+def _factors(op: Emitter, run: _LstmRun) -> Iterator[tuple[int, _TimeStep, ir.Value, ir.Value]]:
     """The steps from last to first, each with what the gradient of h is multiplied by to be one of c, ``[H, N]``, and
     what those of c, or for o of h, are to be those of the gates before their functions, ``[4H, N]``.
     """
@@ -243,7 +243,7 @@ def _factors(op: Emitter, run: _Run) -> Iterator[tuple[int, _Step, ir.Value, ir.
     for stop in range(len(steps), 0, -BLOCK):
         block = steps[max(0, stop - BLOCK) : stop]
 
-        def stack(names: Sequence[str], block: Sequence[_Step] = block) -> ir.Value:
+        def stack(names: Sequence[str], block: Sequence[_TimeStep] = block) -> ir.Value:
             values = [getattr(step, name) for step in block for name in names]
             return op.reshape(op.concat(values, 0), (len(block), len(names) * hidden, batch))
 
@@ -262,7 +262,7 @@ def _slope(op: Emitter, name: str, y: ir.Value) -> ir.Value:
     return op.Mul(y, op.Sub(1.0, y)) if name == "Sigmoid" else op.Sub(1.0, op.Mul(y, y))
 
 
-def _of_inputs(op: Emitter, run: _Run, gates: ir.Value, dh: ir.Value, dc: ir.Value | None) -> _Gradients:
+def _of_inputs(op: Emitter, run: _LstmRun, gates: ir.Value, dh: ir.Value, dc: ir.Value | None) -> _Gradients:
     """From the gradients of all steps' gates, ``[4H, T·N]``, and of the first states."""
     before = op.concat([step.h_before for step in run.steps], 1)
     b = _in_order(op, run, op.sum(gates, (1,))) if op.wants(3) else None
@@ -276,7 +276,7 @@ def _of_inputs(op: Emitter, run: _Run, gates: ir.Value, dh: ir.Value, dc: ir.Val
     )
 
 
-def _in_order(op: Emitter, run: _Run, x: ir.Value) -> ir.Value:
+def _in_order(op: Emitter, run: _LstmRun, x: ir.Value) -> ir.Value:
     """Four gates of rows in the standard's order."""
     if run.gates == GATES:
         return x

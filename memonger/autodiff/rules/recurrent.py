@@ -90,7 +90,7 @@ def _unroll(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _RecurrentLayer:
     """One direction of a recurrent layer.
 
     Attributes:
@@ -107,10 +107,10 @@ class _Layer:
     bias: ir.Value | None
     functions: tuple[str, ...]
     initial: ir.Value
-    step: Callable[[Emitter, "_Layer", int, ir.Value], ir.Value]
+    step: Callable[[Emitter, "_RecurrentLayer", int, ir.Value], ir.Value]
 
 
-def _layer(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], d: int) -> _Layer:
+def _layer(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], d: int) -> _RecurrentLayer:
     """``inputs`` are the node's, those of this direction alone; None where it shares them or has none."""
     kind, x, (w, r) = node.op_type, op.given(node, 0), weights(op, node, d)
     steps, batch, width = op.dims(x)
@@ -130,7 +130,7 @@ def _layer(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], d: int
     products = [
         op.Gemm(rows, weight, *([bias[k]] if bias else []), transB=1) for k, weight in enumerate(op.split(w, parts, 0))
     ]
-    return _Layer(
+    return _RecurrentLayer(
         inputs=tuple(op.split(product, [batch] * steps, 0) for product in products),
         recurrent=tuple(op.split(r, parts, 0)),
         bias=rest,
@@ -155,31 +155,31 @@ def functions(op: Emitter, node: ir.Node, d: int) -> tuple[str, ...]:
     return tuple(KNOWN_FUNCTIONS[name.lower()] for name in given[d * len(default) : (d + 1) * len(default)])
 
 
-def _gru_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Value:
+def _gru_step(op: Emitter, layer: _RecurrentLayer, t: int, h: ir.Value) -> ir.Value:
     """Gates in the order z, r, h; the reset gate before the product with the state."""
     z, r = _gru_gates(op, layer, t, h)
     n = op.Gemm(op.Mul(r, h), layer.recurrent[1], layer.inputs[1][t], transB=1)
     return _mixed(op, layer, z, n, h)
 
 
-def _reset_after_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Value:
+def _reset_after_step(op: Emitter, layer: _RecurrentLayer, t: int, h: ir.Value) -> ir.Value:
     """The reset gate after the product, as PyTorch has it."""
     z, r = _gru_gates(op, layer, t, h)
     product = op.Gemm(h, layer.recurrent[1], *([layer.bias] if layer.bias is not None else []), transB=1)
     return _mixed(op, layer, z, op.Add(layer.inputs[1][t], op.Mul(r, product)), h)
 
 
-def _gru_gates(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> tuple[ir.Value, ...]:
+def _gru_gates(op: Emitter, layer: _RecurrentLayer, t: int, h: ir.Value) -> tuple[ir.Value, ...]:
     gates = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
     return op.split(op.emit(layer.functions[0], gates), [op.dims(h)[1]] * 2, 1)
 
 
-def _mixed(op: Emitter, layer: _Layer, z: ir.Value, n: ir.Value, h: ir.Value) -> ir.Value:
+def _mixed(op: Emitter, layer: _RecurrentLayer, z: ir.Value, n: ir.Value, h: ir.Value) -> ir.Value:
     candidate = op.emit(layer.functions[1], n)
     return op.Add(candidate, op.Mul(z, op.Sub(h, candidate)))
 
 
-def _rnn_step(op: Emitter, layer: _Layer, t: int, h: ir.Value) -> ir.Value:
+def _rnn_step(op: Emitter, layer: _RecurrentLayer, t: int, h: ir.Value) -> ir.Value:
     product = op.Gemm(h, layer.recurrent[0], layer.inputs[0][t], transB=1)
     return op.emit(layer.functions[0], product)
 

@@ -27,7 +27,7 @@ State = tuple[ir.Value, ir.Value | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RecurrentRun:
     """One direction: its output at each step, its last state, and an LSTM's last cell, each ``[N, H]``."""
 
     outputs: Sequence[ir.Value]
@@ -57,7 +57,7 @@ def written(op: Emitter, node: ir.Node) -> tuple[ir.Value | None, ...]:
     return (y, *lasts)[: len(node.outputs)]
 
 
-def _run(op: Emitter, node: ir.Node, given: Sequence[ir.Value | None], d: int, backwards: bool) -> _Run:
+def _run(op: Emitter, node: ir.Node, given: Sequence[ir.Value | None], d: int, backwards: bool) -> _RecurrentRun:
     """Direction ``d``, run."""
     x, lengths, kind = op.given(node, 0) if given[0] is None else given[0], given[4], node.op_type
     (steps, batch, width), hidden = op.dims(x), op.dims(given[2])[2]
@@ -80,7 +80,7 @@ def _run(op: Emitter, node: ir.Node, given: Sequence[ir.Value | None], d: int, b
             kept = [None if n is None or o is None else op.Where(runs, n, o) for n, o in zip(after, made, strict=True)]
             state = _sure(kept[0]), kept[1]
         outputs.append(after[0] if lengths is None else op.Where(runs, after[0], zeros))
-    return _Run(outputs[::-1] if backwards else outputs, *state)
+    return _RecurrentRun(outputs[::-1] if backwards else outputs, *state)
 
 
 def _sure(value: ir.Value | None) -> ir.Value:

@@ -62,7 +62,7 @@ class CudaBackend:
         """What hands out the session's device memory."""
         return Pool(self.device)
 
-    def room(self) -> driver.Room:
+    def room(self) -> driver.DriverMemory:
         """How much memory is free, by the driver."""
         return driver.room(self.device)
 

@@ -17,7 +17,7 @@ from memonger.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DriverMemory:
     """Bytes of a device that are free, and all it has, by the driver's word: other processes' use counts as used."""
 
     free: int
@@ -49,11 +49,11 @@ def name(device: Device) -> str:
     return f"{text} ({major}.{minor})"
 
 
-def room(device: Device) -> Room:
+def room(device: Device) -> DriverMemory:
     """How much of the device's memory is free now."""
     with on(device.index) as driver:
         free, total = _done(driver.cuMemGetInfo(), "asking for free memory")
-        return Room(int(free), int(total))
+        return DriverMemory(int(free), int(total))
 
 
 @contextmanager

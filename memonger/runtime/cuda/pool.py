@@ -29,7 +29,7 @@ _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _EMPTY = ctypes.CFUNCTYPE(None)
 
 
-class Region:
+class PoolRegion:
     """First fit in a stretch of bytes; the same requests in the same order always get the same offsets.
 
     Args:
@@ -107,7 +107,7 @@ class Pool:
         self.refused: str | None = None
         self.events: list[Event] | None = None
         self._base = self._beside = 0
-        self._region, self._capped, self._loaded = Region(0), False, False
+        self._region, self._capped, self._loaded = PoolRegion(0), False, False
         self._users = self._uncapped = 1
         self._own: dict[int, int] = {}  # address → bytes of what lies outside the region
         self._calls = _ALLOCATE(self._allocate), _FREE(self._free), _EMPTY(lambda: None)
@@ -135,7 +135,7 @@ class Pool:
             SessionError: the device hasn't that much.
         """
         self.scratch_bytes = -(-size // GRAIN) * GRAIN
-        self._region = Region(self.scratch_bytes)
+        self._region = PoolRegion(self.scratch_bytes)
         if size:
             self._base = driver.allocate(self.device.index, self.scratch_bytes)
 
@@ -165,7 +165,7 @@ class Pool:
         for address in (*self._own, *([self._base] if self._base else [])):
             driver.free(self.device.index, address)
         self._own.clear()
-        self._base, self._region, self._capped = 0, Region(0), True
+        self._base, self._region, self._capped = 0, PoolRegion(0), True
 
     def _allocate(self, size: int) -> int | None:
         """Called by onnxruntime, from C: no exception may leave it."""
@@ -204,7 +204,7 @@ class Pool:
 
 
 def workspace_by_node(events: Sequence[Event], intervals: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Bytes of workspace each node's kernel took at most, as a `Region` hands them out; 0 is left out.
+    """Bytes of workspace each node's kernel took at most, as a `PoolRegion` hands them out; 0 is left out.
 
     Workspace is what is allocated and freed while the node runs; what stays longer is an output.
 
@@ -218,7 +218,7 @@ def workspace_by_node(events: Sequence[Event], intervals: Mapping[str, tuple[int
     for number, event in enumerate(events):
         if event.size is None:
             freed.setdefault(event.address, []).append(number)
-    regions: dict[str, Region] = {}
+    regions: dict[str, PoolRegion] = {}
     offsets: dict[int, tuple[str, int]] = {}
     for number, event in enumerate(events):
         if event.size is None:
@@ -231,6 +231,6 @@ def workspace_by_node(events: Sequence[Event], intervals: Mapping[str, tuple[int
         if index < 0 or gone is None or events[gone].nanoseconds > spans[index][1]:
             continue
         name = spans[index][2]
-        offset = regions.setdefault(name, Region()).take(event.size) or 0
+        offset = regions.setdefault(name, PoolRegion()).take(event.size) or 0
         offsets[event.address] = name, offset
     return {name: region.high for name, region in regions.items() if region.high}
