@@ -578,7 +578,8 @@ def lines(kinds: Sequence[str]) -> Iterator[str]:
             yield from minute_rows(f"{len(DIFFERENT)} others", {name: name for name in DIFFERENT}, Path(scratch))
         if "room" in kinds:
             yield ""
-            yield f"such a minute, with room for {ROOM} of the models: others are loaded for those who wait for them"
+            calls = f"a minute of calls at random from {CALLERS} threads"
+            yield f"{calls}, with room for {ROOM} of the models beside no limit"
             yield ROOMY.heading
             seeds = {f"m{i}": f"mobilenet_v2#{i}" for i in range(COPIES)}
             for arenas in (1, 2):

@@ -255,7 +255,7 @@ def test_a_process_takes_what_was_said(tmp_path: Path) -> None:
 SERVER = """
 import json, sys
 import memonger
-from memonger.model import checks, onnx_process
+from memonger.ir import checks, onnx_process
 
 found = []
 for path in sys.argv[1:]:

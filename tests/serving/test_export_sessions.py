@@ -369,7 +369,7 @@ def test_a_request_that_cant_be_read_names_the_input(tensor: dict[str, Any]) -> 
 
 def test_exported_programs_are_formatted_and_free_of_lint() -> None:
     pytest.importorskip("ruff")
-    files = ROOT / "memonger" / "export" / "files"
+    files = ROOT / "memonger" / "serving" / "files"
     for command in (["check"], ["format", "--check"]):
         run = subprocess.run(
             [sys.executable, "-m", "ruff", *command, str(files)], capture_output=True, text=True, check=False
