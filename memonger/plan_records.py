@@ -10,15 +10,6 @@ from memonger.units import shown
 Shape = tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class TimedTurns:
-    """How long a run took without chunks and with them: the seconds of the fastest of so many each, taking turns."""
-
-    whole: float
-    chunked: float
-    runs: int
-
-
 @dataclass(slots=True)
 class Spent:
     """What of a model was run to plan it.
@@ -27,13 +18,11 @@ class Spent:
         runs: How often the whole model ran.
         seconds: How long all of these runs took.
         alone: How long its nodes took that ran alone, whole and on slices, sessions and inputs included.
-        turn: Of the plan in chunks that was timed last, how long a run took; None where none was.
     """
 
     runs: int = 0
     seconds: float = 0.0
     alone: float = 0.0
-    turn: TimedTurns | None = None
 
     def count(self, seconds: float) -> None:
         """One more run, which took so long."""

@@ -21,7 +21,6 @@ try:  # some tests run where nobody has installed more than the extra [cpu] and 
 except ModuleNotFoundError:
     settings, LoadScopeScheduling = None, object
 
-from memonger.planner import rehearse  # noqa: E402
 from tests.support import networks  # noqa: E402
 from tests.support.bad_input import Place  # noqa: E402
 
@@ -30,7 +29,6 @@ if settings is not None:
     settings.register_profile("memonger", deadline=None, max_examples=50)
     settings.load_profile("memonger")
 networks.sleep_while_waiting()
-rehearse.LONGEST = 0.0  # nor do times: no plan of a test depends on them, but where a test says what they are
 
 
 @pytest.fixture

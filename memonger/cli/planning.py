@@ -65,7 +65,7 @@ def plan(
 
 def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
     console = Screen()
-    print_lines(console, (*headline(record), *chunks_lines(made), *text.timed_lines(record)))
+    print_lines(console, (*headline(record), *chunks_lines(made)))
     if made.mode == "training":
         console.print(text.recomputation_line(record))
     if made.budget is not None:

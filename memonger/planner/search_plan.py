@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from memonger.allocation.onnxruntime_arena import UNIT
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.devices import Device, parse_device
-from memonger.errors import BudgetError, PlanError, SessionError
+from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.collectives import with_collectives
 from memonger.graph.graph import Graph
@@ -62,7 +62,7 @@ from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.on_demand import forward_pass
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
-from memonger.tiling import both, chunk_times, chunking, stripping
+from memonger.tiling import both, chunking, stripping
 from memonger.tiling.joining import with_joined_products
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
 from memonger.words import FILE, call, option, quoted
@@ -539,37 +539,8 @@ def in_chunks(job: Job) -> Job:
     if asked is not None and asked[0] == ROWS:
         return _with_strips(job, plain, asked[1])
 
-    is_slow = None if trains else _is_slow(job, plain)
-    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain, is_slow)
-    if is_slow is not None:
-        from memonger.runtime import process_memory
-
-        del is_slow
-        process_memory.give_back()  # what sessions of the plans that were timed took
+    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain)
     return _taken(job, plain if chosen is None else chosen)
-
-
-def _is_slow(job: Job, plain: Solution) -> Callable[[chunking.Chunking], bool] | None:
-    """Says by runs whether chunks take longer than the options allow; None where runs are too long for that."""
-    from memonger.planner.rehearse import LONGEST, Turns
-
-    spent, begin = job.lowered.spent, time.perf_counter()
-    cores = chunk_times.cores_of(job.options.threads)
-    if chunk_times.seconds_of(job.lowered.model, job.request.live_bytes.tolist(), cores, False) > LONGEST:
-        return None
-    made: list[Turns] = []
-
-    def is_slow(way: chunking.Chunking) -> bool:
-        try:
-            if not made:
-                made.append(Turns(finish(job.copy(), plain, begin), job.options.inputs, spent))
-            chunked = _with_chunks(job, way)
-            slow, spent.turn = made[0].slower(finish(chunked.copy(), way.solution, begin), job.options.max_overhead)
-        except SessionError:
-            return False  # it doesn't run on these inputs: nothing is known of its time
-        return slow
-
-    return is_slow
 
 
 def _taken(job: Job, way: both.Way) -> Job:

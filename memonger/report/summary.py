@@ -22,7 +22,6 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         output: Where the planned model was written, if it was.
     """
     spent = plan.spent
-    turn = None if spent is None else spent.turn
     return {
         "model": model,
         "mode": plan.mode,
@@ -63,7 +62,6 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "planning_runs": None if spent is None else spent.runs,
         "planning_run_seconds": None if spent is None else spent.seconds,
         "planning_node_seconds": None if spent is None else spent.alone,
-        "timed_seconds": None if turn is None else {"whole": turn.whole, "in_chunks": turn.chunked, "runs": turn.runs},
         "output": output,
     }
 

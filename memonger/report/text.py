@@ -31,19 +31,6 @@ def recomputation_line(record: Mapping[str, Any]) -> str:
     )
 
 
-def timed_lines(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """What runs in chunks and without took while planning, in a sentence; none where they weren't timed."""
-    timed = record["timed_seconds"]
-    if timed is None:
-        return ()
-    more = timed["in_chunks"] / timed["whole"] - 1
-    of = "one run each" if timed["runs"] == 1 else f"the fastest of {timed['runs']} runs each"
-    took = f"{timed['in_chunks'] * 1e3:.3g} ms in {{}}, {timed['whole'] * 1e3:.3g} ms without ({more:+.1%})"
-    if record["chunks"]:
-        return (f"Timed on this machine, {of}: {took.format('chunks')}.",)
-    return (f"Nothing runs in chunks. Timed on this machine, {of}: {took.format('the coarsest')}.",)
-
-
 def planned_line(record: Mapping[str, Any], details: bool) -> str:
     """How long planning took; with details, of that runs of the model and of its nodes."""
     took = f"Planned in {record['planning_seconds']:.2f} s"

@@ -41,7 +41,7 @@ from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide
 from memonger.tiling.axes import Axes, axes_of
 from memonger.tiling.chunk_regions import regions_of
-from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan, measured, ranges_in_order, stages_for
+from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, stages_for
 from memonger.tiling.chunk_times import NodeWork, cores_of, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
@@ -134,12 +134,6 @@ class Chunking:
         return (*outer, *records)
 
     @property
-    def most_slices(self) -> int:
-        """How many slices its finest stage has, of those of which these are slices, too."""
-        outer = 1 if self.outer is None else self.outer.most_slices
-        return outer * max(len(stage.slices) - 1 for band in self.bands for stage in band.stages)
-
-    @property
     def recomputed(self) -> float:
         """Estimated seconds of what runs again."""
         graph = self.axis.graph
@@ -174,8 +168,7 @@ def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
 
 
 def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-    is_slow: "Callable[[Chunking], bool] | None" = None,
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
@@ -186,8 +179,6 @@ def choose(
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         plain: The schedule whose nodes are to run in chunks, recomputations included.
-        is_slow: Says of a way that was found whether it takes longer on this machine than the options allow. Then one
-            in half as many slices is looked for.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
@@ -200,10 +191,7 @@ def choose(
         return search.at_most(float(budget - request.base))
     if options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
-    way = search.quick()
-    while way is not None and is_slow is not None and is_slow(way):
-        way = search.quick(way.most_slices // 2)
-    return way
+    return search.quick()
 
 
 def search_of(
@@ -237,14 +225,13 @@ class ChunkSearch:
         self.job, self.options, self.batch = job, options, batch
         self._check = SliceCheck(options.threads, job.lowered.spent)
         self._refused, self._most = dict[str, str](), math.inf
-        self._finest = MOST_SLICES
-        self._known: dict[tuple[frozenset[str], float, int], list[_Ladder]] = {}
+        self._known: dict[tuple[frozenset[str], float], list[_Ladder]] = {}
         self._axes: dict[frozenset[str], list[_AxisGraph]] = {}
         self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
 
     def within(self, room: float) -> "Chunking | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
-        self._refused, self._most, self._finest, way = {}, math.inf, MOST_SLICES, None
+        self._refused, self._most, way = {}, math.inf, None
         for _ in range(ROUNDS):
             way = self._same_bits(partial(_cheapest, room))
             if way is None or way.total <= room or self.options.axis_and_chunks is not None:
@@ -260,16 +247,12 @@ class ChunkSearch:
         usual = self.quick()
         return usual if usual is not None and usual.total <= room and usual.extra < way.extra else way
 
-    def quick(self, finest: int = MOST_SLICES) -> "Chunking | None":
-        """The smallest way that takes no longer than the options allow, by estimate.
-
-        Args:
-            finest: The most slices that a stage may have.
-        """
+    def quick(self) -> "Chunking | None":
+        """The smallest way that takes no longer than the options allow, by estimate."""
         job = self.job
         near = _near(job.plain.graph, assign_storage(job.plain.graph))
         once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
-        self._refused, self._most, self._finest = {}, self.options.max_overhead * once, finest
+        self._refused, self._most = {}, self.options.max_overhead * once
         sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
         return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
 
@@ -287,7 +270,7 @@ class ChunkSearch:
 
     def _ladders(self) -> list["_Ladder"]:
         """Ways along each axis."""
-        key = frozenset(self._refused), self._most, self._finest
+        key = frozenset(self._refused), self._most
         if key not in self._known:
             self._known[key] = self._made()
         return self._known[key]
@@ -302,8 +285,8 @@ class ChunkSearch:
             trains = self.job.training is not None
             self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
         axes = self._axes[key]
-        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most, self._finest)) for axis in axes]
-        if len(axes) == 2 and all(axis.ranges for axis in axes) and axes[0].axes.size < self._finest:
+        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most)) for axis in axes]
+        if len(axes) == 2 and all(axis.ranges for axis in axes):
             ladders += self._rows_of_elements(ladders[0], *axes)
         return ladders
 
@@ -337,7 +320,7 @@ class ChunkSearch:
         job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
         axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
         written = self._written.setdefault((frozenset(self._refused), "rows of elements"), {})
-        return [_Ladder(job, axis, ways_of(job, axis, self._most, self._finest), outer, written)]
+        return [_Ladder(job, axis, ways_of(job, axis, self._most), outer, written)]
 
 
 @dataclass(slots=True)
@@ -674,16 +657,15 @@ def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
     return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
-def ways_of(job: _ToSlice, axis: _AxisGraph, most: float, finest: int = MOST_SLICES) -> list[tuple[Band, ...]]:
+def ways_of(job: _ToSlice, axis: _AxisGraph, most: float) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
         job: The model.
         axis: The same, ordered for that axis.
         most: Seconds that they may take longer, by estimate.
-        finest: The most slices that a stage may have.
     """
-    levels = [[bounds for bounds in one.levels if len(bounds) <= finest + 1] or one.levels[:1] for one in axis.ranges]
+    levels = [one.levels for one in axis.ranges]
     slices = [[len(bounds) - 1 for bounds in each] for each in levels]
     least = max((one.least(counts[-1]) for one, counts in zip(axis.ranges, slices, strict=True)), default=0.0)
     arena, workspace = job.plain.arena_bytes, max(job.plain.graph.workspace, default=0)

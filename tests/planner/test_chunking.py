@@ -1,7 +1,6 @@
 """Plans in chunks: the same bits as stock onnxruntime, in less memory; what can't be is said."""
 
 import threading
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from memonger.graph import session_memory
 from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
-from memonger.plan_records import Spent, TimedTurns
-from memonger.planner import rehearse
 from memonger.planner.search_plan import prepare
 from memonger.runtime.chunked import cut_up
 from memonger.schedule import decide
@@ -291,50 +288,6 @@ def test_what_was_measured_of_times_changes_no_byte_of_a_plan(monkeypatch: pytes
         made.save(tmp_path / f"{number}.onnx")
         files.append((tmp_path / f"{number}.onnx").read_bytes())
     assert files[0] == files[1]
-
-
-def _timed_as(monkeypatch: pytest.MonkeyPatch, slowdown: Callable[[int], float]) -> list[int]:
-    """Runs take so many times as long as without chunks, by their most slices; returns the slices that were tried."""
-    monkeypatch.setattr(rehearse, "LONGEST", 1.0)
-    warm, tried, most = rehearse.Turns._warm, list[int](), dict[int, int]()
-
-    def warmed(turns: rehearse.Turns, plan: memonger.Plan) -> Any:
-        session = warm(turns, plan)
-        most[id(session)] = max((slices for band in plan.chunks for slices in band.slices), default=1)
-        tried.append(most[id(session)])
-        return session
-
-    monkeypatch.setattr(rehearse.Turns, "_warm", warmed)
-    monkeypatch.setattr(rehearse.Turns, "_timed", lambda _, session: slowdown(most.get(id(session), 1)))
-    return tried
-
-
-@pytest.mark.parametrize(
-    ("allowed", "finest"), [(0.5, 32), (0.06, 4), (0.02, 4), (0.001, 1)], ids=["all", "margin", "default", "none"]
-)
-def test_chunks_that_run_too_long_are_made_coarser(
-    monkeypatch: pytest.MonkeyPatch, allowed: float, finest: int
-) -> None:
-    monkeypatch.setattr(chunk_times, "CACHE", 1 << 18)  # by estimate all are faster, as their values lie there
-    times = {1: 1.0, 2: 1.052, 4: 1.06, 8: 1.3, 16: 1.44, 32: 1.5, 64: 1.5}
-    tried = _timed_as(monkeypatch, times.__getitem__)
-    made = plan(convolutions(128), max_overhead=allowed)
-    assert max((count for band in made.chunks for count in band.slices), default=1) == finest
-    assert tried[0] == 1
-    assert tried[1:] == sorted(set(tried[1:]), reverse=True)
-    assert made.spent is not None
-    assert made.spent.turn == TimedTurns(1.0, times[tried[-1]], 1 if made.chunks else 5)
-
-
-def test_one_pair_of_runs_within_the_limit_ends_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other work makes runs longer, never shorter: four of five pairs say nothing."""
-    left = [1.0, 1.0, *[2.0, 1.0, 1.0, 2.0, 2.0, 1.0], 1.0, 1.04, *[9.0] * 9]
-    monkeypatch.setattr(rehearse.Turns, "_timed", lambda *_: left.pop(0))
-    whole = plan(convolutions(8), chunks="off")
-    slow, turn = rehearse.Turns(whole, None, Spent()).slower(whole, 0.02)
-    assert not slow
-    assert turn == TimedTurns(1.0, 1.04, 4)
-    assert len(left) == 9
 
 
 def test_a_budget_gives_nothing_slower_than_no_budget_does(monkeypatch: pytest.MonkeyPatch) -> None:
