@@ -3,7 +3,7 @@
 `FeederConfig` says what fits in the limit. `Feeder` reads, keeps, orders and assembles within it.
 """
 
-from memonger.feeding.config import FeederConfig, FeederRoom
+from memonger.feeding.config import FeederConfig, Room
 from memonger.feeding.feeder import Batch, Feeder
 
-__all__ = ["Batch", "Feeder", "FeederConfig", "FeederRoom"]
+__all__ = ["Batch", "Feeder", "FeederConfig", "Room"]

@@ -22,7 +22,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class FeederRoom:
+class Room:
     """Where the bytes of a limit go.
 
     Attributes:
@@ -134,7 +134,7 @@ class FeederConfig:
         """The most that a `Feeder` holds; no more than ``cpu_limit``."""
         return self.room().total_bytes
 
-    def room(self, *, whole_batches: bool = False) -> FeederRoom:
+    def room(self, *, whole_batches: bool = False) -> Room:
         """Where the bytes of ``cpu_limit`` go.
 
         Args:
@@ -164,7 +164,7 @@ class FeederConfig:
         ahead = min(self.read_ahead, (limit - fixed) // (batch * sample) - held)
         left = limit - fixed - (held + ahead) * batch * sample
         cached = min(reads, left // (self.one_read_count * sample)) if self.cache else 0
-        return FeederRoom(
+        return Room(
             batch=batch,
             read_ahead=ahead,
             cached_samples=cached * self.one_read_count,

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from memonger.errors import FeedError
 from memonger.feeding.background import Background, Inline, Patience, locked
-from memonger.feeding.config import HELD_BATCHES, FeederConfig, FeederRoom, whole
+from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
 from memonger.feeding.samples import SampleTensor, filling
@@ -152,7 +152,7 @@ class Feeder:
     def _set_up(
         self,
         config: FeederConfig,
-        room: FeederRoom,
+        room: Room,
         hooks: tuple[Hook | None, Hook | None],
         tensors: str,
         timeout: float | None,
@@ -202,7 +202,7 @@ class Feeder:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held so far. `FeederRoom.total_bytes` says beforehand what it can't exceed."""
+        """The most that was held so far. `Room.total_bytes` says beforehand what it can't exceed."""
         return self._maker.peak_bytes
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memonger.errors import FeedError
-from memonger.feeding.config import FeederConfig, FeederRoom
+from memonger.feeding.config import FeederConfig, Room
 from memonger.feeding.memory import Cache, Lender, Loan, Stop
 from memonger.feeding.reading import Reading, Watch
 from memonger.feeding.samples import Arrays, by_name, checked
@@ -104,7 +104,7 @@ class FromReader:
     def __init__(
         self,
         config: FeederConfig,
-        room: FeederRoom,
+        room: Room,
         reading: Reading,
         identities: Sequence[Any],
         maker: Maker,
@@ -204,7 +204,7 @@ class FromReader:
 class FromLoader:
     """Batches of an iterable of batches, such as a ``torch.utils.data.DataLoader``; an epoch goes through it once."""
 
-    def __init__(self, config: FeederConfig, room: FeederRoom, loader: Iterable[Any], maker: Maker) -> None:
+    def __init__(self, config: FeederConfig, room: Room, loader: Iterable[Any], maker: Maker) -> None:
         self._tensors, self._loader, self._maker = config.tensors, loader, maker
         self.reading = Reading((), 1, None)
         self.held_bytes = 0
