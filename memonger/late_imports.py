@@ -47,6 +47,8 @@ class _Finder(MetaPathFinder):
         if name not in self.waiting:
             return None
         self.waiting -= {name}
+        if not self.waiting:
+            sys.meta_path.remove(self)
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, LATE[name])

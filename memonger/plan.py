@@ -101,7 +101,7 @@ class BasePlan:
     @property
     def source_nodes(self) -> tuple[object, ...]:
         """For each step the node it runs: a recomputed node occurs again."""
-        return tuple(again or name for name, again in zip(self.graph.nodes, self.graph.again, strict=True))
+        return self.graph.runs
 
     def to_networkx(self) -> "networkx.DiGraph[str]":
         """The planned steps as a ``networkx.DiGraph``; `memonger.search_plan` takes it as a graph without a model.
@@ -205,8 +205,8 @@ class Plan(BasePlan, Header):
         if not self.recomputed:
             return 0.0
         device = parse_device(self.device)
-        graph = graph_of(self.model, self.training, None, self.workspace, self.host, device, self.ranges)
-        return schedule.overhead(graph.again, graph.costs)
+        costs = estimated_costs(self.model, self.training, device, self.host, self.ranges)
+        return schedule.overhead(self.graph.again, costs)
 
     @cached_property
     def training(self) -> Training | None:
@@ -598,9 +598,15 @@ class GraphPlan(BasePlan):
         return json.dumps(record, default=str)
 
 
-def estimated_costs(model: ir.Model, training: Training | None, device: Device) -> tuple[float, ...]:
+def estimated_costs(
+    model: ir.Model,
+    training: Training | None,
+    device: Device,
+    host: Collection[str] = (),
+    ranges: Mapping[str, DimRange] = MappingProxyType({}),
+) -> tuple[float, ...]:
     """The estimated cost of each node of a lowered model, see `memonger.graph.costs`."""
-    return graph_of(model, training, None, None, (), device).costs
+    return graph_of(model, training, None, None, host, device, ranges).costs
 
 
 def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:

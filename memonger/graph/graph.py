@@ -127,6 +127,11 @@ class Graph:
         return tuple(map(tuple, readers))
 
     @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """Of each node its name, or that of the node which it computes again."""
+        return tuple(again or name for name, again in zip(self.nodes, self.again, strict=True))
+
+    @cached_property
     def firsts(self) -> tuple[int, ...]:
         """Of each value the one that it is a copy of, where the graph has that; else itself."""
         number, firsts = {name: node for node, name in enumerate(self.nodes)}, list(range(len(self.values)))

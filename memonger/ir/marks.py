@@ -187,6 +187,12 @@ def before_chunks(node: ir.Node) -> str:
     return without_slice(name) if CHUNK in props or WINDOW in props or STRIP in props else name
 
 
+def own_node(node: ir.Node) -> str:
+    """The name of the node that this one runs: that it computes again, or that it was before chunks were made."""
+    again = node.metadata_props.get(AGAIN)
+    return before_chunks(node) if again is None else without_slice(again)
+
+
 def without_slice(name: str) -> str:
     """A name without the slice that chunks put behind it."""
     return _CHUNK_NAME.split(name)[0]

@@ -23,7 +23,7 @@ def rehearse(plan: Plan, inputs: feeding.Feeds | None) -> dict[str, int]:
     except SessionError as error:
         raise PlanError(f"{plan.model.graph.name}: {error}") from error
     workspace: dict[str, int] = {}
-    first = {name: again or name for name, again in zip(plan.graph.nodes, plan.graph.again, strict=True)}
+    first = dict(zip(plan.graph.nodes, plan.graph.runs, strict=True))
     for name, size in (pair for engine in engines for pair in engine.workspace.items()):
         own = first.get(name, name)
         workspace[own] = max(size, workspace.get(own, 0))

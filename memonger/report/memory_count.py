@@ -215,7 +215,7 @@ def _temporaries(graph: Graph) -> set[int]:
 
     `memonger.autodiff` names nodes ``grad/<forward node>/<operator>`` and ``update/<parameter>/<operator>``.
     """
-    groups = [(again or name).rpartition("/")[0] for name, again in zip(graph.nodes, graph.again, strict=True)]
+    groups = [name.rpartition("/")[0] for name in graph.runs]
     outputs = set(graph.outputs)
     inner = set[int]()
     for value, (node, readers) in enumerate(zip(graph.producer, graph.readers, strict=True)):
@@ -231,9 +231,8 @@ class _CopiesAsOriginals:
 
     def __init__(self, graph: Graph) -> None:
         self.reads, self.writes = graph.reads, graph.writes
-        names = [again or name for name, again in zip(graph.nodes, graph.again, strict=True)]
-        marked = {name for name, forward in zip(names, graph.forward, strict=True) if forward}
-        self.forward = tuple(name in marked for name in names)
+        marked = {name for name, forward in zip(graph.runs, graph.forward, strict=True) if forward}
+        self.forward = tuple(name in marked for name in graph.runs)
 
 
 def _parameter_of(graph: Graph, roles: Training) -> dict[int, int]:

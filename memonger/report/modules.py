@@ -24,7 +24,7 @@ class Modules:
         self._of_name: dict[str, Path] = {}
         self._own: dict[str, str] = {}
         for node in model.graph:
-            own = marks.without_slice(node.metadata_props.get(marks.AGAIN, marks.before_chunks(node)))
+            own = marks.own_node(node)
             if own != node.name:
                 self._own[str(node.name)] = own
             module = module_of(node)

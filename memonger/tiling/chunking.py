@@ -30,7 +30,7 @@ from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import PACKED, bytes_of, session_bytes, shares_sessions
 from memonger.ir import training_roles
 from memonger.ir.extract import is_fed
-from memonger.ir.marks import AGAIN, CHUNK, WINDOW, before_chunks, chunk_of, without_slice
+from memonger.ir.marks import AGAIN, CHUNK, WINDOW, before_chunks, chunk_of, own_node
 from memonger.ir.operators import operator_name
 from memonger.ir.training_roles import Training
 from memonger.ir.values import static_shape, subgraphs
@@ -744,8 +744,9 @@ def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
     for node in model.graph:
         name, share, chunk = str(node.name), 1.0, chunk_of(node)
         if chunk is not None:
-            name, share = before_chunks(node), (chunk.end - chunk.begin) / sizes[chunk.band]
-        name = without_slice(node.metadata_props.get(AGAIN, name))
+            share = (chunk.end - chunk.begin) / sizes[chunk.band]
+        if chunk is not None or AGAIN in node.metadata_props:
+            name = own_node(node)
         seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
         if workspace_bytes := (measured.workspace or {}).get(name, 0):
             workspace[str(node.name)] = math.ceil(workspace_bytes * share)

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import memonger
-from memonger.ir.marks import AGAIN
+from memonger.ir.marks import AGAIN, own_node
 from memonger.ir.modules import SCOPES
 from memonger.report.modules import Modules
 from memonger.report.view import COMPUTED, INPUT, KEPT, RECOMPUTED, SHARED, WEIGHT, WORKSPACE, View
@@ -94,6 +94,9 @@ def test_modules_are_those_of_the_exporter_else_read_off_names() -> None:
     modules = Modules(ir.from_proto(model))
     assert modules.path("node_relu") == modules.path("fused", ["h"]) == ("layer1", "0")
     assert modules.path("another") == modules.path("grad/node_relu/Mul") == ("layer1", "0")
+    assert own_node(ir.Node("", "Relu", [], name="mine.chunk0_1")) == "mine.chunk0_1"  # only named like a slice
+    slice_again = ir.Node("", "Relu", [], name="a.recompute1.chunk0_1", metadata_props={AGAIN: "a.chunk0_1"})
+    assert own_node(slice_again) == "a"
     assert modules.path("/layer2/layer2.0/Neg") == ("layer2", "layer2.0", "Neg")
     assert modules.path("grad/block/conv/Mul#2") == ("block", "conv")
     assert modules.path("update/block/conv.weight/Sub") == ("block",)
